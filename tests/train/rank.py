@@ -240,9 +240,17 @@ def tensors(
     return _whole(state) | {"counters": (state.step, state.data_step, state.tokens)}
 
 
-def saved(job: TrainingJob, attempt: TrainingAttempt, limit: tuple[int, int] | None = None) -> str:
-    """Save a fresh state; what `finish` raised, or nothing. `limit`: (rank, bytes of its files)."""
+def saved(
+    job: TrainingJob,
+    attempt: TrainingAttempt,
+    limit: tuple[int, int] | None = None,
+    resume_from: str | None = None,
+) -> str:
+    """Save a state, fresh or filled from a checkpoint; what `finish` raised, or nothing. `limit`:
+    (rank, bytes of its files)."""
     state = fresh_state(job, local_device())
+    if resume_from:
+        checkpoint.load(resume_from, state, job, job.make_batches())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit and dist.get_rank() == limit[0]:

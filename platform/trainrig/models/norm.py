@@ -24,10 +24,14 @@ class Norm(nn.Module):
 
     def forward(self, x_C: Tensor) -> Tensor:
         """[..., C] to [..., C], in the dtype of `x_C`; the mean itself is taken in float32."""
+        return self.apply_gain(x_C, self.weight, self.bias)
+
+    def apply_gain(self, x_C: Tensor, weight_C: Tensor, bias_C: Tensor | None) -> Tensor:
+        """The forward pass with this gain and bias."""
         # torch has no fused kernel for a weight of another dtype, and warns that it has none.
-        weight_C, size = self.weight.to(x_C.dtype), (x_C.shape[-1],)
+        weight_C, size = weight_C.to(x_C.dtype), (x_C.shape[-1],)
         if isinstance(self.settings, LayerNorm):
-            bias_C = None if self.bias is None else self.bias.to(x_C.dtype)
+            bias_C = None if bias_C is None else bias_C.to(x_C.dtype)
             return F.layer_norm(x_C, size, weight_C, bias_C, self.settings.epsilon)
         if self.settings.unit_offset:
             weight_C = 1 + weight_C

@@ -14,7 +14,7 @@ entries of the vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -70,11 +70,25 @@ class RowLosses(Protocol):
         ...
 
 
+@runtime_checkable
+class PartialHead(Protocol):
+    """A head that has some entries of the vocabulary, while other ranks have the others."""
+
+    def losses(self, targets_K: Tensor, extras: Extras) -> RowLosses:
+        """What makes losses of the logits of these entries: nats, z and uniform nats."""
+        ...
+
+
 def head_loss(
     hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, extras: Extras | None = None
 ) -> HeadLoss:
     """The loss of each target under the logits `head(hidden_BTC)`."""
-    losses = _CrossEntropy(targets_BT[targets_BT != IGNORE], Bend.of(head), extras or Extras())
+    targets_K, extras = targets_BT[targets_BT != IGNORE], extras or Extras()
+    losses: RowLosses = (
+        head.losses(targets_K, extras)
+        if isinstance(head, PartialHead)
+        else _CrossEntropy(targets_K, Bend.of(head), extras)
+    )
     return HeadLoss(*row_losses(hidden_BTC, head, targets_BT, losses))
 
 

@@ -18,7 +18,7 @@ tests/benchmarks/test_data_parallel.py).
 
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +55,14 @@ class SummedInTree:
         gather_once: bool,
         mesh: WorkerMesh,
         clock: PhaseClock | None = None,
+        alike: Set[int] = frozenset(),
     ) -> None:
         """`parameters`: all of `models` that are trained; one backward pass goes through all.
         `mesh`: over whose `slices` they are sliced. Of ranks that share micro-batches each has a
-        part of what a virtual worker adds to the sum. `clock`: times what is waited for."""
+        part of what a virtual worker adds to the sum. `clock`: times what is waited for. `alike`:
+        see `exact_norm`."""
         self._models, self._parameters = tuple(models), tuple(parameters)
-        self._gather_once, self._mesh = gather_once, mesh
+        self._gather_once, self._mesh, self._alike = gather_once, mesh, alike
         self._now = _Now(1, mesh)
         self._units: list[_Unit] = []
         clock = clock or PhaseClock(parameters[0].device)
@@ -111,7 +113,7 @@ class SummedInTree:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
-        return exact_norm(parameters, self._mesh)
+        return exact_norm(parameters, self._mesh, self._alike)
 
     def part_squared(self) -> float | None:
         """See parallel.fsdp.Gradients."""
@@ -172,7 +174,8 @@ class _Now:
 
     def __init__(self, virtual: int, mesh: WorkerMesh, measured: bool = False) -> None:
         # Parts of virtual workers are not whole gradients, so their norms say nothing.
-        self.virtual, self.measured = virtual, measured and mesh.parts.size == 1
+        parts = mesh.parts.size * mesh.tensor.size
+        self.virtual, self.measured = virtual, measured and parts == 1
         self.leaves = _Leaves(virtual, mesh.slices, mesh.parts)
         self.of_experts = _Leaves(virtual, mesh.expert_slices, Axis())
         # Of the norms of what was added up; added themselves in the order of their keys.

@@ -4,7 +4,8 @@ ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shar
 axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import expert_layers
+from trainrig.parallel.mesh import Axis
 from trainrig.parallel.precision import FLOAT32, Precision, policy
 from trainrig.tokens.batches import MicroBatchSlot
 
@@ -129,8 +131,17 @@ class SummedByRank:
     """Each rank adds up its own, and torch adds those of the ranks: fast, but the last bits depend
     on the number of ranks."""
 
-    def __init__(self, models: Sequence[FSDPModule], gather_once: bool) -> None:
+    def __init__(
+        self,
+        models: Sequence[FSDPModule],
+        gather_once: bool,
+        shared: Axis | None = None,
+        alike: Set[int] = frozenset(),
+    ) -> None:
+        """`shared`: ranks that share layers; of a parameter whose `id` is in `alike` all of them
+        have the same."""
         self._models, self._gather_once = tuple(models), gather_once
+        self._shared, self._alike = shared or Axis(), alike
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See Gradients."""
@@ -148,15 +159,26 @@ class SummedByRank:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See Gradients."""
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        if len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1:
-            return _norm_of_slices(gradients)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if self._shared.group is None:
+            return _norm(parameters)
+        alike = [each for each in parameters if id(each) in self._alike]
+        own = _norm([each for each in parameters if id(each) not in self._alike])
+        square = torch.tensor(own**2, dtype=torch.float64, device=parameters[0].device)
+        dist.all_reduce(square, group=self._shared.group)
+        return math.sqrt(float(square) + _norm(alike) ** 2)
 
     def part_squared(self) -> float | None:
         """See Gradients. A rank's part is added to the others' as soon as it is there."""
         return None
+
+
+def _norm(parameters: Sequence[nn.Parameter]) -> float:
+    """Of the gradients of `parameters`, of all their slices."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    if len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1:
+        return _norm_of_slices(gradients)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _norm_of_slices(gradients: Sequence[Tensor]) -> float:

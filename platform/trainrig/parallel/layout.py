@@ -46,10 +46,9 @@ class HSDP(WorkerLayout):
 
     def _fits(self, workers: int, copies: int) -> bool:
         """Whether `workers` can hold so many copies: the slices of one lie with whole replicas, or
-        each worker holds a whole one."""
-        return workers % copies == 0 and (
-            workers // copies % self.replica == 0 or copies == workers
-        )
+        each worker holds a whole one (its part of each layer, where layers are shared)."""
+        alike, parts = workers // self._tensor, self.replica // self._tensor
+        return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
 
     def _in_groups(self) -> str:
         return "" if self.replica == 1 else f" that work in groups of {self.replica}"
@@ -70,8 +69,8 @@ class DDP(WorkerLayout):
         return "step"
 
     def copies(self, workers: int) -> int | None:
-        """Each holds all."""
-        return workers
+        """Each holds all, or its part of each layer."""
+        return workers // self._tensor
 
 
 Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainrig.config import Settings
 from trainrig.parallel.context.settings import Context
 from trainrig.parallel.expert.settings import Expert
+from trainrig.parallel.tensor.settings import TensorSplit
 
 if TYPE_CHECKING:
     import torch
@@ -24,12 +25,17 @@ class WorkerLayout(Settings):
     # Workers that divide the experts of each layer among them, and the rows of a micro-batch; None:
     # each has all of both.
     expert: Expert | None = None
+    # Workers that share each layer, for models that one has no room for; None: each has all of a
+    # layer while it computes it.
+    tensor: TensorSplit | None = None
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
         for axis in (self.context, self.expert):
             if axis is not None:
                 axis.check_workers(workers)
+        if self.tensor is not None:
+            self.tensor.check_workers(workers, self.replica)
 
     def check_beside(self, compiled: bool, recompute: str | None) -> None:
         """Raise ValueError for axes that do not go together, or not with `compiled` layers, or with
@@ -38,6 +44,16 @@ class WorkerLayout(Settings):
             raise ValueError(
                 "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "
                 "the two"
+            )
+        if self.context is not None and compiled:
+            raise ValueError(
+                "parallel.context sends keys and values from within layers, which cannot be "
+                "compiled then; leave out [training.compile] or [training.parallel.context]"
+            )
+        if self.tensor is not None and compiled:
+            raise ValueError(
+                "parallel.tensor adds up over workers within layers, which cannot be compiled "
+                "then; leave out [training.compile] or [training.parallel.tensor]"
             )
         if self.expert is not None and compiled:
             raise ValueError(
@@ -65,14 +81,23 @@ class WorkerLayout(Settings):
                 f"training.parallel.expert: `{verb}` has all experts on each worker; leave it out "
                 "(they are divided in `pretrain`)"
             )
+        if self.tensor is not None:
+            raise ValueError(
+                f"training.parallel.tensor: `{verb}` has whole layers on each worker; leave it out "
+                "(they are shared in `pretrain`)"
+            )
 
     @property
     def replica(self) -> int:
         """Workers that compute a micro-batch together, and come and go together."""
         ranks = 1
-        for axis in (self.context, self.expert):
+        for axis in (self.context, self.expert, self.tensor):
             ranks *= 1 if axis is None else axis.ranks
         return ranks
+
+    @property
+    def _tensor(self) -> int:
+        return 1 if self.tensor is None else self.tensor.ranks
 
     def data_workers(self, workers: int) -> int:
         """Among how many of `workers` data is divided: a replica is one."""
@@ -86,8 +111,10 @@ class WorkerLayout(Settings):
 
         context = 1 if self.context is None else self.context.ranks
         expert = 1 if self.expert is None else self.expert.ranks
-        return build_mesh(device, self.copies(dist.get_world_size()), context, expert=expert)
+        copies = self.copies(dist.get_world_size())
+        return build_mesh(device, copies, context, self._tensor, expert)
 
     def copies(self, workers: int) -> int | None:
-        """How many of `workers` hold the same slices; None: one holds each."""
+        """How many of `workers` that have the same part of each layer hold the same slices; None:
+        one holds each."""
         return None

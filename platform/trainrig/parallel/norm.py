@@ -1,6 +1,6 @@
 """The norm of a sharded gradient, the same bits however it is sharded."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -16,25 +16,29 @@ CHUNK_ELEMENTS = {"cpu": 2**18}
 ELSEWHERE = 2**26
 
 
-def exact_norm(parameters: Sequence[nn.Parameter], mesh: WorkerMesh) -> float:
+def exact_norm(
+    parameters: Sequence[nn.Parameter], mesh: WorkerMesh, alike: Set[int] = frozenset()
+) -> float:
     """The norm of the gradients of all `parameters`, each sliced along dim 0 over the `slices` of
-    `mesh`, or, of experts that are divided, over its ranks in another order.
+    `mesh`, or, of experts that are divided, over its ranks in another order. Of those whose `id` is
+    in `alike` all ranks that share layers have the same; of others each has a part, whose rows
+    count by themselves.
 
     A slice holds whole rows. The squares of a row are added in float64 in one order, which depends
     on its length alone; then every rank adds the rows' sums of all ranks in one order. Every rank
     must call it; it sends 8 bytes a row.
     """
-    device = parameters[0].device
-    rows = torch.zeros(
-        sum(parameter.shape[0] for parameter in parameters), dtype=torch.float64, device=device
-    )
-    begin = 0
+    device, part = parameters[0].device, mesh.tensor
+    own = sum(parameter.shape[0] for parameter in parameters)
+    rows = torch.zeros(own * part.size, dtype=torch.float64, device=device)
+    begin = own * part.rank
     for parameter in parameters:
         assert isinstance(parameter.grad, DTensor)
         local, first = local_slice(parameter.grad)
-        rows[begin + first[0] : begin + first[0] + local.shape[0]] = row_sums(local)
+        if part.rank == 0 or id(parameter) not in alike:
+            rows[begin + first[0] : begin + first[0] + local.shape[0]] = row_sums(local)
         begin += parameter.shape[0]
-    if mesh.slices.size > 1:
+    if mesh.slices.size * part.size > 1:
         dist.all_reduce(rows)  # all but one of what is added in each place are zeros
     return float(rows.sum().sqrt())
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.fsdp import copies
+from trainrig.parallel.tensor.whole import SharedLayers
 
 LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
@@ -35,8 +36,16 @@ def groups_of(names: Iterable[str]) -> dict[str, list[int]]:
 class ParameterNorms:
     """Of one rank of a model; all ranks call each method together."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, shared: SharedLayers | None = None) -> None:
+        """`shared`: how ranks share the layers of `model`; None: each has all of a layer."""
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        self._held = [_copies(each) for _, each in named]
+        if shared:
+            ranks = shared.axis.size
+            alike = (shared.is_alike(name) for name, _ in named)
+            self._held = [
+                n * ranks if each else n for n, each in zip(self._held, alike, strict=True)
+            ]
         self._groups = groups_of(name for name, _ in named)
         self._parameters = [each for _, each in named]
         self._before: list[Tensor] = []
@@ -63,12 +72,12 @@ class ParameterNorms:
     def _squares_of(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """[P] this rank's part of the sum of squares of each parameter's tensor."""
         parts = []
-        for parameter, tensor in zip(self._parameters, tensors, strict=True):
+        for parameter, tensor, held in zip(self._parameters, tensors, self._held, strict=True):
             if tensor is None:  # of a parameter that the objective does not use
                 parts.append(torch.zeros((), dtype=torch.float64, device=parameter.device))
                 continue
             norm = torch.linalg.vector_norm(_local(tensor.detach()), dtype=torch.float64)
-            parts.append(norm.square() / _copies(parameter))
+            parts.append(norm.square() / held)
         return torch.stack(parts)
 
 

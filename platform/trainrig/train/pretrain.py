@@ -133,7 +133,12 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     """The model, and the checkpoint that it begins with, if one is named."""
     if run.continue_from is None:
         assert run.model is not None  # the run file was refused otherwise
-        return run.model.for_tokenizer(encoder.vocabulary_size), None
+        model = run.model.for_tokenizer(encoder.vocabulary_size)
+        try:
+            run.check_row_split(model)  # now that its vocabulary is settled
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return model, None
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     try:
         run.check_positions(begun.model)

@@ -115,14 +115,12 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _plain_layers_when_rows_are_split(self) -> Self:
+    def _plain_layers_when_they_are_shared(self) -> Self:
         again = None if self.recompute is None else self.recompute.kind
         self.parallel.check_beside(compiled=self.compile is not None, recompute=again)
-        if self.parallel.context and self.compile:
-            raise ValueError(
-                "parallel.context sends keys and values from within layers, which cannot be "
-                "compiled then; leave out [training.compile] or [training.parallel.context]"
-            )
+        if self.parallel.tensor:
+            own = [each.optimizer.kind for each in self.groups if each.optimizer]
+            self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
         return self
 
     @model_validator(mode="after")
@@ -191,7 +189,7 @@ class TrainingRunFile(RunFile):
     resumes: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "steps"
-    splits_rows: ClassVar[bool] = False  # whether workers can share rows, or micro-batches
+    splits_rows: ClassVar[bool] = False  # whether workers can share rows, micro-batches or layers
     if TYPE_CHECKING:  # each declares its own, among its other fields
         output: str
         workers: Workers
@@ -297,10 +295,12 @@ class Pretraining(TrainingRunFile):
             )
 
     def check_row_split(self, model: DecoderConfig) -> None:
-        """Raise ValueError if workers are to share rows or divide them, and cannot."""
-        context, expert = self.training.parallel.context, self.training.parallel.expert
-        if expert is not None:
-            expert.check_run(model, self.objective.kind, self.batches.resolved())
+        """Raise ValueError if workers are to share rows or layers or divide them, and cannot."""
+        parallel, context = self.training.parallel, self.training.parallel.context
+        if parallel.expert is not None:
+            parallel.expert.check_run(model, self.objective.kind, self.batches.resolved())
+        if parallel.tensor is not None:
+            parallel.tensor.check_run(model, self.objective.kind)
         if context is None:
             return
         if type(self.objective) is not CausalLM:  # others that derive from it mask or move tokens

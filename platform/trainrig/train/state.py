@@ -28,10 +28,14 @@ from trainrig.parallel.fsdp import local_slice, shard
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.precision import LossScale
 from trainrig.parallel.recompute import recompute
+from trainrig.parallel.tensor.layers import Cuts, split_layers
+from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.run_file import width_transfer
 from trainrig.train.spikes import DataRange, SpikeDetector
+
+MEMORY = "optimizer.state."
 
 
 @dataclass
@@ -60,6 +64,7 @@ class TrainState:
     # Numbers that the objective carries from batch to batch (objectives/contract.py).
     carried: dict[str, float] = field(default_factory=dict)
     adapted: bool = False  # whether an adapter is trained, not the model's own weights
+    shared: SharedLayers | None = None  # how ranks share layers; None: each has all of a layer
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
 
@@ -90,7 +95,7 @@ class TrainState:
         options = StateDictOptions(ignore_frozen_params=self.adapted)
         named: dict[str, Any] = get_model_state_dict(self.model, options=options)
         kind = "adapter" if self.adapted else "model"
-        return {f"{kind}.{name}": value for name, value in named.items()}
+        return {f"{kind}.{name}": self._whole(name, value) for name, value in named.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies. Of another
@@ -106,8 +111,27 @@ class TrainState:
             named: dict[str, Any] = get_model_state_dict(model)
             own = {f"model.{n}": each for n, each in named.items()} | _memory(model, optimizer)
             beside |= {f"beside.{name}.{n}": each for n, each in own.items()}
-        memory = _memory(self.model, self.optimizer)
-        return self.weights() | memory | self.averages.tensors() | beside
+        memory = {
+            name: self._whole(name.removeprefix(MEMORY).rpartition(".")[0], value)
+            for name, value in _memory(self.model, self.optimizer).items()
+        }
+        averages = {
+            name: self._whole(name.split(".", 2)[2], value)
+            for name, value in self.averages.tensors().items()
+        }
+        return self.weights() | memory | averages | beside
+
+    def rows(self, tensors: dict[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
+        """`tensors` of this state, of which this rank has whole rows: see `SharedLayers.rows`."""
+        return self.shared.rows(tensors, filled) if self.shared else tensors
+
+    def take_rows(self, rows: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+        """Have in `tensors` what was read into `rows`: see `SharedLayers.take_rows`."""
+        if self.shared:
+            self.shared.take_rows(rows, tensors)
+
+    def _whole(self, name: str, tensor: Tensor) -> Tensor:
+        return self.shared.whole(name, tensor) if self.shared else tensor
 
 
 def _memory(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
@@ -123,21 +147,23 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
     mesh = job.training.parallel.mesh(device)
-    model = _sharded(job, job.model, mesh, job.adapter)
+    model, cuts = _sharded(job, job.model, mesh, job.adapter)
+    shared = SharedLayers(cuts, mesh) if cuts else None
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
-        part, first = local_slice(parameter)
+        whole = shared.whole(name, parameter.detach()) if shared else parameter
+        part, first = local_slice(whole)
         if not adapted:
-            fill_fresh(part, name, parameter.shape, first, job.model, seed)
+            fill_fresh(part, name, whole.shape, first, job.model, seed)
         elif is_adapter(name):  # the rest is the base's, which is still to be loaded
             fresh = initial_adapter_value(name, parameter.shape, seed)
             part.copy_(fresh[first[0] : first[0] + len(part)])
     others: dict[str, nn.Module] = {}
     for name, each in job.frozen.items():
-        others[name] = _sharded(job, each.model, mesh, beside=True, frozen=True)
+        others[name], _ = _sharded(job, each.model, mesh, beside=True, frozen=True)
     other_optimizers: dict[str, OptimizerSet] = {}
     for name, beside in job.trained.items():
-        others[name] = _sharded(job, beside.model, mesh, beside=True)
+        others[name], _ = _sharded(job, beside.model, mesh, beside=True)
         named, scale = others[name].named_parameters(), width_transfer(beside.model)
         other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
     training = job.training
@@ -152,6 +178,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         other_optimizers=other_optimizers,
         carried=dict(job.objective.first_carried()) if isinstance(job.objective, Carrying) else {},
         adapted=adapted,
+        shared=shared,
         averages=WeightAverages(model, training.averaging.horizons),
     )
 
@@ -163,8 +190,9 @@ def _sharded(
     adapter: Adapter | None = None,
     beside: bool = False,
     frozen: bool = False,
-) -> Decoder:
-    """A decoder over `mesh` whose parameters have room, and no values yet."""
+) -> tuple[Decoder, Cuts]:
+    """A decoder over `mesh` whose parameters have room, and no values yet; how they are cut over
+    ranks that share layers, {} if none do."""
     training = job.training
     with torch.device("meta"):
         model = build_model(config).requires_grad_(not frozen)
@@ -174,6 +202,7 @@ def _sharded(
     if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.layers, training.precision)
+    cuts = split_layers(model, mesh.tensor) if mesh.tensor.group and not beside else {}
     if mesh.context.group and training.parallel.context and not beside:
         split_attention(model, mesh.context.group, training.parallel.context.keys)
     if mesh.expert.group:
@@ -183,4 +212,4 @@ def _sharded(
     gather_once = training.parallel.reshard == "step"
     shard(model, model.layers, mesh.sharding, gather_once, training.precision, mesh.experts)
     model.to_empty(device=torch.device(mesh.devices.device_type))
-    return model
+    return model, cuts

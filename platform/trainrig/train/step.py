@@ -93,12 +93,13 @@ class Stepper:
         if state.mesh.slices.size > 1:
             parts = [unit for model in self._models for unit in units(model)]
             time_collectives(parts, self.clock, device, reduces=not training.deterministic)
+        alike = state.shared.alike(state.model) if state.shared else frozenset[int]()
         self._gradients: Gradients = (
-            SummedInTree(self._models, every, gather_once, state.mesh, self.clock)
+            SummedInTree(self._models, every, gather_once, state.mesh, self.clock, alike)
             if training.deterministic
-            else SummedByRank(self._models, gather_once)
+            else SummedByRank(self._models, gather_once, state.mesh.tensor, alike)
         )
-        self._norms = ParameterNorms(state.model)
+        self._norms = ParameterNorms(state.model, state.shared)
         self._activations = ActivationStatistics(state.model)
         self._dropouts = dropouts(state.model)
         self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
@@ -161,10 +162,10 @@ class Stepper:
     def _measure_activations(
         self, local: LocalBatch, statistics: Mapping[str, float]
     ) -> dict[str, float]:
-        """What passes through the model, of this rank's first micro-batch; {} of parts of one,
-        which are not what a whole one is like."""
+        """What passes through the model, of this rank's first micro-batch; {} of parts of one, or
+        of layers, which are not what a whole one is like."""
         due = self._training.metrics.layers_due(self._state.step + 1)
-        if not due or self._state.mesh.parts.group:
+        if not due or self._state.mesh.parts.group or self._state.mesh.tensor.group:
             return {}
         batch = self._copy(local.assigned[0][0], self._parameters[0].device)
         try:

@@ -18,6 +18,8 @@ class RowSplit:
     """Which part of which rows this rank has."""
 
     over: Axis = field(default_factory=Axis)  # the ranks that share its rows
+    # The ranks that share layers, and come to the same: the first alone counts.
+    alike: Axis = field(default_factory=Axis)
 
     def part(self, batch: DeviceBatch) -> DeviceBatch:
         """This rank's places of all rows of `batch`, with their positions."""
@@ -36,10 +38,15 @@ class RowSplit:
 
     def add(self, table: Tensor) -> None:
         """Make of `table` its sum over the ranks that share rows, added in their order: on the
-        first of them, zeros on the others. Collective."""
-        if self.over.group is None or not table.numel():
+        first rank of a replica, zeros on its others. Collective."""
+        if self.over.group is self.alike.group is None or not table.numel():
             return
-        total, *others = gather_parts(table, self.over.group)
-        for other in others:
-            total = total + other
-        table.copy_(total if self.over.rank == 0 else torch.zeros_like(total))
+        total = table
+        if self.over.group is not None:
+            total, *others = gather_parts(table, self.over.group)
+            for other in others:
+                total = total + other
+        if self.over.rank == self.alike.rank == 0:
+            table.copy_(total)
+        else:
+            table.zero_()

@@ -24,4 +24,5 @@ class RowDivision(RowSplit):
 
 def split_of(mesh: WorkerMesh) -> RowSplit:
     """Which part of the micro-batches of its replica this rank of `mesh` has."""
-    return RowDivision(mesh.expert) if mesh.expert.group else RowSplit(mesh.context)
+    kind = RowDivision if mesh.expert.group else RowSplit
+    return kind(mesh.parts, mesh.tensor)

@@ -124,8 +124,9 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
 
 def needs(layout: DeviceLayout, predictor: Predictor) -> tuple[str, ...]:
     """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
-    for, or that do not go together or with other settings, or bits that do not depend on the number
-    of workers, which the run asks for."""
+    for, or that do not go together or with other settings, sequence parallel, which goes with
+    `tensor` in what is predicted, or bits that do not depend on the number of workers, which the
+    run asks for."""
     lacking = [
         axis
         for axis in ("tensor", "pipeline", "context", "expert")
@@ -140,6 +141,8 @@ def needs(layout: DeviceLayout, predictor: Predictor) -> tuple[str, ...]:
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
+    if degrees.tensor > 1:
+        lacking.append("sequence parallel")
     if predictor.training.deterministic and not predictor.training_of(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)

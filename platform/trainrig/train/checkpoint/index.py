@@ -88,21 +88,26 @@ def in_order(index: Index) -> list[str]:
 
 def partitions_of(files: Sequence[int], rows: int, parts: int = 1) -> tuple[Partition, ...]:
     """Where `rows` rows lie that are cut over `files` as `torch.chunk` cuts: equal parts, the last
-    of them shorter or missing. In `parts` equal parts, each so over its share of the files."""
+    of them shorter or missing. Into so many `parts` first, each of them then over its share of the
+    files."""
     found: list[Partition] = []
-    own, share = rows // parts, len(files) // parts
-    each = -(-own // share)
-    for place, file in enumerate(files):
-        part, at = divmod(place, share)
-        count = min(each, own - at * each)
-        if count <= 0:
-            continue
+    share = len(files) // parts
+    sizes = [size for part in _chunks(rows, parts) for size in _chunks(part, share)]
+    first = 0
+    for file, size in zip(files, sizes, strict=True):
         last = found[-1] if found else None
-        if last and file == last.file + last.files and count == last.rows:
+        if last and file == last.file + last.files and size == last.rows:
             found[-1] = last._replace(files=last.files + 1)
-        else:
-            found.append(Partition(file, part * own + at * each, count, 1))
+        elif size:
+            found.append(Partition(file, first, size, 1))
+        first += size
     return tuple(found)
+
+
+def _chunks(rows: int, parts: int) -> list[int]:
+    """How many rows `torch.chunk` would put into each part."""
+    each = -(-rows // parts)
+    return [max(0, min(each, rows - part * each)) for part in range(parts)]
 
 
 def rows_in(index: Index, file: int) -> dict[str, tuple[int, int]]:

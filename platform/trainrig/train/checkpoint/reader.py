@@ -49,6 +49,7 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
 
     opened = open_together(checkpoint)
     entries, tensors, first = opened.entries, state.tensors(), dist.get_rank() == 0
+    rows = state.rows(tensors, filled=False)
     # What is not sharded lies in one file, which would have all ranks ask for it.
     whole = {name: t for name, t in tensors.items() if not isinstance(t, DTensor)}
 
@@ -63,10 +64,11 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
                 f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
                 "or another `output`"
             )
-        wanted = tensors if first else {n: t for n, t in tensors.items() if n not in whole}
+        wanted = rows if first else {n: t for n, t in rows.items() if n not in whole}
         read_tensors(checkpoint, wanted, opened.manifest)
 
     read_together(checkpoint, read)
+    state.take_rows(rows, tensors)
     _tell(whole)
     state.step, state.data_step = entries["step"], entries["data_step"]
     state.tokens = entries["tokens"]
@@ -85,17 +87,20 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
     """
 
     opened = open_together(checkpoint)
+    weights = state.weights()
+    rows = state.rows(weights, filled=False)
 
     def read() -> None:
         check_start(checkpoint, opened.entries, job.model)
         check_adapter(checkpoint, opened.entries, None)
-        wanted = state.weights()
+        wanted = dict(rows)
         for name in fresh_parameters(opened.entries, job.model):
             draw_parameter(state.model, name, job.model, job.training.seed)
             del wanted[f"model.{name}"]
         read_tensors(checkpoint, wanted, opened.manifest)
 
     read_together(checkpoint, read)
+    state.take_rows(rows, weights)
 
 
 def fresh_parameters(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class Saver:
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        tensors = state.tensors()
+        tensors = state.rows(state.tensors())
         parts = find_written(tensors)
         if self._staged is None:
             self._staged, self._index = StagedFile(parts), index_all(tensors)

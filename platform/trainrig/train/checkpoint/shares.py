@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from trainrig.parallel.fsdp import local_slice
 from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
@@ -72,7 +73,7 @@ def _writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _ranks_of(tensor: Tensor, replica: int) -> tuple[list[int], int]:
     """The ranks that hold the rows of a replica of `tensor`, in the order of rows, and in how many
-    equal parts the rows are cut before each part is cut over its ranks."""
+    parts the rows are cut before each part is cut over its ranks."""
     if not isinstance(tensor, DTensor):
         return [replica], 1
     places: list[int | slice] = []
@@ -85,21 +86,26 @@ def _ranks_of(tensor: Tensor, replica: int) -> tuple[list[int], int]:
             places.insert(0, slice(None))
             sliced += 1
     ranks = tensor.device_mesh.mesh[tuple(places)]
-    # Of experts that are divided, the last axis cuts first, and the one before it what is left.
-    ranks, parts = (ranks.T, ranks.shape[1]) if sliced == 2 else (ranks, 1)
-    return ranks.flatten().tolist(), parts
+    if sliced < 2:
+        return ranks.flatten().tolist(), 1
+    # Of experts that are divided, the last axis cuts first, and the one before it what is left; of
+    # layers that are shared, the first does.
+    if any(isinstance(each, _StridedShard) for each in tensor.placements):
+        ranks = ranks.T
+    return ranks.flatten().tolist(), ranks.shape[0]
 
 
 def _replica(tensor: Tensor) -> tuple[int, int]:
     """Which one of the replicas of its rows this rank holds, and how many there are."""
     if not isinstance(tensor, DTensor):
         return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    number, replicas = 0, 1
+    number, replicas, place = 0, 1, tensor.device_mesh.get_coordinate()
+    assert place is not None
     for axis, placement in enumerate(tensor.placements):
         if placement.is_replicate():
             size = tensor.device_mesh.size(axis)
             number, replicas = (
-                number * size + tensor.device_mesh.get_local_rank(axis),
+                number * size + place[axis],
                 replicas * size,
             )
     return number, replicas

@@ -1,0 +1,1 @@
+"""Tensor parallelism: the ranks of an axis each have a part of every layer."""

@@ -1,0 +1,265 @@
+"""Layers that are shared by workers: the run of one process that has all of each."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.tensor.settings import TensorSplit
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+
+STEPS = 10
+SHARED = FSDP(tensor=TensorSplit(ranks=2))
+MODELS = {
+    "grouped": {},
+    "one key head, untied": {
+        "kv_heads": 1,
+        "tie_embeddings": False,
+        "biases": {"qkv": True, "output": True, "feedforward": True, "head": True},
+        "attention": {"qk_norm": "head"},
+        "norm": {"kind": "LayerNorm"},
+        "feedforward": {"kind": "GELU"},
+        "logit_cap": 5.0,
+    },
+    "gated, with sinks": {
+        "kv_heads": 4,
+        "block": {"kind": "ParallelBlock"},
+        "position_embedding": {"kind": "LearnedPositions"},
+        "attention": {"kind": "GatedAttention", "sinks": True, "qk_norm": "head"},
+    },
+    # No two of 3 slices of what one of 2 workers has of 42 are as large.
+    "uneven": {"channels": 20, "feedforward_channels": 42, "heads": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(make_job, ranks, tmp_path_factory):
+    """`trained(world, "grouped", layout)`: a run of 10 steps; its job, and all that its last
+    checkpoint holds, as one process reads it."""
+    known = {}
+
+    def train(world, model="grouped", layout=None):
+        key = repr((world, model, layout))
+        if key not in known:
+            layout = layout or FSDP()
+            training = {
+                "steps": STEPS,
+                "parallel": layout.model_dump(),
+                "deterministic": layout.exact,
+                "averaging": {"horizons": (4,)},
+                "metrics": {"layers_every": 5},
+            }
+            sizes = {"batches": {"attend": "document"}, "model": MODELS[model]}
+            folder = tmp_path_factory.mktemp("run")
+            job = make_job(folder, world, training=training, **sizes)
+            ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+            known[key] = job, whole(ranks, job)
+        return known[key]
+
+    return train
+
+
+def whole(ranks, job):
+    """All that the last checkpoint of `job` holds, as one process reads it."""
+    found, damages = newest_valid(RunFolder(job.folder))
+    assert not damages
+    (tensors,) = ranks(1, "tensors", job=laid_out(job, FSDP()), resume_from=found.path)
+    return tensors
+
+
+def laid_out(job, layout):
+    training = job.training.model_copy(update={"parallel": layout})
+    return dataclasses.replace(job, training=training)
+
+
+def losses(job, name="train/loss"):
+    return [line[name] for line in metrics.series(job.folder)]
+
+
+def held_out(job):
+    lines = metrics.held_out_series(job.folder)
+    return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
+
+
+def layer_norms(job):
+    (last,) = [line for line in metrics.series(job.folder) if line["step"] == STEPS]
+    return {name: value for name, value in last.items() if name.endswith("_norm")}
+
+
+def assert_close(found, expected):
+    (job, tensors), (alone, expected_tensors) = found, expected
+    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
+    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    np.testing.assert_allclose(*norms, rtol=1e-5)
+    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
+    assert held_out(job)
+    by_layer, expected_by_layer = layer_norms(job), layer_norms(alone)
+    assert by_layer.keys() == expected_by_layer.keys() and len(by_layer) > 3
+    for name, value in by_layer.items():
+        assert value == pytest.approx(expected_by_layer[name], rel=1e-3), name
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    assert tensors.keys() == expected_tensors.keys()
+    for name, value in tensors.items():
+        np.testing.assert_allclose(value, expected_tensors[name], rtol=0, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("model", list(MODELS)[:3])
+def test_workers_that_share_layers_train_as_one_process_does(model, trained):
+    assert_close(trained(2, model, SHARED), trained(1, model))
+
+
+def test_more_workers_than_key_heads_share_them(trained):
+    found = trained(4, "one key head, untied", FSDP(tensor=TensorSplit(ranks=4)))
+    assert_close(found, trained(1, "one key head, untied"))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        SHARED,
+        HSDP(tensor=TensorSplit(ranks=2), replicas=2),
+        DDP(tensor=TensorSplit(ranks=2)),
+        FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2}),
+    ],
+    ids=["FSDP", "HSDP", "DDP", "context"],
+)
+def test_beside_data_and_rows(layout, trained):
+    assert_close(trained(4, layout=layout), trained(1))
+
+
+def assert_same_bits(found, expected):
+    (job, tensors), (other, others) = found, expected
+    assert losses(job) == losses(other)
+    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
+    assert held_out(job) == held_out(other) != []
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(other.folder))
+    assert tensors.keys() == others.keys()
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+def test_the_number_of_replicas_does_not_change_a_bit(trained):
+    assert_same_bits(trained(4, layout=SHARED), trained(2, layout=SHARED))
+
+
+def go_on(job, world, group, **arguments):
+    found, _ = newest_valid(RunFolder(job.folder))
+    attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
+    path = found.path if found else None
+    group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
+
+
+def test_replicas_may_come_and_go(trained, ranks, tmp_path):
+    """One, two, one: each is told to stop after three steps or so, within a step."""
+    straight = trained(2, layout=SHARED)
+    training = straight[0].training
+    hurried = training.faults.model_copy(update={"grace": 1e-6})  # asked before each micro-batch
+    training = training.model_copy(update={"faults": hurried})
+    job = dataclasses.replace(straight[0], folder=str(tmp_path), training=training)
+    go_on(job, 2, ranks, told=(1, "train", 14))
+    go_on(job, 4, ranks, told=(2, "train", 7))
+    go_on(job, 2, ranks)
+    assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 3, 6]
+    assert_same_bits((job, whole(ranks, job)), straight)
+
+
+@pytest.mark.chaos
+def test_a_rank_that_was_killed_changes_nothing(trained, ranks, mortal_ranks, tmp_path):
+    straight = trained(2, layout=SHARED)
+    training = straight[0].training
+    often = training.model_copy(
+        update={"checkpoints": training.checkpoints.model_copy(update={"every": 4})}
+    )
+    job = dataclasses.replace(straight[0], folder=str(tmp_path), training=often)
+    attempt = RunFolder(job.folder).take_attempt(0)
+    processes = mortal_ranks.start(2, "train", job=job, attempt=attempt, fault=(1, "die", 6))
+    processes[1].wait()
+    mortal_ranks.end()
+    go_on(job, 2, mortal_ranks)
+    assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 4]
+    assert_same_bits((job, whole(ranks, job)), straight)
+
+
+def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
+    """What shared layers saved, three workers with whole ones save again; and back."""
+    job, tensors = trained(2, "uneven", SHARED)
+    for number, (world, layout) in enumerate(
+        [(3, FSDP()), (6, SHARED), (4, HSDP(replicas=2, tensor=TensorSplit(ranks=2))), (2, DDP())]
+    ):
+        found, _ = newest_valid(RunFolder(job.folder))
+        moved = dataclasses.replace(laid_out(job, layout), folder=str(tmp_path / str(number)))
+        (tmp_path / str(number)).mkdir()
+        attempt = RunFolder(moved.folder).take_attempt(0)
+        ranks(world, "saved", job=moved, attempt=attempt, resume_from=found.path)
+        again = whole(ranks, moved)
+        for name, value in tensors.items():
+            np.testing.assert_array_equal(again[name], value, err_msg=name)
+        job = moved
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"heads": 2, "kv_heads": 2}}, r"does not divide model.heads \(2\).*: 3"),
+        ({"model": {"feedforward_channels": 64}}, r"feedforward_channels \(64\).*: 63 or 66"),
+        ({"model": {"vocabulary": 320}}, r"model.vocabulary \(320\); the nearest: 318 or 321"),
+        ({"model": {"heads": 6, "kv_heads": 2}}, r"neither divides model.kv_heads \(2\).*be 1, 3"),
+        (
+            {"model": {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 1}}},
+            "a mixture of experts is not shared",
+        ),
+        ({"model": {"position_embedding": {"kind": "Alibi"}}}, "ALiBi"),
+        ({"model": {"attention": {"qk_norm": "projection"}}}, "norm of all heads together"),
+        ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle is not computed"),
+        ({"training": {"compile": {}}}, "cannot be compiled"),
+        ({"training": {"precision": {"compute": "float8"}}}, "float8 scales whole matrices"),
+        ({"training": {"optimizer": {"kind": "Muon", "lr": 0.01}}}, "Muon looks at whole"),
+        ({"training": {"optimizer": {"kind": "Adafactor", "lr": 0.01}}}, "Adafactor looks"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+    training = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 3}}}
+    model = {"heads": 6, "kv_heads": 3, "channels": 36, "feedforward_channels": 66}
+    changes = {
+        "training": training | changes.get("training", {}),
+        "model": model | changes.get("model", {}),
+        **{name: part for name, part in changes.items() if name == "objective"},
+    }
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path, 3, **changes)
+
+
+def test_a_vocabulary_that_the_tokenizer_settles_is_refused_too(make_job, tmp_path):
+    model = {"heads": 6, "kv_heads": 3, "channels": 36, "feedforward_channels": 66}
+    training = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 3}}}
+    with pytest.raises(ConfigError, match=r"does not divide model.vocabulary \(320\)"):
+        make_job(tmp_path, 3, model=model, training=training)
+
+
+def test_workers_that_are_no_whole_groups_are_refused(make_run, tmp_path):
+    run = make_run(tmp_path, 3, training={"parallel": SHARED.model_dump()})
+    with pytest.raises(ConfigError, match=r"3 workers are no whole groups of 2.*use 2 or 4"):
+        run.training.check_workers(3)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_workers_of_ray_share_layers(trained, make_job, ranks, tmp_path):
+    from trainrig.ray_runtime.ray_session import connect
+    from trainrig.train.elastic import trainer
+
+    straight = trained(2, layout=SHARED)
+    job = dataclasses.replace(straight[0], folder=str(tmp_path))
+    connect(2, "workers")
+    import ray
+
+    try:
+        trainer.run(job, 2)
+    finally:
+        ray.shutdown()
+    assert_same_bits((job, whole(ranks, job)), straight)
