@@ -10,10 +10,11 @@ Shapes: B rows of a micro-batch, T positions, M micro-batches, P pieces of docum
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from trainrig import storage
 from trainrig.config import Field, Settings
@@ -77,6 +78,28 @@ class Metrics(Settings):
     def layers_due(self, step: int) -> bool:
         """Whether update number `step`, from 1, is measured by layer."""
         return self.layers_every > 0 and step % self.layers_every == 0
+
+
+class StepProfile(Settings):
+    """Steps to record, each operation and allocation of them; those take longer."""
+
+    # First and last update to record, counted from 1; the first ones of an attempt also compile
+    # and allocate.
+    steps: tuple[int, int]
+    # Ranks that record; a rank that the attempt does not have is passed over. None: all.
+    ranks: tuple[int, ...] | None = None
+    # Whether the trace also says from which lines of Python each operation came; larger files.
+    stacks: bool = False
+
+    @model_validator(mode="after")
+    def _a_range_that_can_be_opened(self) -> Self:
+        first, last = self.steps
+        if not 1 <= first <= last:
+            raise ValueError(
+                f"steps has [{first}, {last}], which names no update; give the first and the last "
+                "to record, counted from 1, as in [11, 13]"
+            )
+        return self
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from trainrig.train.loss_table import Loss
 from trainrig.train.online_batches import OnlineBatches
 from trainrig.train.run import metrics
 from trainrig.train.run.compared.asking import RunComparison
+from trainrig.train.run.profiling import StepRecorder
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger
 from trainrig.train.scoring.run_scores import Next, RunScores
@@ -132,6 +133,7 @@ def train(
         stopped = agreement.any(missing) and not measured()
     comparison = RunComparison(job.folder, job.make_comparison(), agreement, agreed_to_stop, mesh)
     stopped = stopped or not comparison.before(state.model, state.step)
+    recorder = StepRecorder(training.profile, job.folder, attempt, dist.get_rank())
     ahead = 0 if online else training.prefetch_steps
     with Prefetch(read, ahead) as prefetch, saver.kept_if_diverged():
         while state.step < training.steps and not stopped:
@@ -143,12 +145,13 @@ def train(
                 state.skip()
                 continue
             logger.begin_step()
-            with stepper.clock.phase("data"):
-                if online:
-                    online.prepare(state, lambda: heartbeats.heartbeat(state.step, "sample"))
-                local = prefetch.at(state.data_step)
-            state.model.config = job.model_after(state.data_step + 1)
-            figures = stepper.take(local)
+            with recorder.step(state.step + 1):
+                with stepper.clock.phase("data"):
+                    if online:
+                        online.prepare(state, lambda: heartbeats.heartbeat(state.step, "sample"))
+                    local = prefetch.at(state.data_step)
+                state.model.config = job.model_after(state.data_step + 1)
+                figures = stepper.take(local)
             if figures is None:
                 stopped = True
             elif figures.why_skipped:
@@ -161,6 +164,7 @@ def train(
                     stopped = not measured()
                 if stopped or saver.due(state.step):
                     saved = save()
+    recorder.finish()
     if saved < state.step and not rolled_back:
         save()
     saver.finish()

@@ -47,7 +47,7 @@ from trainrig.train.evaluations.settings import (
     check_names,
 )
 from trainrig.train.fault_settings import Faults
-from trainrig.train.held_out import HeldOutSettings, Metrics
+from trainrig.train.held_out import HeldOutSettings, Metrics, StepProfile
 from trainrig.train.retention import Checkpoints
 from trainrig.train.spikes import Spikes
 from trainrig.train.worker_bounds import Workers, bounds
@@ -95,6 +95,8 @@ class Training(Settings):
     # When to measure the held-out loss, and on how much.
     held_out: Annotated[HeldOutSettings, NOT_IDENTITY] = HeldOutSettings()
     metrics: Annotated[Metrics, NOT_IDENTITY] = Metrics()  # how much of the run is measured
+    # Steps to record operation by operation; None: none.
+    profile: Annotated[StepProfile | None, NOT_IDENTITY] = None
     # Steps whose batches are read ahead; 0: each is read when it is needed.
     prefetch_steps: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
 
