@@ -41,7 +41,7 @@ from trainrig.objectives import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
 from trainrig.parallel import deterministic, numerics
 from trainrig.parallel.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank, shard
+from trainrig.parallel.fsdp import Gradients, SummedByRank, shard, units
 from trainrig.parallel.mesh import build_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus
@@ -571,6 +571,33 @@ def sent_bytes(job: TrainingJob) -> dict[str, int]:
     return dict(counted[1] - counted[0])
 
 
+def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]:
+    """Bytes of gradients that are held whole, not in slices, after each micro-batch of a step."""
+    sizes = {"layers": layers, "channels": 32, "heads": 2, "vocabulary": 64, "positions": 8}
+    settings = Training.model_validate(training | {"steps": 10})
+    numerics.settle(1, settings.deterministic)
+    model = DecoderConfig.model_validate(sizes)
+    job = TrainingJob("", model, settings, tuple, "")
+    state = fresh_state(job, local_device())
+    stepper = Stepper(job, MadeUp.sources, state, lambda: False)
+    inner, held = stepper._gradients.backward, []
+
+    def backward(loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
+        inner(loss, slot, last)
+        groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units(state.model)]
+        parts = [part for group in groups if group for part in group.fsdp_params]
+        # In float32 it stays with the parameter; in fewer bits it has a place of its own.
+        whole = [part._unsharded_param.grad for part in parts]
+        whole += [part.unsharded_accumulated_grad for part in parts]
+        held.append(sum(each.nbytes for each in whole if each is not None))
+
+    stepper._gradients.backward = backward  # type: ignore[method-assign]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    batches = MadeUp(count, (1, 4), model.shape.vocabulary)
+    stepper.take(read_local_batch(batches, rank, world, 0))
+    return held
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the answers
@@ -607,6 +634,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         agreed,
         mesh,
         sent_bytes,
+        held_between,
         attended,
         dispatched,
     )

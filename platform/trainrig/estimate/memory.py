@@ -9,8 +9,10 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
                                                root and two layers ("layer")
-    summing            4 N                     while several micro-batches are added up, and in
-                                               deterministic mode 4 N log2(virtual workers a rank)
+    summing            4 N                     while several micro-batches are added up (none with
+                                               reduce = "micro_batch": the slices of the sum are
+                                               there from the first on), and in deterministic mode
+                                               4 N log2(virtual workers a rank)
     sending            8 bytes                 in deterministic mode, of each of the three largest
                                                parts gathered by themselves: what is sent, received
     activations        by layer and token      see `per_token`
@@ -164,14 +166,16 @@ def peak_memory(
     # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
     # the whole sum; activations are gone by then.
     sending = _sending(root, layer, held.layers) if training.deterministic and workers > 1 else 0.0
-    before = summing + compute * gathered + activations.kept + fleeting + passing
+    each = not training.deterministic and training.parallel.reduce == "micro_batch"
+    slices_early = held.gradients if each and turns > 1 else 0.0
+    before = slices_early + summing + compute * gathered + activations.kept + fleeting + passing
     last = 0.0 if sending else passing
     after = sending + last + held.gradients
     early = before >= after
     return Memory(
         weights=held.weights,
         optimizer=held.optimizer,
-        gradients=0.0 if early else held.gradients,
+        gradients=slices_early if early else held.gradients,
         gathered=compute * gathered if early else 0.0,
         summing=summing if early else sending,
         activations=activations.kept if early else 0.0,
@@ -205,6 +209,8 @@ def _units(model: DecoderConfig) -> tuple[int, int]:
 def _summing(training: Training, workers: int, turns: int) -> tuple[float, bool]:
     """Whole gradients held before the last backward pass; whether micro-batches are added up where
     they were computed."""
+    if not training.deterministic and training.parallel.reduce == "micro_batch":
+        return 0.0, False
     if not training.deterministic:
         return (1.0 if turns > 1 else 0.0), turns > 1
     virtual = min(math.ceil(training.virtual_workers / workers), turns)

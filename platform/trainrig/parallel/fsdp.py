@@ -137,11 +137,14 @@ class SummedByRank:
         gather_once: bool,
         shared: Axis | None = None,
         alike: Set[int] = frozenset(),
+        reduce_each: bool = False,
     ) -> None:
         """`shared`: ranks that share layers; of a parameter whose `id` is in `alike` all of them
-        have the same."""
+        have the same. `reduce_each`: each micro-batch's gradients are added and sliced unit by
+        unit, in its own backward pass, so that no rank ever holds a whole one; else the step's."""
         self._models, self._gather_once = tuple(models), gather_once
         self._shared, self._alike = shared or Axis(), alike
+        self._reduce_each = reduce_each
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See Gradients."""
@@ -149,7 +152,8 @@ class SummedByRank:
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
         """See Gradients."""
         for model in self._models:
-            model.set_requires_gradient_sync(last)
+            model.set_requires_gradient_sync(last or self._reduce_each)
+            model.set_requires_all_reduce(last)  # of slices that several ranks hold, once a step
             model.set_reshard_after_backward(last or not self._gather_once)
         # One that is not real only joins the others' collectives.
         torch.autograd.backward(loss if slot.real else loss * 0.0)

@@ -13,6 +13,11 @@ from trainrig.parallel.layout_contract import WorkerLayout
 # "layer": as soon as the layer is done, and gathered again for the backward pass.
 Reshard = Annotated[Literal["step", "layer"], NOT_IDENTITY]
 
+# When a worker's gradients are added to the others' and sliced, where `deterministic` is false.
+# "step": after its last micro-batch; until then it holds a whole float32 gradient. "micro_batch":
+# after each, unit by unit, for as many times the bytes sent.
+Reduce = Annotated[Literal["step", "micro_batch"], NOT_IDENTITY]
+
 
 class FSDP(WorkerLayout):
     """Each worker keeps a slice of every parameter, its gradient and its optimizer memory."""
@@ -23,6 +28,13 @@ class FSDP(WorkerLayout):
     # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
     # again for each pass.
     reshard: Reshard = "step"
+    # When gradients are added and sliced: `step` once a step, which holds a whole gradient while
+    # there are micro-batches to come; `micro_batch` after each, with deterministic = false.
+    reduce: Reduce = "step"
+
+    def inexact_by(self) -> str | None:
+        """Slices can be added in a fixed order, but not micro-batch by micro-batch."""
+        return "reduce = 'micro_batch'" if self.reduce == "micro_batch" else None
 
 
 class HSDP(WorkerLayout):
@@ -33,6 +45,9 @@ class HSDP(WorkerLayout):
     # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
     # again for each pass.
     reshard: Reshard = "step"
+    # When gradients are added and sliced: `step` once a step, which holds a whole gradient while
+    # there are micro-batches to come; `micro_batch` after each, with deterministic = false.
+    reduce: Reduce = "step"
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` make groups of equal size."""
@@ -66,6 +81,11 @@ class DDP(WorkerLayout):
     @property
     def reshard(self) -> Literal["step"]:
         """Nothing is ever sent but gradients, so there is nothing to let go."""
+        return "step"
+
+    @property
+    def reduce(self) -> Literal["step"]:
+        """Each keeps the whole sum, so nothing would be saved."""
         return "step"
 
     def copies(self, workers: int) -> int | None:

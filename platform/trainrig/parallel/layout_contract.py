@@ -29,6 +29,11 @@ class WorkerLayout(Settings):
     # layer while it computes it.
     tensor: TensorSplit | None = None
 
+    def inexact_by(self) -> str | None:
+        """The setting by which gradients are added in an order that depends on the number of
+        workers; None: they need not be."""
+        return None if self.exact else f"kind = '{type(self).__name__}'"
+
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
         for axis in (self.context, self.expert):

@@ -10,6 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+# By their names since torch 2.13, and before.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
 
@@ -100,9 +103,7 @@ class _TimedAllGather(_Timed):
         async_op: bool = False,
     ) -> Any:
         with self._clock.waiting():
-            return dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
+            return _ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _TimedReduceScatter(_Timed):
@@ -115,6 +116,6 @@ class _TimedReduceScatter(_Timed):
         async_op: bool = False,
     ) -> Any:
         with self._clock.waiting():
-            return dist.reduce_scatter_tensor(
+            return _REDUCE_SCATTER(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )

@@ -109,10 +109,10 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _deterministic_when_sliced(self) -> Self:
-        if self.deterministic and not self.parallel.exact:
+        if self.deterministic and (setting := self.parallel.inexact_by()):
             raise ValueError(
-                f"parallel.kind = '{self.parallel.kind}' adds gradients in an order that depends "
-                "on the number of workers; set deterministic = false, or parallel.kind = 'FSDP'"
+                f"parallel.{setting} adds gradients in an order that depends on the number of "
+                "workers; set deterministic = false, or parallel.kind = 'FSDP' and no reduce"
             )
         return self
 
@@ -171,9 +171,7 @@ class Training(Settings):
         """Raise ConfigError if any number of whole replicas within `workers` cannot share in a
         step."""
         wanted = bounds(workers)
-        for count in {wanted.least, wanted.most}:
-            self.parallel.check_workers(count)
-        for count in range(wanted.least, wanted.most, self.parallel.replica):
+        for count in {*range(wanted.least, wanted.most, self.parallel.replica), wanted.most}:
             self.parallel.check_workers(count)
         sharing = self.parallel.data_workers(wanted.most)
         if self.deterministic and sharing > self.virtual_workers:

@@ -97,7 +97,13 @@ class Stepper:
         self._gradients: Gradients = (
             SummedInTree(self._models, every, gather_once, state.mesh, self.clock, alike)
             if training.deterministic
-            else SummedByRank(self._models, gather_once, state.mesh.tensor, alike)
+            else SummedByRank(
+                self._models,
+                gather_once,
+                state.mesh.tensor,
+                alike,
+                reduce_each=training.parallel.reduce == "micro_batch",
+            )
         )
         self._norms = ParameterNorms(state.model, state.shared)
         self._activations = ActivationStatistics(state.model)

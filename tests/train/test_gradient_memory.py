@@ -1,0 +1,40 @@
+"""What a rank holds of gradients between the micro-batches of a step: slices, or whole ones."""
+
+import pytest
+
+from trainrig.train.run_file import Training
+
+BY_LAYER = {"kind": "FSDP", "reshard": "layer"}
+EACH = {"deterministic": False, "parallel": BY_LAYER | {"reduce": "micro_batch"}}
+ONCE = {"deterministic": False, "parallel": BY_LAYER}
+PLAIN = {"schedule": {"kind": "Constant", "warmup": 0}}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_no_whole_gradient_is_held_where_each_micro_batch_is_reduced(world, ranks):
+    for training, whole in ((EACH, False), (ONCE, True)):
+        found = ranks(world, "held_between", layers=3, training=PLAIN | training, count=3 * world)
+        for held in found:
+            *between, last = held
+            assert len(between) == 2 and last == 0
+            assert [each > 0 for each in between] == [whole, whole]
+            assert len(set(between)) == 1
+    least = 3 * 4 * 32 * 32 * 4  # float32 of the layers' square products alone
+    assert between[0] > least
+
+
+@pytest.mark.parametrize(
+    "parallel", [EACH["parallel"], {"kind": "HSDP", "replicas": 2, "reduce": "micro_batch"}]
+)
+def test_a_step_is_the_same_however_often_it_reduces(parallel, ranks, make_job, tmp_path):
+    losses = {}
+    for world, laid_out in ((1, BY_LAYER), (2, parallel)):
+        training = {"deterministic": False, "parallel": laid_out}
+        job = make_job(tmp_path / str(world), world, training=training)
+        losses[world] = ranks(world, "steps", job=job, count=3)[0]["losses"]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_exact_sum_refuses_to_reduce_each_micro_batch():
+    with pytest.raises(ValueError, match=r"parallel\.reduce = 'micro_batch' adds gradients in an"):
+        Training(steps=1, parallel=EACH["parallel"])
