@@ -37,8 +37,9 @@ bench: .venv/installed ## Measurements: minutes, on an idle machine
 soak: .venv/installed ## The long forms of the fault tests: hours
 	$(BIN)/python -m pytest -m soak -s
 
-gpu: ## Tests that need a GPU, by PYTHON's own torch, without Ray: exits 2 where there is none
-	$(PYTHON) tests/gpu/run.py
+gpu: OUT = gpu-results
+gpu: ## Tests that need a GPU, then a table of how fast a step is, by PYTHON's own torch: no Ray
+	OUT=$(OUT) $(PYTHON) tests/gpu/run.py
 
 docs: .venv/installed ## docs/run-files.md and the schemas of run files, from the sources
 	$(BIN)/python -m trainrig.run_file_pages

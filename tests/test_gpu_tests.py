@@ -1,10 +1,13 @@
 """`make gpu` finds all tests that need a GPU, and needs little else than one."""
 
+import json
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent
 RUN = TESTS / "gpu" / "run.py"
@@ -41,3 +44,33 @@ def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "test_a_gpu_draws_the_same_bits[words]" in ended.stdout
+
+
+@pytest.mark.slow
+def test_the_table_of_a_tiny_model_is_measured_where_there_is_no_ray(tmp_path: Path) -> None:
+    for name in MISSING:
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name} here')\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    table = [sys.executable, str(RUN.with_name("step_table.py")), "--device", "cpu"]
+    ended = subprocess.run(
+        [*table, "--sizes", "tiny", "--out", str(tmp_path / "out")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (path,) = (tmp_path / "out").glob("step-table-*.json")
+    found = json.loads(path.read_text())
+    loops = {row["loop"]: row for row in found["rows"]}
+    assert list(loops) == ["deterministic", "fast", "llama", "nanogpt"]
+    assert loops["deterministic"]["same_bits_again"] is True
+    for name, row in loops.items():
+        assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(2 * 2 * 64)
+        assert row["share_of_matmul"] > 0 and row["peak_gib"] > 0
+        assert f"tiny  {name}" in ended.stdout
+    assert 0 < sum(loops["fast"]["split"].values()) <= 1.01
+    # Products of the Llama: as many as ours; of nanoGPT, by hand: two layers of 12 C^2, and a head.
+    flops = {name: row["flops_per_second"] * row["step_seconds"] for name, row in loops.items()}
+    assert flops["llama"] == pytest.approx(flops["fast"])
+    of_a_token = 2 * (2 * 12 * 64**2 + 512 * 64) + 2 * 4 * 64 * (64 + 1) / 2
+    assert flops["nanogpt"] == pytest.approx(3 * of_a_token * 2 * 2 * 64)

@@ -1,7 +1,7 @@
-"""Runs every test that needs a GPU, on a machine with torch and pytest, without Ray or a network.
+"""Runs every test that needs a GPU, then the benchmark table, where there is torch and pytest.
 
-`make gpu`. The other tests' conftest.py asks for what such a machine need not have, so these have
-a folder of their own, and pytest looks no further up.
+`make gpu`, without Ray or a network. The other tests' conftest.py asks for what such a machine need
+not have, so these have a folder of their own, and pytest looks no further up.
 """
 
 import os
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """The exit code: pytest's, or 2 where there is no GPU."""
+    """The exit code: pytest's, then the table's, or 2 where there is no GPU."""
     if not torch.cuda.is_available():
         print(
             f"make gpu: torch {torch.__version__} sees no GPU on this machine; run it where "
@@ -40,7 +40,10 @@ def main() -> int:
         )
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    return subprocess.run(command(), cwd=ROOT, env=environment()).returncode
+    tests = subprocess.run(command(), cwd=ROOT, env=environment()).returncode
+    out = os.environ.get("OUT", f"{ROOT}/gpu-results")
+    table = [sys.executable, str(HERE / "step_table.py"), "--out", out]
+    return tests or subprocess.run(table, cwd=ROOT, env=environment()).returncode
 
 
 if __name__ == "__main__":

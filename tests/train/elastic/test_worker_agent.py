@@ -1,11 +1,14 @@
-"""Which GPU a rank is told to use."""
+"""Which GPU a rank is told to use, and that nothing touches one before a rank is forked."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from trainrig.errors import ClusterError
 from trainrig.parallel.mesh import use_device
-from trainrig.train.elastic.worker_agent import device_number
+from trainrig.train.elastic.worker_agent import MODULES, device_number
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,45 @@ def test_a_rank_whose_gpu_is_gone_does_not_train_on_the_cpu(monkeypatch):
     with pytest.raises(ClusterError, match="given GPU 0, and CUDA sees 0 here"):
         use_device(0)
     use_device(None)
+
+
+# What a fork server imports, with every function of torch that asks the driver noting its call. A
+# context does not survive a fork, nor does so much as a count of devices: the forked process could
+# not use them. Where torch was built for CUDA, the driver's library must not even be mapped.
+IMPORTS = """
+import importlib, sys
+from pathlib import Path
+import torch
+from torch import cuda
+
+asked = []
+def noted(name, function):
+    def note(*arguments, **named):
+        asked.append(name)
+        return function(*arguments, **named)
+    return note
+for name in {asks!r}:
+    setattr(cuda, name, noted(name, getattr(cuda, name)))
+for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getCurrentRawStream"):
+    if hasattr(torch._C, name):
+        setattr(torch._C, name, noted(name, getattr(torch._C, name)))
+before = "libcuda.so" in Path("/proc/self/maps").read_text()
+for module in {modules!r}:
+    importlib.import_module(module)
+mapped = "libcuda.so" in Path("/proc/self/maps").read_text()
+print(asked, cuda.is_initialized(), mapped and not before)
+cuda.is_available()  # it would have been seen
+print("is_available" in asked)
+"""
+ASKS = (
+    *("_lazy_init", "init", "is_available", "device_count", "current_device", "set_device"),
+    *("get_device_name", "get_device_properties", "get_device_capability", "synchronize"),
+    *("mem_get_info", "is_bf16_supported"),
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_fork_server_imports_never_touches_the_driver():
+    program = IMPORTS.format(asks=ASKS, modules=MODULES)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stdout.splitlines() == ["[] False False", "True"], ended.stderr

@@ -1,0 +1,390 @@
+"""The benchmark table of `make gpu`: how fast a training step is, beside plain loops of others.
+
+`python tests/gpu/step_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is a process
+of its own, forked from one that never touches the device. It needs torch 2.11 and what `train/loop`
+imports; no Ray, no network. A JSON file of all rows goes to the folder, the table to the terminal.
+
+MFU is by one rule for every row: products of the forward pass and twice as many of the backward
+one, attention over the keys that a query sees (trainrig/flops.py; nanoGPT's own sizes), over the
+device's peak in `hardware.toml`. `matmul` is the same over the best product measured in this run.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+from peer_loops import PEERS, PeerLoop  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+from trainrig import hardware  # noqa: E402
+from trainrig.errors import ConfigError  # noqa: E402
+from trainrig.flops import BACKWARD, token_flops  # noqa: E402
+from trainrig.models.decoder_config import DecoderConfig, count_parameters  # noqa: E402
+from trainrig.parallel import numerics  # noqa: E402
+from trainrig.parallel.mesh import join_group, local_device, use_device  # noqa: E402
+from trainrig.parallel.precision import set_products  # noqa: E402
+from trainrig.tokens.batches import (  # noqa: E402
+    TOKENS,
+    MicroBatch,
+    read_local_batch,
+    token_arrays,
+)
+from trainrig.train.job import TrainingJob  # noqa: E402
+from trainrig.train.run_file import Training  # noqa: E402
+from trainrig.train.state import fresh_state  # noqa: E402
+from trainrig.train.step import Stepper  # noqa: E402
+
+WARM = 3  # steps before those that are timed
+TIMED = 8
+MICRO_BATCHES = 2  # of a step
+ROW_SECONDS = 150  # for one row, compiling included
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a model, and of what it is stepped on."""
+
+    layers: int
+    channels: int
+    heads: int
+    rows: int  # of a micro-batch
+    length: int = 2048  # tokens of a row
+    vocabulary: int = 50_304  # GPT-2's, as nanoGPT pads it
+
+    def config(self) -> DecoderConfig:
+        """A decoder in the manner of Llama, its head tied."""
+        return DecoderConfig(
+            layers=self.layers,
+            channels=self.channels,
+            heads=self.heads,
+            vocabulary=self.vocabulary,
+            positions=self.length,
+        )
+
+
+SIZES = {
+    "tiny": Size(2, 64, 2, rows=2, length=64, vocabulary=512),
+    "124M": Size(12, 768, 12, rows=16),
+    "350M": Size(24, 1024, 16, rows=8),
+    "1.3B": Size(24, 2048, 16, rows=4),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one process measures."""
+
+    size: str
+    loop: str  # "deterministic" or "fast": ours; or one of PEERS
+    compiled: bool
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is no peer."""
+        return self.loop not in PEERS
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Micro-batches of tokens that mean nothing: the same in each run."""
+
+    size: Size
+
+    def micro_batches(self, step: int) -> int:
+        """See tokens.batches.Batches."""
+        return MICRO_BATCHES
+
+    def denominators(self, step: int) -> dict[str, int]:
+        """See tokens.batches.Batches."""
+        return {TOKENS: MICRO_BATCHES * self.size.rows * self.size.length}
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """See tokens.batches.Batches."""
+        shape = self.size.rows, self.size.length + 1
+        ids = np.random.default_rng((step, index)).integers(0, self.size.vocabulary, shape)
+        number = (step * MICRO_BATCHES + index) * self.size.rows + np.arange(self.size.rows)
+        pieces = np.zeros((0, 3), dtype=np.int64)
+        arrays = token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy())
+        return MicroBatch(arrays, number, number * 0, pieces)
+
+
+def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
+    """All rows, those of a size together. Peers are compiled where ours are, too."""
+    rows = []
+    for size in sizes:
+        rows += [Row(size, mode, how) for mode in ("deterministic", "fast") for how in compiled]
+        rows += [Row(size, peer, compiled[-1]) for peer in PEERS]
+    return rows
+
+
+def measure_row(row: Row, device: str) -> dict[str, Any]:
+    """Time the steps of one row; in a process that is not used for another."""
+    size = SIZES[row.size]
+    with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
+        use_device(0 if device == "cuda" else None)
+        join_group(0, 1, f"file://{folder}/store", timedelta(seconds=ROW_SECONDS))
+        step, finish = (_our_loop if row.ours else _peer_loop)(row, size)
+        seconds = [_timed(step, number) for number in range(WARM + TIMED)][WARM:]
+        measured = finish()
+    median = statistics.median(seconds)
+    tokens = MICRO_BATCHES * size.rows * size.length
+    return {
+        **dataclasses.asdict(row),
+        "step_seconds": median,
+        "step_seconds_from_to": [min(seconds), max(seconds)],
+        "tokens_per_second": tokens / median,
+        "flops_per_second": tokens * training_flops(row, size) / median,
+        "peak_gib": _peak_bytes() / 2**30,
+        **measured,
+    }
+
+
+def training_flops(row: Row, size: Size) -> float:
+    """Of a token, forward and backward."""
+    config = size.config()
+    found = token_flops(config, size.length)
+    if row.loop == "nanogpt":  # eight products of C by C in its feed-forward part
+        products = size.layers * 12 * size.channels**2
+        found = dataclasses.replace(found, projections=2.0 * products)
+    return found.forward * (1 + BACKWARD)
+
+
+Step = Callable[[int], None]
+Finish = Callable[[], dict[str, Any]]
+
+
+def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
+    total = WARM + TIMED + 1
+    cuda = local_device().type == "cuda"
+    training = Training.model_validate(
+        {
+            "steps": total,
+            "deterministic": row.loop == "deterministic",
+            "virtual_workers": 1,
+            "precision": {"compute": "bfloat16" if cuda else "float32"},
+            "compile": {} if row.compiled else None,
+            "metrics": {"every": total, "layers_every": 0},  # the last is split by phase
+            "spikes": None,
+        }
+    )
+    numerics.settle(1, training.deterministic)
+    set_products(training.precision)
+    batches = Rows(size)
+    job = TrainingJob("", size.config(), training, tuple, "")
+    state = fresh_state(job, local_device())
+    stepper = Stepper(job, ("made up",), state, lambda: False)
+    virtual = training.virtual_workers if training.deterministic else None
+    shares = [read_local_batch(batches, 0, 1, number, virtual=virtual) for number in range(total)]
+
+    def step(number: int) -> None:
+        figures = stepper.take(shares[number])
+        assert figures is not None and figures.why_skipped is None
+
+    def finish() -> dict[str, Any]:
+        stepper.clock.take()
+        seconds = _timed(step, total - 1)
+        split = {name: spent / seconds for name, spent in stepper.clock.take().items()}
+        return {"split": split, "weights": _digest(state.model)}
+
+    return step, finish
+
+
+def _peer_loop(row: Row, size: Size) -> tuple[Step, Finish]:
+    device = local_device()
+    loop = PeerLoop(row.loop, size.config(), size.length, device, row.compiled)
+    batches = Rows(size)
+    shares = [
+        [batches.micro_batch(number, index) for index in range(MICRO_BATCHES)]
+        for number in range(WARM + TIMED)
+    ]
+
+    def step(number: int) -> None:
+        loop.step([
+            (_on(device, micro.ids), _on(device, micro.targets)) for micro in shares[number]
+        ])  # fmt: skip
+
+    return step, dict
+
+
+def _on(device: torch.device, ids: NDArray[Any]) -> torch.Tensor:
+    return torch.as_tensor(ids, dtype=torch.int64).to(device)
+
+
+def _timed(step: Step, number: int) -> float:
+    began = time.perf_counter()
+    step(number)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _digest(model: torch.nn.Module) -> str:
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        found.update(local.detach().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure_matmul(device: str) -> dict[str, Any]:
+    """The most FLOP/s that a product of square matrices reached, in the rows' number format."""
+    use_device(0 if device == "cuda" else None)
+    cuda = device == "cuda"
+    best = 0.0
+    for width in (4096, 8192) if cuda else (512, 1024):
+        kind = torch.bfloat16 if cuda else torch.float32
+        left, right = (torch.randn(width, width, device=device, dtype=kind) for _ in range(2))
+        product = functools.partial(_multiply, left, right)
+        seconds = [_timed(product, number) for number in range(12)][2:]
+        best = max(best, 2 * width**3 / min(seconds))
+    found = {"matmul_flops_per_second": best, "peak": peak_flops(device)}
+    return found | {"device": torch.cuda.get_device_name() if cuda else "cpu"}
+
+
+def _multiply(left: torch.Tensor, right: torch.Tensor, number: int) -> None:
+    torch.mm(left, right)
+
+
+def peak_flops(device: str) -> float | None:
+    """The device's own, by the table of hardware; None: it is not there."""
+    offers = hardware.load()
+    try:
+        found = offers.devices[hardware.local_device(offers)]
+        return found.peak("bfloat16" if device == "cuda" else "float32")
+    except ConfigError:
+        return None
+
+
+def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What `work` finds in a process of its own; {"failed": …} if it ends otherwise."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_answer, args=(theirs, work, *arguments)
+    )
+    process.start()
+    theirs.close()
+    found: dict[str, Any] = {"failed": f"not within {ROW_SECONDS} s"}
+    if ours.poll(ROW_SECONDS):
+        try:
+            found = ours.recv()
+        except EOFError:
+            found = {"failed": "its process ended without a word"}
+    process.join(10)
+    process.kill()
+    return found
+
+
+def _answer(channel: Connection, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    try:
+        channel.send(work(*arguments))
+    except Exception as error:
+        traceback.print_exc()
+        channel.send({"failed": f"{type(error).__name__}: {error}"[:300]})
+    finally:
+        channel.close()
+        sys.stderr.flush()
+        os._exit(0)  # threads of a process group need not be waited for
+
+
+def measure(sizes: Sequence[str], device: str, compiled: Sequence[bool]) -> dict[str, Any]:
+    """The whole table; each deterministic row is run twice, for its weights to be compared."""
+    found = alone(measure_matmul, device)
+    peak, rows = found.get("peak"), []
+    for row in plan_rows(sizes, compiled):
+        result = alone(measure_row, row, device)
+        if row.loop == "deterministic" and "failed" not in result:
+            again = alone(measure_row, row, device)
+            result["same_bits_again"] = again.get("weights") == result["weights"]
+        if "failed" in result:
+            result = {**dataclasses.asdict(row), **result}
+        else:
+            result["mfu"] = peak and result["flops_per_second"] / peak
+            most = found.get("matmul_flops_per_second", math.nan)
+            result["share_of_matmul"] = result["flops_per_second"] / most
+        rows.append(result)
+        print(_line(result), flush=True)
+    versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
+    parameters = {name: count_parameters(SIZES[name].config()).total for name in sizes}
+    return found | {"versions": versions, "parameters": parameters, "rows": rows}
+
+
+HEAD = (
+    f"{'size':<6}{'loop':<15}{'compiled':<10}{'tokens/s':>10}{'MFU':>7}{'matmul':>8}{'GiB':>7}"
+    f"{'ms/step':>9}  forward backward optimizer  bits again"
+)
+
+
+def _line(row: dict[str, Any]) -> str:
+    named = f"{row['size']:<6}{row['loop']:<15}{'yes' if row['compiled'] else 'no':<10}"
+    if "failed" in row:
+        return f"{named}{row['failed']}"
+    mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
+    split = row.get("split")
+    shares = "  {forward:>7.0%} {backward:>8.0%} {optimizer:>9.0%}".format(**split) if split else ""
+    same = {True: "  the same", False: "  OTHERS", None: ""}[row.get("same_bits_again")]
+    return (
+        f"{named}{row['tokens_per_second']:>10,.0f}{mfu:>7}{row['share_of_matmul']:>8.1%}"
+        f"{row['peak_gib']:>7.2f}{1e3 * row['step_seconds']:>9.1f}{shares}{same}"
+    )
+
+
+def _commit() -> Iterator[str]:
+    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if told.returncode == 0:
+        yield told.stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 1 if a row failed or a deterministic one gave other bits."""
+    parser = argparse.ArgumentParser(prog="step_table.py", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["124M", "350M", "1.3B"])
+    parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
+    asked = parser.parse_args(arguments)
+    compiled = (False, True) if asked.device == "cuda" else (False,)
+    print(HEAD)
+    found = measure(asked.sizes, asked.device, compiled)
+    now = datetime.datetime.now(datetime.UTC)
+    found |= {"date": now.isoformat(timespec="seconds"), "commit": next(_commit(), "unknown")}
+    path = Path(asked.out) / f"step-table-{now:%Y%m%dT%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{found.get('device', asked.device)}; {path}")
+    bad = [r for r in found["rows"] if "failed" in r or r.get("same_bits_again") is False]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
