@@ -56,10 +56,11 @@ def test_where_nobody_ever_listens_torch_says_so(door, joined):
 
 
 def test_all_ranks_lie_along_one_axis(ranks):
-    alone = {"speaks": True, "context": (0, 1), "tensor": (0, 1), "expert": (0, 1)}
+    alone = {name: (0, 1) for name in ("context", "tensor", "expert", "pipeline")}
     for rank, found in enumerate(ranks(3, "mesh")):
         along = {name: (rank, 3) for name in ("data", "slices", "expert_slices")}
-        assert found == {"axes": ("data_shard",), "sharding": (3,)} | along | alone
+        axes = {"axes": ("data_shard",), "sharding": (3,), "speaks": True}
+        assert found == axes | along | alone
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,15 @@ def test_all_ranks_lie_along_one_axis(ranks):
             [0, 0, 1, 1],
         ),
         ({"expert": 2}, ("data_shard", "expert"), (4,), [0, 0, 1, 1], [0, 1, 2, 3]),
+        ({"pipeline": 2}, ("data_shard", "pipeline"), (2,), [0, 0, 1, 1], [0, 0, 1, 1]),
+        ({"pipeline": 4}, ("data_shard", "pipeline"), (1,), [0] * 4, [0] * 4),
+        (
+            {"copies": 2, "pipeline": 2},  # each has a whole stage
+            ("data_replicate", "data_shard", "pipeline"),
+            (2, 1),
+            [0, 0, 1, 1],
+            [0] * 4,
+        ),
         ({"copies": 2}, ("data_replicate", "data_shard"), (2, 2), [0, 1, 2, 3], [0, 1, 0, 1]),
         (
             {"copies": 2, "tensor": 2},  # each has a whole part of each layer

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 import torch.distributed as dist
-from context_rows import attended
+from context_rows import BytesReceived, attended
 from expert_rows import dispatched
 from rollouts import Rollouts
 from sent import Sent
@@ -43,6 +44,7 @@ from trainrig.parallel import deterministic, numerics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, shard, units
 from trainrig.parallel.mesh import build_mesh, join_group, local_device
+from trainrig.parallel.pipeline.passes import StagePass, StagePasses
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus
 from trainrig.processes.heartbeats import UNSUPERVISED
@@ -558,6 +560,7 @@ def mesh(**degrees: int) -> dict[str, Any]:
         "tensor": (made.tensor.rank, made.tensor.size),
         "expert": (made.expert.rank, made.expert.size),
         "expert_slices": (made.expert_slices.rank, made.expert_slices.size),
+        "pipeline": (made.pipeline.rank, made.pipeline.size),
     }
 
 
@@ -596,6 +599,31 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
     stepper.take(read_local_batch(batches, rank, world, 0))
     return held
+
+
+def stages(job: TrainingJob) -> dict[str, int]:
+    """The most micro-batches that this rank has between their passes in a step, and the bytes that
+    it is sent by other stages."""
+    alive: weakref.WeakSet[StagePass] = weakref.WeakSet()
+    most, sound = 0, StagePasses.forward
+
+    def forward(*arguments: Any) -> StagePass:
+        nonlocal most
+        passed = sound(*arguments)
+        alive.add(passed)
+        most = max(most, len(alive))
+        return passed
+
+    counted = []
+    try:
+        StagePasses.forward = forward  # type: ignore[method-assign, assignment]
+        for count in (1, 2):
+            with BytesReceived() as received:
+                steps(job, count)
+            counted.append(received.counted.get("recv_", 0))
+    finally:
+        StagePasses.forward = sound  # type: ignore[method-assign]
+    return {"most": most, "received": counted[1] - counted[0]}
 
 
 def main() -> None:
@@ -637,6 +665,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         held_between,
         attended,
         dispatched,
+        stages,
     )
     actions = {each.__name__: each for each in done}
     for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):

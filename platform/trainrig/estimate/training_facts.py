@@ -13,6 +13,8 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM, PrefixLM, SpanCorruption
+from trainrig.parallel.pipeline.cut import describe_cut
+from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file import Pretraining
@@ -67,6 +69,22 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _rented(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if _emulated(machine, device, compute) else {}),
+        **_stages(run, model),
+    }
+
+
+def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
+    """How a pipeline cuts the layers, and how long its stages wait; {} without one."""
+    parallel = run.training.parallel
+    if parallel.pipeline is None:
+        return {}
+    replicas = parallel.data_workers(bounds(run.workers).most)
+    batches = run.batches.resolved()
+    count = min(each.global_batch // each.micro_batch // replicas for each in batches)
+    share = idle_share(parallel.stages, max(count, 1))
+    return {
+        "stages": describe_cut(model, parallel.stages),
+        "bubble": f"{share:.1%} of a step, of {count} micro-batches of a replica",
     }
 
 

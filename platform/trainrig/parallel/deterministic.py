@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from trainrig.models.moe import Experts
 from trainrig.parallel.fsdp import units
 from trainrig.parallel.mesh import Axis, WorkerMesh
-from trainrig.parallel.norm import exact_norm
+from trainrig.parallel.norm import RowPlaces, exact_norm
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
 from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
@@ -56,13 +56,16 @@ class SummedInTree:
         mesh: WorkerMesh,
         clock: PhaseClock | None = None,
         alike: Set[int] = frozenset(),
+        places: RowPlaces | None = None,
     ) -> None:
         """`parameters`: all of `models` that are trained; one backward pass goes through all.
+        `places`: of their rows, where other ranks have others.
         `mesh`: over whose `slices` they are sliced. Of ranks that share micro-batches each has a
         part of what a virtual worker adds to the sum. `clock`: times what is waited for. `alike`:
         see `exact_norm`."""
         self._models, self._parameters = tuple(models), tuple(parameters)
-        self._gather_once, self._mesh, self._alike = gather_once, mesh, alike
+        self._gather_once, self._mesh = gather_once, mesh
+        self._alike, self._places = alike, places
         self._now = _Now(1, mesh)
         self._units: list[_Unit] = []
         clock = clock or PhaseClock(parameters[0].device)
@@ -113,7 +116,7 @@ class SummedInTree:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
-        return exact_norm(parameters, self._mesh, self._alike)
+        return exact_norm(parameters, self._mesh, self._alike, self._places)
 
     def part_squared(self) -> float | None:
         """See parallel.fsdp.Gradients."""
@@ -174,7 +177,7 @@ class _Now:
 
     def __init__(self, virtual: int, mesh: WorkerMesh, measured: bool = False) -> None:
         # Parts of virtual workers are not whole gradients, so their norms say nothing.
-        parts = mesh.parts.size * mesh.tensor.size
+        parts = mesh.parts.size * mesh.tensor.size * mesh.pipeline.size
         self.virtual, self.measured = virtual, measured and parts == 1
         self.leaves = _Leaves(virtual, mesh.slices, mesh.parts)
         self.of_experts = _Leaves(virtual, mesh.expert_slices, Axis())

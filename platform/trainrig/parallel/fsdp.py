@@ -138,13 +138,18 @@ class SummedByRank:
         shared: Axis | None = None,
         alike: Set[int] = frozenset(),
         reduce_each: bool = False,
+        stages: dist.ProcessGroup | None = None,
+        counted: Sequence[bool] | None = None,
     ) -> None:
         """`shared`: ranks that share layers; of a parameter whose `id` is in `alike` all of them
         have the same. `reduce_each`: each micro-batch's gradients are added and sliced unit by
-        unit, in its own backward pass, so that no rank ever holds a whole one; else the step's."""
+        unit, in its own backward pass, so that no rank ever holds a whole one; else the step's.
+        `stages`: ranks that have other layers of the model; `counted`: for which of the parameters
+        that `norm` is asked for this one counts, where another has them too."""
         self._models, self._gather_once = tuple(models), gather_once
         self._shared, self._alike = shared or Axis(), alike
         self._reduce_each = reduce_each
+        self._stages, self._counted = stages, counted
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See Gradients."""
@@ -163,6 +168,13 @@ class SummedByRank:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See Gradients."""
+        if self._stages is not None:
+            counted = self._counted or [True] * len(parameters)
+            mine = [each for each, own in zip(parameters, counted, strict=True) if own]
+            square = torch.tensor(_norm(mine) ** 2, dtype=torch.float64)
+            square = square.to(parameters[0].device)
+            dist.all_reduce(square, group=self._stages)
+            return math.sqrt(float(square))
         if self._shared.group is None:
             return _norm(parameters)
         alike = [each for each in parameters if id(each) in self._alike]

@@ -61,8 +61,10 @@ class HSDP(WorkerLayout):
 
     def _fits(self, workers: int, copies: int) -> bool:
         """Whether `workers` can hold so many copies: the slices of one lie with whole replicas, or
-        each worker holds a whole one (its part of each layer, where layers are shared)."""
-        alike, parts = workers // self._tensor, self.replica // self._tensor
+        each worker holds a whole one (its part of each layer, or its layers, where they are
+        divided)."""
+        divided = self._tensor * self.stages
+        alike, parts = workers // divided, self.replica // divided
         return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
 
     def _in_groups(self) -> str:

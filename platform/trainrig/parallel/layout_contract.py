@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainrig.config import Settings
 from trainrig.parallel.context.settings import Context
 from trainrig.parallel.expert.settings import Expert
+from trainrig.parallel.pipeline.settings import Pipeline
 from trainrig.parallel.tensor.settings import TensorSplit
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class WorkerLayout(Settings):
     # Workers that share each layer, for models that one has no room for; None: each has all of a
     # layer while it computes it.
     tensor: TensorSplit | None = None
+    # Workers that have some of the layers each, for models that one has no room for; None: each has
+    # all.
+    pipeline: Pipeline | None = None
 
     def inexact_by(self) -> str | None:
         """The setting by which gradients are added in an order that depends on the number of
@@ -36,15 +40,29 @@ class WorkerLayout(Settings):
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
-        for axis in (self.context, self.expert):
+        for axis in (self.context, self.pipeline, self.expert):
             if axis is not None:
                 axis.check_workers(workers)
         if self.tensor is not None:
             self.tensor.check_workers(workers, self.replica)
 
-    def check_beside(self, compiled: bool, recompute: str | None) -> None:
-        """Raise ValueError for axes that do not go together, or not with `compiled` layers, or with
-        that kind of recomputation."""
+    def check_beside(
+        self, compiled: bool, grouped: bool, compute: str, recompute: str | None
+    ) -> None:
+        """Raise ValueError for axes that do not go together, or not with `compiled` layers, with
+        parameters that are `grouped`, with numbers of the format `compute`, or with that kind of
+        recomputation."""
+        if self.context is not None and compiled:
+            raise ValueError(
+                "parallel.context sends keys and values from within layers, which cannot be "
+                "compiled then; leave out [training.compile] or [training.parallel.context]"
+            )
+        if self.pipeline is not None:
+            beside = {"context": self.context, "expert": self.expert, "tensor": self.tensor}
+            others = [f"[training.parallel.{name}]" for name, axis in beside.items() if axis]
+            others += ["[training.compile]"] if compiled else []
+            others += ["[[training.groups]]"] if grouped else []
+            self.pipeline.check_beside(others, compute)
         if self.expert is not None and self.context is not None:
             raise ValueError(
                 "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "
@@ -65,7 +83,6 @@ class WorkerLayout(Settings):
                 "parallel.expert sends tokens from within layers, which cannot be compiled then; "
                 "leave out [training.compile] or [training.parallel.expert]"
             )
-
         if self.expert is not None and recompute == "Selective":
             raise ValueError(
                 "parallel.expert gathers experts within layers, of which recompute.kind = "
@@ -81,6 +98,11 @@ class WorkerLayout(Settings):
                 f"training.parallel.context: `{verb}` reads whole rows; leave it out (rows are "
                 "shared in `pretrain`)"
             )
+        if self.pipeline is not None:
+            raise ValueError(
+                f"training.parallel.pipeline: `{verb}` has all layers on each worker; leave it out "
+                "(they are divided in `pretrain`)"
+            )
         if self.expert is not None:
             raise ValueError(
                 f"training.parallel.expert: `{verb}` has all experts on each worker; leave it out "
@@ -95,6 +117,11 @@ class WorkerLayout(Settings):
     @property
     def replica(self) -> int:
         """Workers that compute a micro-batch together, and come and go together."""
+        return self._ranks_of_micro_batches * self.stages
+
+    @property
+    def _ranks_of_micro_batches(self) -> int:
+        """Workers that have a part each of the same micro-batches, or of the same layers."""
         ranks = 1
         for axis in (self.context, self.expert, self.tensor):
             ranks *= 1 if axis is None else axis.ranks
@@ -103,6 +130,11 @@ class WorkerLayout(Settings):
     @property
     def _tensor(self) -> int:
         return 1 if self.tensor is None else self.tensor.ranks
+
+    @property
+    def stages(self) -> int:
+        """Parts that the layers are cut into."""
+        return 1 if self.pipeline is None else self.pipeline.ranks
 
     def data_workers(self, workers: int) -> int:
         """Among how many of `workers` data is divided: a replica is one."""
@@ -116,10 +148,12 @@ class WorkerLayout(Settings):
 
         context = 1 if self.context is None else self.context.ranks
         expert = 1 if self.expert is None else self.expert.ranks
-        copies = self.copies(dist.get_world_size())
-        return build_mesh(device, copies, context, self._tensor, expert)
+        copies = self.copies(dist.get_world_size() // self.stages)
+        return build_mesh(
+            device, copies, context, self._tensor, expert=expert, pipeline=self.stages
+        )
 
     def copies(self, workers: int) -> int | None:
-        """How many of `workers` that have the same part of each layer hold the same slices; None:
-        one holds each."""
+        """How many of `workers`, which have the same layers, or the same part of each, hold the
+        same slices; None: one holds each."""
         return None

@@ -21,6 +21,7 @@ from trainrig.errors import ClusterError
 # The axes of a mesh, the outermost first: ranks next to each other differ in the last.
 REPLICATE, SHARD, CONTEXT, TENSOR = "data_replicate", "data_shard", "context", "tensor"
 EXPERT = "expert"  # where CONTEXT is: no mesh has both
+PIPELINE = "pipeline"  # between SHARD and these
 # SHARD and CONTEXT or EXPERT as one axis, or REPLICATE and one of these.
 SLICES, COPIES = "slices", "copies"
 PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
@@ -72,6 +73,8 @@ class WorkerMesh:
     slices: Axis = field(default_factory=Axis)  # the last of `sharding`
     context: Axis = field(default_factory=Axis)  # ranks that share each row
     tensor: Axis = field(default_factory=Axis)  # ranks that share each layer
+    pipeline: Axis = field(default_factory=Axis)  # ranks that have some layers each
+    pipeline_back: Axis = field(default_factory=Axis)  # the same, for what goes backward
     expert: Axis = field(default_factory=Axis)  # ranks that share experts, and each micro-batch
     # `sharding` and `slices` of experts that are divided; None: they are not.
     experts: DeviceMesh | None = None
@@ -99,7 +102,7 @@ class WorkerMesh:
 
     @property
     def _replica(self) -> int:
-        return self.parts.size * self.tensor.size
+        return self.parts.size * self.tensor.size * self.pipeline.size
 
 
 def build_mesh(
@@ -108,25 +111,29 @@ def build_mesh(
     context: int = 1,
     tensor: int = 1,
     expert: int = 1,
+    pipeline: int = 1,
 ) -> WorkerMesh:
     """The mesh of all ranks of the process group, which all call it; `context` or `expert` is 1.
 
     `copies`: groups of ranks that hold a whole model each (a whole part of each layer, where
-    `tensor` ranks share one), in slices within the group; None: one, and `sharding` has one axis.
+    `tensor` ranks share one; a whole stage, where `pipeline` ranks have some layers each), in
+    slices within the group; None: one, and `sharding` has one axis.
     """
     assert context == 1 or expert == 1, "a mesh has one axis of parts of micro-batches"
     within, parts = (EXPERT, expert) if expert > 1 else (CONTEXT, context)
-    slices = dist.get_world_size() // tensor // (copies or 1)
+    slices = dist.get_world_size() // tensor // pipeline // (copies or 1)
     whole = copies is not None and slices == 1  # then ranks of a replica are copies as well
     shared = parts if whole else 1
     sizes = {
         REPLICATE: (copies or 1) // shared,
         SHARD: slices * shared // parts,
+        PIPELINE: pipeline,
         within: parts,
         TENSOR: tensor,
     }
     always = {SHARD} if copies is None else {REPLICATE, SHARD}
-    order = (REPLICATE, within, SHARD, TENSOR) if whole else (REPLICATE, SHARD, within, TENSOR)
+    apart = (REPLICATE, within, SHARD, PIPELINE, TENSOR)
+    order = apart if whole else (REPLICATE, SHARD, PIPELINE, within, TENSOR)
     names = tuple(name for name in order if sizes[name] > 1 or name in always)
     lengths = tuple(sizes[name] for name in names)
     devices = init_device_mesh(device.type, lengths, mesh_dim_names=names)
@@ -146,10 +153,18 @@ def build_mesh(
         _axis(sharding, inner),
         _axis(devices, CONTEXT),
         _axis(devices, TENSOR),
-        _axis(devices, EXPERT),
-        slicing(REPLICATE, SHARD) if expert > 1 else None,
-        _axis(devices, SHARD),
+        pipeline=_axis(devices, PIPELINE),
+        pipeline_back=_axis(_twin(devices), PIPELINE) if pipeline > 1 else Axis(),
+        expert=_axis(devices, EXPERT),
+        experts=slicing(REPLICATE, SHARD) if expert > 1 else None,
+        expert_slices=_axis(devices, SHARD),
     )
+
+
+def _twin(devices: DeviceMesh) -> DeviceMesh:
+    """The same ranks along the same axes, in process groups of their own."""
+    shape = tuple(devices.shape)
+    return init_device_mesh(devices.device_type, shape, mesh_dim_names=devices.mesh_dim_names)
 
 
 def _flatten(devices: DeviceMesh, names: tuple[str, str], name: str) -> str:

@@ -1,6 +1,9 @@
 """The norm of a sharded gradient, the same bits however it is sharded."""
 
+import itertools
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -16,29 +19,46 @@ CHUNK_ELEMENTS = {"cpu": 2**18}
 ELSEWHERE = 2**26
 
 
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where the rows of a rank's parameters are among those of a model of which it has a part."""
+
+    firsts: Sequence[int | None]  # of each parameter, in order; None: another stage counts it
+    rows: int  # of the whole model
+
+    @classmethod
+    def of_all(cls, parameters: Sequence[nn.Parameter]) -> Self:
+        """Of a rank that has them all."""
+        ends = list(itertools.accumulate((len(each) for each in parameters), initial=0))
+        return cls(ends[:-1], ends[-1])
+
+
 def exact_norm(
-    parameters: Sequence[nn.Parameter], mesh: WorkerMesh, alike: Set[int] = frozenset()
+    parameters: Sequence[nn.Parameter],
+    mesh: WorkerMesh,
+    alike: Set[int] = frozenset(),
+    places: RowPlaces | None = None,
 ) -> float:
     """The norm of the gradients of all `parameters`, each sliced along dim 0 over the `slices` of
     `mesh`, or, of experts that are divided, over its ranks in another order. Of those whose `id` is
     in `alike` all ranks that share layers have the same; of others each has a part, whose rows
-    count by themselves.
+    count by themselves. `places`: of their rows; None: no stage has others.
 
     A slice holds whole rows. The squares of a row are added in float64 in one order, which depends
     on its length alone; then every rank adds the rows' sums of all ranks in one order. Every rank
     must call it; it sends 8 bytes a row.
     """
     device, part = parameters[0].device, mesh.tensor
-    own = sum(parameter.shape[0] for parameter in parameters)
-    rows = torch.zeros(own * part.size, dtype=torch.float64, device=device)
-    begin = own * part.rank
-    for parameter in parameters:
+    own = places or RowPlaces.of_all(parameters)
+    rows = torch.zeros(own.rows * part.size, dtype=torch.float64, device=device)
+    for parameter, place in zip(parameters, own.firsts, strict=True):
         assert isinstance(parameter.grad, DTensor)
+        if place is None or (part.rank > 0 and id(parameter) in alike):
+            continue
         local, first = local_slice(parameter.grad)
-        if part.rank == 0 or id(parameter) not in alike:
-            rows[begin + first[0] : begin + first[0] + local.shape[0]] = row_sums(local)
-        begin += parameter.shape[0]
-    if mesh.slices.size * part.size > 1:
+        begin = own.rows * part.rank + place + first[0]
+        rows[begin : begin + local.shape[0]] = row_sums(local)
+    if mesh.slices.size * part.size * mesh.pipeline.size > 1:
         dist.all_reduce(rows)  # all but one of what is added in each place are zeros
     return float(rows.sum().sqrt())
 

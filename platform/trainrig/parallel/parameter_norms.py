@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.fsdp import copies
+from trainrig.parallel.pipeline.share import StageShare
 from trainrig.parallel.tensor.whole import SharedLayers
 
 LAYER = re.compile(r"layers\.(\d+)\.(.*)")
@@ -36,18 +37,27 @@ def groups_of(names: Iterable[str]) -> dict[str, list[int]]:
 class ParameterNorms:
     """Of one rank of a model; all ranks call each method together."""
 
-    def __init__(self, model: nn.Module, shared: SharedLayers | None = None) -> None:
-        """`shared`: how ranks share the layers of `model`; None: each has all of a layer."""
-        named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-        self._held = [_copies(each) for _, each in named]
+    def __init__(
+        self,
+        model: nn.Module,
+        shared: SharedLayers | None = None,
+        stage: StageShare | None = None,
+    ) -> None:
+        """`shared`: how ranks share the layers of `model`; None: each has all of a layer. `stage`:
+        what `model` is of a whole one; None: it is all of it."""
+        own = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        names = sorted(own if stage is None else stage.whole)
+        counted = [name for name in own if stage is None or stage.counts(name)]
+        self._groups, self._count = groups_of(names), len(names)
+        self._parameters = [own[name] for name in counted]
+        self._places = [names.index(name) for name in counted]
+        self._held = [_copies(each) for each in self._parameters]
         if shared:
             ranks = shared.axis.size
-            alike = (shared.is_alike(name) for name, _ in named)
+            alike = (shared.is_alike(name) for name in counted)
             self._held = [
                 n * ranks if each else n for n, each in zip(self._held, alike, strict=True)
             ]
-        self._groups = groups_of(name for name, _ in named)
-        self._parameters = [each for _, each in named]
         self._before: list[Tensor] = []
         self._squares: list[Tensor] = []  # of gradients and weights, [P] each
 
@@ -63,7 +73,9 @@ class ParameterNorms:
         updates = []
         for parameter, before in zip(self._parameters, self._before, strict=True):
             updates.append(before.neg_().add_(_local(parameter.detach())))
-        squares_3P = torch.stack([*self._squares, self._squares_of(updates)])
+        mine_3P = torch.stack([*self._squares, self._squares_of(updates)])
+        squares_3P = mine_3P.new_zeros(3, self._count)
+        squares_3P[:, self._places] = mine_3P
         self._before, self._squares = [], []
         if dist.get_world_size() > 1:
             dist.all_reduce(squares_3P)

@@ -155,10 +155,11 @@ def evaluate(
 
     from trainrig.parallel.expert.row_division import split_of
     from trainrig.parallel.mesh import local_device
+    from trainrig.parallel.pipeline.passes import StagePasses
     from trainrig.train.loss_table import LossTable, measure_statistics
 
     count, device = sets.micro_batches(), local_device()
-    split = split_of(mesh)
+    split, passes = split_of(mesh), StagePasses(model, mesh)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
     slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)
 
@@ -176,8 +177,9 @@ def evaluate(
             for slot, batch in batches():
                 if agreed_to_stop():
                     return None
-                computed = objective.compute(model, batch, statistics)
-                table.fill(slot, computed, batch.sources_B)
+                computed = passes.look(objective, batch, statistics)
+                if computed is not None:
+                    table.fill(slot, computed, batch.sources_B)
     finally:
         for each in (model, *(others or {}).values()):
             reshard(each)

@@ -17,6 +17,7 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.compiled import check_compiler
+from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.batches import Corruption, MicroBatch
@@ -38,6 +39,7 @@ from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file import Pretraining, model_stages
 from trainrig.train.scoring.contract import check_evaluations
+from trainrig.train.worker_bounds import bounds
 
 if TYPE_CHECKING:
     from trainrig.train.elastic.supervise import TrainingResult
@@ -93,6 +95,8 @@ def prepare(run: Pretraining) -> TrainingJob:
         )
     model, weights = _begin(run, encoder)
     run.training.check_parameters(model)
+    for line in describe_waits(run):
+        log.warning("%s", line)
     return TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
@@ -108,6 +112,24 @@ def prepare(run: Pretraining) -> TrainingJob:
         epochs=epochs,
         make_held_out=_held_out(run, tokens, encoder, corruption),
     )
+
+
+def describe_waits(run: Pretraining) -> list[str]:
+    """What to know of a run whose stages have few micro-batches; [] for most."""
+    parallel, found = run.training.parallel, list[str]()
+    if parallel.pipeline is None:
+        return found
+    replicas = parallel.data_workers(bounds(run.workers).most)
+    for stage in run.batches.resolved():
+        count = stage.global_batch // stage.micro_batch // replicas
+        if count < parallel.stages:
+            share = idle_share(parallel.stages, max(count, 1))
+            found.append(
+                f"training.parallel.pipeline: {parallel.stages} stages for {count} micro-batches "
+                f"of a replica: each waits for {share:.0%} of a step; use a smaller micro_batch, "
+                "or fewer stages"
+            )
+    return found
 
 
 def _new_levels(run: Pretraining) -> tuple[int, ...]:

@@ -117,9 +117,9 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _plain_layers_when_they_are_shared(self) -> Self:
-        again = None if self.recompute is None else self.recompute.kind
-        self.parallel.check_beside(compiled=self.compile is not None, recompute=again)
+    def _layout_goes_with_the_rest(self) -> Self:
+        compiled, again = self.compile is not None, self.recompute.kind if self.recompute else None
+        self.parallel.check_beside(compiled, bool(self.groups), self.precision.compute, again)
         if self.parallel.tensor:
             own = [each.optimizer.kind for each in self.groups if each.optimizer]
             self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
@@ -297,10 +297,11 @@ class Pretraining(TrainingRunFile):
     def check_row_split(self, model: DecoderConfig) -> None:
         """Raise ValueError if workers are to share rows or layers or divide them, and cannot."""
         parallel, context = self.training.parallel, self.training.parallel.context
-        if parallel.expert is not None:
+        if parallel.expert:
             parallel.expert.check_run(model, self.objective.kind, self.batches.resolved())
-        if parallel.tensor is not None:
-            parallel.tensor.check_run(model, self.objective.kind)
+        for axis in (parallel.pipeline, parallel.tensor):
+            if axis is not None:
+                axis.check_run(model, self.objective.kind)
         if context is None:
             return
         if type(self.objective) is not CausalLM:  # others that derive from it mask or move tokens

@@ -26,7 +26,10 @@ from trainrig.parallel.expert.row_division import split_of
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import local_slice, shard
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
-from trainrig.parallel.precision import LossScale
+from trainrig.parallel.pipeline.cut import cut_layers
+from trainrig.parallel.pipeline.share import StageShare
+from trainrig.parallel.pipeline.stage import StageDecoder
+from trainrig.parallel.precision import LossScale, Precision
 from trainrig.parallel.recompute import recompute
 from trainrig.parallel.tensor.layers import Cuts, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
@@ -67,6 +70,7 @@ class TrainState:
     shared: SharedLayers | None = None  # how ranks share layers; None: each has all of a layer
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
+    stage: StageShare | None = None  # what `model` is of a whole one; None: all
 
     @property
     def split(self) -> RowSplit:
@@ -133,6 +137,11 @@ class TrainState:
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
         return self.shared.whole(name, tensor) if self.shared else tensor
 
+    def counted_tensors(self) -> dict[str, Tensor]:
+        """Those of `tensors` that ranks which have other layers do not count as theirs."""
+        stage = self.stage
+        return {n: each for n, each in self.tensors().items() if not stage or stage.counts(n)}
+
 
 def _memory(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
     options = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -180,7 +189,19 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         adapted=adapted,
         shared=shared,
         averages=WeightAverages(model, training.averaging.horizons),
+        stage=_stage_share(job, model) if isinstance(model, StageDecoder) else None,
     )
+
+
+def _stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
+    """What `stage` is of the model of `job`, whose parameters one optimizer would have."""
+    training = job.training
+    with torch.device("meta"):
+        named = dict(build_model(job.model).named_parameters())
+    whole = build_optimizer(named.items(), training.optimizer, (), width_transfer(job.model))
+    names = {parameter: name for name, parameter in named.items()}
+    ordered = [each for group in whole.param_groups for each in group["params"]]
+    return StageShare({names[each]: len(each) for each in ordered}, stage.copies_embedding)
 
 
 def _sharded(
@@ -195,7 +216,7 @@ def _sharded(
     ranks that share layers, {} if none do."""
     training = job.training
     with torch.device("meta"):
-        model = build_model(config).requires_grad_(not frozen)
+        model = _built(config, mesh, training.precision).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
             adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
@@ -213,3 +234,12 @@ def _sharded(
     shard(model, model.layers, mesh.sharding, gather_once, training.precision, mesh.experts)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, cuts
+
+
+def _built(config: DecoderConfig, mesh: WorkerMesh, precision: Precision) -> Decoder:
+    """The decoder, or the stage of it that this rank has."""
+    if mesh.pipeline.group is None:
+        return build_model(config)
+    stages = cut_layers(config, mesh.pipeline.size)
+    stream = torch.bfloat16 if precision.compute == "bfloat16" else torch.float32
+    return StageDecoder(config, stages[mesh.pipeline.rank], stream)

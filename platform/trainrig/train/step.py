@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -22,8 +22,12 @@ from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
+from trainrig.parallel.norm import RowPlaces
 from trainrig.parallel.parameter_norms import ParameterNorms
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
+from trainrig.parallel.pipeline.passes import StagePass, StagePasses, add_shared
+from trainrig.parallel.pipeline.schedule import Schedule, turns
+from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, measure_statistics
@@ -77,6 +81,8 @@ class Stepper:
         self._objective, self._sources, self._beside = job.objective, tuple(sources), job.trained
         training = job.training
         self._training, self._state, self._agreed_to_stop = training, state, agreed_to_stop
+        pipeline = training.parallel.pipeline
+        self._schedule: Schedule = pipeline.schedule if pipeline else "1F1B"
         self._parameters: list[nn.Parameter] = [
             each for group in state.optimizer.param_groups for each in group["params"]
         ]
@@ -94,18 +100,26 @@ class Stepper:
             parts = [unit for model in self._models for unit in units(model)]
             time_collectives(parts, self.clock, device, reduces=not training.deterministic)
         alike = state.shared.alike(state.model) if state.shared else frozenset[int]()
+        stage, names = state.stage, {each: n for n, each in state.model.named_parameters()}
+        firsts = stage.firsts(names[each] for each in self._parameters) if stage else None
+        places = RowPlaces(firsts, sum(stage.whole.values())) if stage and firsts else None
+        counted = [each is not None for each in firsts] if firsts else None
+        mesh = state.mesh
         self._gradients: Gradients = (
-            SummedInTree(self._models, every, gather_once, state.mesh, self.clock, alike)
+            SummedInTree(self._models, every, gather_once, mesh, self.clock, alike, places)
             if training.deterministic
             else SummedByRank(
                 self._models,
                 gather_once,
-                state.mesh.tensor,
+                mesh.tensor,
                 alike,
-                reduce_each=training.parallel.reduce == "micro_batch",
+                training.parallel.reduce == "micro_batch",
+                mesh.pipeline.group,
+                counted,
             )
         )
-        self._norms = ParameterNorms(state.model, state.shared)
+        self._passes = StagePasses(state.model, mesh, self.clock)
+        self._norms = ParameterNorms(state.model, state.shared, stage)
         self._activations = ActivationStatistics(state.model)
         self._dropouts = dropouts(state.model)
         self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
@@ -169,9 +183,9 @@ class Stepper:
         self, local: LocalBatch, statistics: Mapping[str, float]
     ) -> dict[str, float]:
         """What passes through the model, of this rank's first micro-batch; {} of parts of one, or
-        of layers, which are not what a whole one is like."""
-        due = self._training.metrics.layers_due(self._state.step + 1)
-        if not due or self._state.mesh.parts.group or self._state.mesh.tensor.group:
+        of layers, which are not what a whole one is like, and of stages."""
+        due, mesh = self._training.metrics.layers_due(self._state.step + 1), self._state.mesh
+        if not due or mesh.parts.group or mesh.tensor.group or mesh.pipeline.group:
             return {}
         batch = self._copy(local.assigned[0][0], self._parameters[0].device)
         try:
@@ -213,34 +227,60 @@ class Stepper:
         Each micro-batch's terms are divided by the denominators of the *global* batch before its
         backward pass, so the gradient is that of the whole, however micro-batches are dealt.
         """
-        objective, model = self._objective, self._state.model
-        device = self._parameters[0].device
+        objective, device = self._objective, self._parameters[0].device
         split = self._state.split
         table = LossTable(objective, self._sources, local.micro_batches, device, split=split)
         equal_parts = local.micro_batches % local.virtual == 0
         measured = self._training.metrics.due(self._state.step + 1)
         self._gradients.begin(local.virtual, measured and equal_parts and local.virtual > 1)
-        to_go = len(local.slots)
-        for slot, (micro, _) in zip(local.slots, local.assigned, strict=True):
-            if self._agreed_to_stop():
-                return None
-            batch = self._copy(micro, device)
-            for each in self._dropouts:
-                each.samples_B = batch.samples_B
-            with self.clock.phase("forward"):
-                computed = objective.compute(model, batch, statistics)
-                loss = differentiable_loss(
-                    objective, computed, local.denominators, local.micro_batches
-                )
-                if self._state.loss_scale:
-                    loss = loss * self._state.loss_scale.factor
-            to_go -= 1
+        count, pipeline = len(local.slots), self._state.mesh.pipeline
+        under_way: dict[int, StagePass] = {}
+        for forward, number in turns(self._schedule, pipeline.rank, pipeline.size, count):
+            slot = local.slots[number]
+            if forward:
+                # Stages are at different micro-batches, so they ask before the first alone.
+                if (number == 0 or pipeline.group is None) and self._agreed_to_stop():
+                    return None
+                batch = self._copy(local.assigned[number][0], device)
+                for each in self._dropouts:
+                    each.samples_B = batch.samples_B
+                with self.clock.phase("forward"):
+                    passed = self._passes.forward(objective, batch, statistics)
+                if passed.computed is not None:
+                    table.fill(slot, passed.computed, batch.sources_B)
+                under_way[number] = passed
+                continue
+            passed = under_way.pop(number)
             with self.clock.phase("backward"):
-                self._gradients.backward(loss, slot, last=to_go == 0)
-            table.fill(slot, computed, batch.sources_B)
+                loss = self._loss_of(passed, local)
+                self._gradients.backward(loss, slot, last=number == count - 1)
+                self._passes.send_back(passed)
+            del passed, loss  # nothing is kept of it while the next goes forward
         with self.clock.phase("communication"):
+            self._passes.settle()
             self._gradients.finish()
+            self._add_copy()
         return table
+
+    def _loss_of(self, passed: StagePass, local: LocalBatch) -> Tensor:
+        """What this rank goes backward from: the loss, or the gradient of what it has passed on."""
+        if passed.computed is None:
+            return self._passes.loss_of(passed)
+        loss = differentiable_loss(
+            self._objective, passed.computed, local.denominators, local.micro_batches
+        )
+        scale = self._state.loss_scale
+        return loss * scale.factor if scale else loss
+
+    def _add_copy(self) -> None:
+        """Where the first and the last stage have the embedding's weight: have both have the
+        gradient of both."""
+        pipeline, model = self._state.mesh.pipeline, self._state.model
+        ends = isinstance(model, StageDecoder) and (model.first or model.copies_embedding)
+        if ends and model.config.shapes.head is None:
+            gradient = model.embedding.weight.grad
+            assert isinstance(gradient, DTensor)
+            add_shared(gradient.to_local(), pipeline)
 
     def _copy(self, micro: MicroBatch, device: torch.device) -> DeviceBatch:
         """What this rank reads of `micro`, on `device`."""

@@ -7,15 +7,16 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor
+from trainrig.scaling.layout.stages import in_flight
 
 
-def predicted(job, layout):
+def predicted(job, layout, batch=None):
     """What one device sends in a step, by the planner."""
     table = hardware.load()
     device = table.device("h100")
     devices = layout.degrees.devices
     cluster = Cluster("h100", device, devices, devices, table.links["nvlink-4"], None)
-    batch = BatchShape(8, 16)
+    batch = batch or BatchShape(8, 16)
     return Predictor(job.model, job.training, batch, cluster).of(layout).traffic
 
 
@@ -72,3 +73,22 @@ def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, reco
     assert sum(counted.values()) - logged == (
         sent.gathered.inside + sent.reduced.inside + sent.expert.inside
     )
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
+def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
+    """Bytes of hidden states and of their gradients, and micro-batches between their passes."""
+    job = make_job(
+        tmp_path,
+        3,
+        model={"layers": 3, "tie_embeddings": False},
+        training={"parallel": {"kind": "FSDP", "pipeline": {"ranks": 3, "schedule": schedule}}},
+        batches={"global_batch": 12, "micro_batch": 2},
+    )
+    found = ranks(3, "stages", job=job)
+    layout = DeviceLayout(Degrees(pipeline=3), 2, schedule=schedule)
+    planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
+    each_way = 6 * 2 * 32 * job.model.channels * 4
+    assert [each["received"] for each in found] == [each_way, 2 * each_way, each_way]
+    assert planned in (each_way, 2 * each_way)  # of the slowest device
+    assert [each["most"] for each in found] == [in_flight(n, layout, 6) for n in range(3)]

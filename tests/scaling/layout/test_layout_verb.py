@@ -71,6 +71,10 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
         degrees = each.prediction.layout.degrees
         for axis in ("pipeline", "expert", "tensor", "context"):
             lacking = getattr(degrees, axis) > 1 and axis not in FSDP.model_fields
+            if axis == "pipeline":  # which the trainer has, but of no mixture of experts
+                schedule = each.prediction.layout.schedule
+                lacking = schedule is not None and schedule != "interleaved"
+                assert ("interleaved" in each.needs) == (schedule == "interleaved")
             assert (axis in each.needs) == lacking
         copies = degrees.replicate > 1
         assert ("deterministic = false" in each.needs) == copies
@@ -99,6 +103,15 @@ def test_divided_experts_are_written_as_the_trainer_reads_them(run_file, tmp_pat
     assert made.batches.micro_batch == 4 * layout.micro_batch
     assert layout.recompute != "selective"
     made.training.check_workers(made.workers)
+
+
+def test_a_pipeline_is_written_as_the_trainer_has_it(run_file, tmp_path):
+    out = tmp_path / "best.toml"
+    found, _ = plan(run_file, out=str(out), pipeline=2, tensor=1, context=1)
+    layout = found.runnable.prediction.layout
+    made = config.load(Pretraining, str(out)).training.parallel
+    assert layout.degrees.pipeline == 2 and layout.schedule in ("1F1B", "GPipe")
+    assert (made.pipeline.ranks, made.pipeline.schedule) == (2, layout.schedule)
 
 
 def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_path):

@@ -3,9 +3,10 @@
 import pytest
 
 from trainrig.estimate.layouts import BatchShape
+from trainrig.parallel.pipeline.cut import cut_evenly
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.stages import bubble, cut_evenly, in_flight
+from trainrig.scaling.layout.stages import bubble, in_flight
 
 BATCH = BatchShape(64, 2048)
 

@@ -173,6 +173,8 @@ def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
         for axis in ("tensor", "pipeline", "context", "expert")
         if getattr(degrees, axis) > 1
     }
+    if "pipeline" in axes:
+        axes["pipeline"]["schedule"] = layout.schedule
     if "context" in axes:
         axes["context"]["kind"] = "Gathered"  # what the planner counts
     parallel: dict[str, Any] = {"kind": "FSDP", "reshard": layout.reshard, **axes}

@@ -16,6 +16,7 @@ from trainrig.flops import token_flops
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.pipeline.cut import cut_evenly
 from trainrig.scaling.layout import traffic
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer, attention_flops, products_of
@@ -28,7 +29,7 @@ from trainrig.scaling.layout.layouts import (
 )
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
 from trainrig.scaling.layout.share import ModelParts, cut, cut_shapes
-from trainrig.scaling.layout.stages import cut_evenly, largest, waiting
+from trainrig.scaling.layout.stages import largest, waiting
 from trainrig.scaling.layout.traffic import Exchange
 from trainrig.train.run_file import Training
 

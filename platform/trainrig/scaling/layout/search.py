@@ -143,9 +143,19 @@ def needs(layout: DeviceLayout, predictor: Predictor) -> tuple[str, ...]:
         lacking.append("compiled layers that send")
     if degrees.tensor > 1:
         lacking.append("sequence parallel")
+    if layout.schedule == "interleaved":
+        lacking.append("interleaved")
+    elif layout.schedule and "pipeline" not in lacking and _uncut(layout, predictor):
+        lacking.append("pipeline")
     if predictor.training.deterministic and not predictor.training_of(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)
+
+
+def _uncut(layout: DeviceLayout, predictor: Predictor) -> bool:
+    """Whether the trainer has no pipeline for such a model, or beside what else there is."""
+    training, mixture = predictor.training, layouts.experts_of(predictor.model) > 1
+    return bool(mixture or layout.degrees.context > 1 or training.compile or training.groups)
 
 
 def _of(subject: Subject, devices: int, fixed: Fixed) -> Iterator[DeviceLayout]:

@@ -1,4 +1,4 @@
-"""A pipeline: its layers cut into stages of equal cost, who holds which, and what waits meanwhile.
+"""A pipeline: which device holds which stages, and what waits meanwhile.
 
 Stages go round the devices: device p of P has the stages p, p + P, … GPipe (Huang et al. 2019,
 arXiv:1811.06965) goes forward with all micro-batches of a step, then backward; 1F1B (Narayanan et
@@ -8,51 +8,11 @@ micro-batches in each of the three.
 """
 
 import math
-from functools import lru_cache
 from typing import TypeVar
 
 from trainrig.scaling.layout.layouts import DeviceLayout
 
 Device = TypeVar("Device")
-
-
-@lru_cache(maxsize=4096)
-def cut_evenly(costs: tuple[float, ...], last: float, parts: int) -> tuple[range, ...]:
-    """The ranges of layers of `parts` stages, the dearest of which is as cheap as can be.
-
-    `costs`: of each layer; `last`: what the last stage has beside. Each has a layer at least.
-    """
-    low, high = 0.0, (sum(costs) + last) * (1 + 1e-9)  # sums round by their order
-    best = _fill(costs, last, parts, high)
-    assert best is not None, "fewer layers than stages"
-    for _ in range(40):
-        middle = (low + high) / 2
-        found = _fill(costs, last, parts, middle)
-        if found is None:
-            low = middle
-        else:
-            best, high = found, middle
-    return best
-
-
-def _fill(
-    costs: tuple[float, ...], last: float, parts: int, most: float
-) -> tuple[range, ...] | None:
-    """Stages that cost `most` at most, each filled from the end on; None: there are none."""
-    if parts > len(costs):
-        return None
-    ranges, end, room = [], len(costs), most - last
-    for left in range(parts - 1, -1, -1):
-        begin = end - 1
-        spent = costs[begin]
-        while begin > left and spent + costs[begin - 1] <= room:
-            begin -= 1
-            spent += costs[begin]
-        if spent > room:
-            return None
-        ranges.append(range(begin, end))
-        end, room = begin, most
-    return tuple(reversed(ranges)) if end == 0 else None
 
 
 def in_flight(device: int, layout: DeviceLayout, turns: int) -> float:

@@ -50,8 +50,10 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     opened = open_together(checkpoint)
     entries, tensors, first = opened.entries, state.tensors(), dist.get_rank() == 0
     rows = state.rows(tensors, filled=False)
-    # What is not sharded lies in one file, which would have all ranks ask for it.
-    whole = {name: t for name, t in tensors.items() if not isinstance(t, DTensor)}
+    # What is not sharded lies in one file, which would have all ranks ask for it. Of stages each
+    # has its own.
+    alike = state.mesh.pipeline.group is None
+    whole = {n: t for n, t in tensors.items() if alike and not isinstance(t, DTensor)}
 
     def read() -> None:
         check_context(checkpoint, entries, job)

@@ -34,7 +34,7 @@ from trainrig.train.checkpoint.manifest import (
     folder_of,
     mark_damaged,
 )
-from trainrig.train.checkpoint.shares import find_written, index_all
+from trainrig.train.checkpoint.shares import find_written, index_stages
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
 from trainrig.train.checkpoint.verification import Sums, read_back, record_verified
 from trainrig.train.job import TrainingJob
@@ -90,10 +90,10 @@ class Saver:
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        tensors = state.rows(state.tensors())
-        parts = find_written(tensors)
+        tensors, pipeline = state.rows(state.counted_tensors()), state.mesh.pipeline
+        parts = find_written(tensors, pipeline.rank)
         if self._staged is None:
-            self._staged, self._index = StagedFile(parts), index_all(tensors)
+            self._staged, self._index = StagedFile(parts), index_stages(tensors, pipeline)
             mine = {n: (first, _rows(part)) for n, (part, first) in parts.items()}
             assert mine == rows_in(self._index, self._rank), "not as the index has them"
         self._staged.fill(parts)

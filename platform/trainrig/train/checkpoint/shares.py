@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from trainrig.parallel.fsdp import local_slice
+from trainrig.parallel.mesh import Axis
 from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
@@ -25,12 +26,13 @@ def find_held(tensor: Tensor) -> tuple[Tensor, int]:
     return local, first[0] if first else 0
 
 
-def find_written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+def find_written(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, tuple[Tensor, int]]:
     """What this rank writes of `tensors`: its rows of the sharded ones, of what replicas hold alike
-    a part as large as each other's, by bytes, and rank 0 what is not sharded at all (a few numbers,
-    which rank 0 will read for all). All ranks together write all once."""
+    a part as large as each other's, by bytes, and rank `lead`, the first of those that hold them,
+    what is not sharded at all (a few numbers, which rank 0 will read for all). All ranks together
+    write all once."""
     mine = {}
-    for name, writer in _writers(tensors).items():
+    for name, writer in _writers(tensors, lead).items():
         tensor = tensors[name]
         local, first = find_held(tensor)
         if writer == _replica(tensor)[0] and (local.numel() or not isinstance(tensor, DTensor)):
@@ -38,12 +40,12 @@ def find_written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]
     return mine
 
 
-def index_all(tensors: Mapping[str, Tensor]) -> dict[str, IndexedTensor]:
+def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, IndexedTensor]:
     """Where the rows of `tensors` lie in the files that all ranks write; file 0 is rank 0's.
 
     Every rank knows it without asking another: it follows from how the tensors are cut.
     """
-    writers = _writers(tensors)
+    writers = _writers(tensors, lead)
     found = {}
     for name, tensor in tensors.items():
         ranks, parts = _ranks_of(tensor, writers[name])
@@ -55,14 +57,25 @@ def index_all(tensors: Mapping[str, Tensor]) -> dict[str, IndexedTensor]:
     return found
 
 
-def _writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def index_stages(tensors: Mapping[str, Tensor], pipeline: Axis) -> dict[str, IndexedTensor]:
+    """As `index_all`, of the `tensors` of all ranks of `pipeline`, which hold some each and all
+    call it."""
+    mine = index_all(tensors, pipeline.rank)
+    if pipeline.group is None:
+        return mine
+    found = [mine] * pipeline.size
+    dist.all_gather_object(found, mine, group=pipeline.group)
+    return {name: tensor for each in found for name, tensor in each.items()}
+
+
+def _writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
     """Which of the replicas of each of `tensors` writes it, by name in order."""
     loads: dict[int, list[int]] = defaultdict(list)  # by number of replicas: bytes each writes
     writers = {}
     for name in sorted(tensors):
         tensor = tensors[name]
         if not isinstance(tensor, DTensor):
-            writers[name] = 0
+            writers[name] = lead
             continue
         replicas = _replica(tensor)[1]
         load = loads.setdefault(replicas, [0] * replicas)
