@@ -42,7 +42,7 @@ from trainrig.objectives import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
 from trainrig.parallel import deterministic, numerics
 from trainrig.parallel.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank, shard, units
+from trainrig.parallel.fsdp import Gradients, SummedByRank, local_slice, shard, units
 from trainrig.parallel.mesh import build_mesh, join_group, local_device
 from trainrig.parallel.pipeline.passes import StagePass, StagePasses
 from trainrig.parallel.precision import set_products
@@ -343,9 +343,21 @@ def _as_numpy(tensor: Tensor) -> Any:
 
 def _whole(state: TrainState) -> dict[str, Any]:
     return {
-        name: _as_numpy(t.full_tensor() if isinstance(t, DTensor) else t)
+        name: _as_numpy(_gathered(t) if isinstance(t, DTensor) else t)
         for name, t in state.tensors().items()
     }
+
+
+def _gathered(tensor: DTensor) -> Tensor:
+    """The whole of it. `full_tensor` remembers meshes that look the same, with their groups, which
+    are gone where a process has had several one after another."""
+    local, first = local_slice(tensor)
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (local, first))
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for part, begin in parts:
+        whole[tuple(slice(b, b + n) for b, n in zip(begin, part.shape, strict=True))] = part
+    return whole
 
 
 def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | None:
