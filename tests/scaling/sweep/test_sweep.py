@@ -173,3 +173,16 @@ def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make
     assert len(found["tried"]) == 3
     assert all(0.25 <= each["rate_factor"] <= 4 for each in found["tried"])
     assert all(0.5 <= each["batch_factor"] <= 2 for each in found["tried"])
+
+
+@pytest.mark.ray
+def test_a_task_that_is_added_to_a_finished_sweep_is_asked_and_nothing_trained(
+    local_ray, make_sweep, riddles
+):
+    sweep(make_sweep())
+    asking = make_sweep(tasks=[{"task": riddles}])
+    sweep(asking)
+    runs = read_table(asking.output)
+    assert (runs.task_losses["riddles"] > 0).all() and len(runs) == 4
+    attempts = [len(RunFolder(str(f)).attempts()) for f in Path(asking.output).glob("trials/*/*")]
+    assert attempts == [1] * 4
