@@ -342,22 +342,24 @@ def _as_numpy(tensor: Tensor) -> Any:
 
 
 def _whole(state: TrainState) -> dict[str, Any]:
-    return {
-        name: _as_numpy(_gathered(t) if isinstance(t, DTensor) else t)
-        for name, t in state.tensors().items()
-    }
+    """The whole of each tensor that this rank has a part of.
 
-
-def _gathered(tensor: DTensor) -> Tensor:
-    """The whole of it. `full_tensor` remembers meshes that look the same, with their groups, which
-    are gone where a process has had several one after another."""
-    local, first = local_slice(tensor)
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, (local, first))
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-    for part, begin in parts:
-        whole[tuple(slice(b, b + n) for b, n in zip(begin, part.shape, strict=True))] = part
-    return whole
+    `full_tensor` remembers meshes that look the same, with their groups, which are gone where a
+    process has had several one after another. Ranks of other stages have other tensors.
+    """
+    held = {name: t for name, t in state.tensors().items() if isinstance(t, DTensor)}
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, {name: local_slice(t) for name, t in held.items()})
+    found = {}
+    for name, tensor in state.tensors().items():
+        if name in held:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            for part, begin in (each[name] for each in everywhere if name in each):
+                places = zip(begin, part.shape, strict=True)
+                whole[tuple(slice(first, first + size) for first, size in places)] = part
+            tensor = whole
+        found[name] = _as_numpy(tensor)
+    return found
 
 
 def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | None:
