@@ -83,6 +83,7 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     assert stems["encoder"] == {
         *("tokenizer", "tokenize", "pretrain", "evaluate", "embed", "vectors")
     }
+    assert stems["objectives"] == {"tokenizer", "tokenize", "mixture", "prefix"}
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
 

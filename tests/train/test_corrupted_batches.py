@@ -1,9 +1,11 @@
 """Objectives that corrupt rows, in runs: denominators, traces, and bits at any number of ranks."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from trainrig import cli
@@ -12,16 +14,21 @@ from trainrig.errors import DataError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.flops import encoder_decoder_flops, token_flops
+from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import count_parameters
 from trainrig.models.sampling import Sampling
-from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.contract import DeviceBatch, find_corruption
+from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.tokens.batches import IGNORE, TOKENS
+from trainrig.tokens.batches import IGNORE, TARGETS, TOKENS, MicroBatchSlot
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.trace import trace
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.loss_table import LossTable
 from trainrig.train.pretrain import open_batches, prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.run_page import write_report
 
 T5 = {
     "model": {
@@ -36,6 +43,17 @@ OBJECTIVES = {
 KINDS = tuple(OBJECTIVES)
 PREFIX = {"objective": {"kind": "PrefixLM"}}
 OBJECTIVES["PrefixLM"] = PREFIX  # which needs no special token, and fills no gap
+MIXED = {
+    "objective": {
+        "kind": "MixtureOfObjectives",
+        "members": (
+            {"objective": {"kind": "CausalLM"}, "name": "next"},
+            {"objective": {"kind": "FillInTheMiddle"}, "weight": 2.0},
+            {"objective": {"kind": "PrefixLM"}},
+        ),
+    }
+}
+OBJECTIVES["MixtureOfObjectives"] = MIXED
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
@@ -136,11 +154,90 @@ def test_a_checkpoint_fills_gaps(kind, ranks, make_job, corrupted_tokens, tmp_pa
             speaker.speak("the sea", sampling)
 
 
+def test_the_loss_of_each_objective_is_that_of_its_rows_by_hand(
+    alone, make_job, corrupted_tokens, tmp_path
+):
+    job = make_job(tmp_path, tokens=corrupted_tokens, **MIXED)
+    model = Decoder(job.model)
+    initialise(model, 0)
+    names = [member.called for member in job.objective.members]
+    sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    table = LossTable(job.objective, ("books", "web"), 4, torch.device("cpu"), double=True)
+    for number, micro in enumerate(job.make_batches().at(0)):
+        batch = DeviceBatch.copy(micro, torch.device("cpu"))
+        computed = job.objective.compute(model, batch, {})
+        table.fill(MicroBatchSlot(number, True, 0, closes=True), computed, batch.sources_B)
+        logits = job.objective.predict(model, batch).logits.double()
+        nats = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch.arrays[TARGETS].flatten(), reduction="none"
+        ).reshape(batch.arrays[TARGETS].shape)
+        for row, of in enumerate(micro.arrays[MEMBERS].tolist()):
+            sums[names[of]] += float(nats[row].detach().sum())
+            counts[names[of]] += int((micro.targets[row] != IGNORE).sum())
+    loss = table.reduce(job.make_batches().denominators(0))
+    there = {f"loss/{name}": sums[name] / counts[name] for name in names if counts[name]}
+    assert set(there) == {"loss/next", "loss/FillInTheMiddle", "loss/PrefixLM"}
+    assert loss.diagnostics == pytest.approx(there, rel=1e-5)
+    assert loss.total == pytest.approx(sum(sums.values()) / sum(counts.values()), rel=1e-5)
+
+
+def test_a_run_of_several_objectives_goes_on_to_the_same_bits_and_reports_each(
+    ranks, make_job, make_run, corrupted_tokens, tmp_path
+):
+    training = {"steps": 4, "held_out": {"every": 2, "rows": 12}, "checkpoints": {"every": 2}}
+    folders = []
+    for name, worlds in (("whole", (1,)), ("parts", (2, 1))):
+        changes = {"tokens": corrupted_tokens, "training": training, **MIXED}
+        job = make_job(tmp_path / name, **changes)
+        for number, world in enumerate(worlds):
+            newest, _ = newest_valid(RunFolder(job.folder))
+            resume = newest.path if newest else None
+            attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
+            stop = {"told": (0, "train", 6)} if number + 1 < len(worlds) else {}
+            ranks(world, "train", job=job, attempt=attempt, resume_from=resume, **stop)
+        run_file = Path(job.folder) / "run.toml"
+        run_file.write_text(to_toml(make_run(tmp_path / name, **changes)))
+        folders.append(job.folder)
+    whole, parts = (metrics.series(folder) for folder in folders)
+    for one, other in zip(whole, parts, strict=True):
+        assert {n: one[n] for n in one if "loss" in n} == {
+            n: other[n] for n in other if "loss" in n
+        }
+    held_out, alone = (metrics.held_out_series(folder)[-1:] for folder in reversed(folders))
+    unlike = {n: held_out[-1][n] for n in ("attempt", "time", "speed/held_out_seconds")}
+    assert held_out[-1] == alone[-1] | unlike
+    page = Path(write_report(folders[1])).read_text()
+    assert "Held-out loss by objective: " in page
+    for name in ("next", "FillInTheMiddle", "PrefixLM"):
+        assert f"eval/diagnostics/loss/{name}" in held_out[-1]
+        assert any(f"train/diagnostics/loss/{name}" in line for line in whole)
+
+
+def test_operations_of_a_mixture_are_those_of_its_members_by_their_shares(
+    make_run, corrupted_tokens, tmp_path
+):
+    flops = {
+        name: estimate_pretraining(
+            make_run(tmp_path, tokens=corrupted_tokens, objective=objective), DeviceChoice()
+        )["flops"]
+        for name, objective in {
+            "next": {"kind": "CausalLM"},
+            "prefix": {"kind": "PrefixLM"},
+            "mixed": MIXED["objective"],
+        }.items()
+    }
+    assert flops["prefix"] != flops["next"]
+    assert flops["mixed"] == pytest.approx(0.75 * flops["next"] + 0.25 * flops["prefix"])
+
+
 def test_an_objective_that_does_not_fit_the_model_is_refused(make_run, corrupted_tokens, tmp_path):
     with pytest.raises(ValidationError, match=r'Decoder.*set model.kind = "EncoderDecoder"'):
         make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "SpanCorruption"})
     with pytest.raises(ValidationError, match=r'set objective.kind = "SpanCorruption"'):
         make_run(tmp_path, tokens=corrupted_tokens, **T5)
+    members = (*MIXED["objective"]["members"], {"objective": {"kind": "SpanCorruption"}})
+    with pytest.raises(ValidationError, match="objective SpanCorruption does not fit a model of"):
+        make_run(tmp_path, objective={"kind": "MixtureOfObjectives", "members": members})
 
 
 def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_tokens, tmp_path):

@@ -12,7 +12,7 @@ from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import MaskedLM, PrefixLM, SpanCorruption
+from trainrig.objectives import CausalLM, MaskedLM, PrefixLM, SpanCorruption
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
@@ -115,26 +115,28 @@ def _rented(taken: Cost) -> str:
 
 
 def _flops(run: Pretraining, model: DecoderConfig) -> float:
-    """Of all steps, each stage's rows as long as they are."""
+    """Of all steps, each stage's rows as long as they are; of several objectives, by their
+    shares."""
     stages = run.batches.resolved()
-    predicted = (
-        run.objective.mean_rate(run.training.steps) if isinstance(run.objective, MaskedLM) else 1.0
-    )
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
     ends.append(run.batches.positions(run.training.steps))
     return sum(
-        (end - begin) * _position_flops(run, model, stage.sequence_length, predicted)
+        (end - begin)
+        * share
+        * _position_flops(objective, model, stage.sequence_length, run.training.steps)
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
+        for share, objective in run.objective.parts()
     )
 
 
-def _position_flops(run: Pretraining, model: DecoderConfig, length: int, predicted: float) -> float:
-    """Of one position of rows of `length`; see `token_flops` for `predicted`."""
-    if isinstance(model, EncoderDecoderConfig) and isinstance(run.objective, SpanCorruption):
-        return encoder_decoder_flops(model, *run.objective.lengths(length)) / length
-    if isinstance(run.objective, PrefixLM):
-        predicted, ahead = run.objective.trained_share(length), run.objective.keys_ahead(length)
+def _position_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int) -> float:
+    """Of one position of rows of `length` in a run of `steps`."""
+    if isinstance(model, EncoderDecoderConfig) and isinstance(objective, SpanCorruption):
+        return encoder_decoder_flops(model, *objective.lengths(length)) / length
+    if isinstance(objective, PrefixLM):
+        predicted, ahead = objective.trained_share(length), objective.keys_ahead(length)
         return token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
+    predicted = objective.mean_rate(steps) if isinstance(objective, MaskedLM) else 1.0
     return token_flops(model, length, predicted=predicted).training
 
 

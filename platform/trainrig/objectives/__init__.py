@@ -9,6 +9,7 @@ from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.classification import AnswerSpan, Classification
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.mixture import MixtureOfObjectives
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.distillation import Distillation
@@ -39,7 +40,7 @@ from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
 # Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
-OfText = CausalLM | FillInTheMiddle | MaskedLM | PrefixLM | SpanCorruption
+OfText = CausalLM | FillInTheMiddle | MaskedLM | MixtureOfObjectives | PrefixLM | SpanCorruption
 PretrainingObjective = Annotated[
     OfText, Field(discriminator="kind"), without_kind("CausalLM"), FitsSeveral()
 ]
@@ -85,6 +86,7 @@ __all__ = [
     "Hinge",
     "IPOPerToken",
     "MaskedLM",
+    "MixtureOfObjectives",
     "Objective",
     "OfLabels",
     "OnPolicyDistillation",

@@ -246,15 +246,17 @@ class Pretraining(TrainingRunFile):
     def _sequence_fits_model(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
-        masked = isinstance(self.objective, MaskedLM)
+        parts = [each for _, each in self.objective.parts()]
+        masked = all(isinstance(each, MaskedLM) for each in parts)
         if self.convert and (self.continue_from is None or not masked):
             raise ValueError(
                 "convert makes an encoder of the decoder to `continue_from`, for objective "
                 "MaskedLM; leave it out"
             )
-        if isinstance(self.objective, PrefixLM):
-            stages = self.batches.resolved()
-            self.objective.check_length(min(each.sequence_length for each in stages))
+        shortest = min(each.sequence_length for each in self.batches.resolved())
+        for each in parts:
+            if isinstance(each, PrefixLM):
+                each.check_length(shortest)
         if self.model is not None:
             self.check_positions(self.model)
             self.check_objective(self.model)
@@ -268,31 +270,8 @@ class Pretraining(TrainingRunFile):
 
     def check_objective(self, model: DecoderConfig) -> None:
         """Raise ValueError if `model` cannot learn what the objective asks."""
-        asked = isinstance(self.objective, SpanCorruption)
-        if asked != isinstance(model, EncoderDecoderConfig):
-            wanted = "model" if asked else "objective"
-            wanted += f'.kind = "{ENCODER_DECODER if asked else "SpanCorruption"}"'
-            raise ValueError(
-                f"objective {self.objective.kind} does not fit a model of kind {model.kind}: one "
-                f"reads a text and writes another; set {wanted}"
-            )
-        masked = isinstance(self.objective, MaskedLM)
-        if masked and not model.bidirectional and not self.convert:
-            raise ValueError(
-                "objective MaskedLM asks for what stands on both sides, which a decoder does not "
-                'see; set model.kind = "Encoder", or with `continue_from` convert = true'
-            )
-        if model.bidirectional and not masked:
-            raise ValueError(
-                f"objective {self.objective.kind} predicts the next token, which an encoder sees; "
-                'set objective.kind = "MaskedLM"'
-            )
-        setting = takes_no_mask(model.attention, model.position_embedding)
-        if isinstance(self.objective, PrefixLM) and setting:
-            raise ValueError(
-                f"objective PrefixLM: model.{setting} is computed by a kernel that takes no mask "
-                "of prefixes; leave it out, or choose another objective"
-            )
+        for _, each in self.objective.parts():
+            check_fit(each, model, self.convert)
 
     def check_row_split(self, model: DecoderConfig) -> None:
         """Raise ValueError if workers are to share rows or layers or divide them, and cannot."""
@@ -331,6 +310,36 @@ class Pretraining(TrainingRunFile):
             trained = step > 0 or self.continue_from is not None
             setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
             check_positions(length, model_of(models, step), setting)
+
+
+def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
+    """Raise ValueError if `model`, which becomes an encoder by `convert`, cannot learn what
+    `objective` asks."""
+    asked = isinstance(objective, SpanCorruption)
+    if asked != isinstance(model, EncoderDecoderConfig):
+        wanted = "model" if asked else "objective"
+        wanted += f'.kind = "{ENCODER_DECODER if asked else "SpanCorruption"}"'
+        raise ValueError(
+            f"objective {objective.kind} does not fit a model of kind {model.kind}: one "
+            f"reads a text and writes another; set {wanted}"
+        )
+    masked = isinstance(objective, MaskedLM)
+    if masked and not model.bidirectional and not convert:
+        raise ValueError(
+            "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+            'see; set model.kind = "Encoder", or with `continue_from` convert = true'
+        )
+    if model.bidirectional and not masked:
+        raise ValueError(
+            f"objective {objective.kind} predicts the next token, which an encoder sees; "
+            'set objective.kind = "MaskedLM"'
+        )
+    setting = takes_no_mask(model.attention, model.position_embedding)
+    if isinstance(objective, PrefixLM) and setting:
+        raise ValueError(
+            f"objective PrefixLM: model.{setting} is computed by a kernel that takes no mask "
+            "of prefixes; leave it out, or choose another objective"
+        )
 
 
 ModelStages = tuple[tuple[int, DecoderConfig], ...]

@@ -80,10 +80,10 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"Planned for the batches from step {stage.from_step} on, of the {len(stages)} stages "
             "the one with the most tokens."
         )
-    objective = run.objective
-    rate = 1.0
-    if isinstance(objective, MaskedLM):
-        rate = objective.mean_rate(run.training.steps)
+    rate = sum(
+        share * (each.mean_rate(run.training.steps) if isinstance(each, MaskedLM) else 1.0)
+        for share, each in run.objective.parts()
+    )
     return Subject(
         name=name,
         model=_settled(model, run),

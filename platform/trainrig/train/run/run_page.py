@@ -17,6 +17,7 @@ from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.charts.answer_samples import answer_samples
 from trainrig.train.run.charts.labelling_charts import labelling_charts
+from trainrig.train.run.charts.members_chart import members_chart
 from trainrig.train.run.charts.prediction_chart import comparison, prediction_chart
 from trainrig.train.run.charts.preference_charts import preference_charts
 from trainrig.train.run.charts.rollout_charts import answer_worth, rollout_charts
@@ -124,6 +125,8 @@ def run_page(run_data: RunReportData) -> str:
         charts.append(sources_chart(run_data))
         if run_data.held_out[0]["step"] == 0 and len(run_data.held_out) > 1:
             charts.append(forgetting_chart(run_data))
+    if run_data.objective == "MixtureOfObjectives" and (members := members_chart(run_data)):
+        charts.append(members)
     sections = [Section("loss", "How well it predicts", tuple(charts))]
     if rollouts := rollout_charts(run_data):  # first: a policy's loss says little
         said = answer_samples(run_data.answers, run_data.measured)

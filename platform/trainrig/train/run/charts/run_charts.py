@@ -38,7 +38,10 @@ Line = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources that are drawn: those that changed most
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
 # Objectives whose loss is of tokens.
-PER_TOKEN = ("", "CausalLM", "FillInTheMiddle", "MaskedLM", "PrefixLM", "SFT", "SpanCorruption")
+PER_TOKEN = (
+    *("", "CausalLM", "FillInTheMiddle", "MaskedLM", "MixtureOfObjectives", "PrefixLM", "SFT"),
+    "SpanCorruption",
+)
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
 
@@ -167,9 +170,9 @@ def forgetting_chart(run_data: RunReportData) -> Chart:
     """The held-out loss of each source before the first step of a run that continues another, and
     now."""
     first, last = run_data.held_out[0], run_data.held_out[-1]
-    names = sorted(n for n in last if n.startswith("eval/") and n != "eval/loss" and n in first)
-    names = [n for n in names if None not in (first[n], last[n]) and n.endswith("/loss")]
-    pairs = [BeforeAfter(n[5:-5], first[n], last[n]) for n in names if n.count("/terms/") == 0]
+    names = sorted(n for n in _sources_held_out(last) if n in first)
+    names = [n for n in names if None not in (first[n], last[n])]
+    pairs = [BeforeAfter(n[5:-5], first[n], last[n]) for n in names]
     change = {pair.name: pair.after - pair.before for pair in pairs}
     worst, best = max(change, key=lambda n: change[n]), min(change, key=lambda n: change[n])
     title = f"Forgot nothing: no held-out loss has risen; {best} fell by {-change[best]:.2f}"
@@ -192,10 +195,16 @@ def forgetting_chart(run_data: RunReportData) -> Chart:
     )
 
 
+def _sources_held_out(line: Line) -> list[str]:
+    """Names of the losses by source among the figures of `line`; terms and diagnostics are none."""
+    names = (n for n in line if n.startswith("eval/") and n.endswith("/loss") and n != "eval/loss")
+    return [n for n in names if not n.startswith(("eval/terms/", "eval/diagnostics/"))]
+
+
 def sources_chart(run_data: RunReportData) -> Chart:
     """The held-out loss of each source by step."""
     last = run_data.held_out[-1]
-    names = {n: n[5:-5] for n in last if n.startswith("eval/") and n != "eval/loss"}
+    names = {n: n[5:-5] for n in _sources_held_out(last)}
     ordered = sorted(names, key=lambda name: -last[name])
     shown = ordered[: len(SOURCE_COLOURS)]
 

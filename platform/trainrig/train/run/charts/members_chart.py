@@ -1,0 +1,58 @@
+"""A chart of what a run learnt of each objective of its mixture."""
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from trainrig import figures
+from trainrig.figures import C1, C2, C3, C4
+from trainrig.report import Chart, ReportTable, visible
+from trainrig.train.run.charts.run_charts import RunReportData, values
+
+COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+OF_MEMBER = "diagnostics/loss/"  # metrics of a split, and the member's name
+
+
+def members_chart(run_data: RunReportData) -> Chart | None:
+    """The loss of each objective by step, held out if it was measured; None: there is but one."""
+    held = _names(run_data, "eval") if run_data.held_out else []
+    split, lines = ("eval", run_data.held_out) if held else ("train", run_data.updates)
+    names = held or _names(run_data, split)
+    if not names:
+        return None
+    begin = len(split) + 1 + len(OF_MEMBER)
+    series = {n: [line for line in lines if line.get(n) is not None] for n in names}
+    last = {n: series[n][-1][n] for n in names}
+    ordered = sorted(names, key=lambda name: -last[name])
+    shown = ordered[: len(COLOURS)]
+
+    def plot(ax: Axes) -> None:
+        for name, colour in zip(shown, COLOURS, strict=False):
+            x, y = figures.thin(values(series[name], "step"), values(series[name], name))
+            ax.plot(x, y, color=colour, linewidth=1.8, label=visible(name[begin:])[:24])
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        ax.set(xlabel="step", ylabel=f"loss ({run_data.unit})")
+
+    what = "Held-out loss" if held else "Training loss"
+    told = ", ".join(f"{visible(name[begin:])} {last[name]:.2f}" for name in shown)
+    more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
+    return Chart(
+        f"{what} by objective: {told}",
+        figures.draw(plot, 260),
+        label=f"Lines of the {what.lower()} against steps, one an objective.",
+        caption="Each a mean over the targets that this objective makes, so losses are to be "
+        f"compared with themselves, not with one another.{more}",
+        table=ReportTable(
+            f"{what} by objective, first and last",
+            ("objective", "first", "last"),
+            tuple((name[begin:], series[name][0][name], last[name]) for name in ordered),
+        ),
+    )
+
+
+def _names(run_data: RunReportData, split: str) -> list[str]:
+    lines = run_data.held_out if split == "eval" else run_data.updates
+    prefix = f"{split}/{OF_MEMBER}"
+    found = {n: None for line in lines for n, value in line.items() if value is not None}
+    return sorted(n for n in found if n.startswith(prefix))
