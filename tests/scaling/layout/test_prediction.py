@@ -6,11 +6,11 @@ import pytest
 
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import step_memory
+from trainrig.estimate.model_share import cut, cut_shapes
 from trainrig.flops import token_flops
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.compute import attention_flops, products_of
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.share import cut, cut_shapes
 
 MIXTURE = {
     "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}

@@ -11,12 +11,12 @@ from trainrig.estimate.memory import (
     peak_memory,
     per_token_of,
 )
+from trainrig.estimate.model_share import ModelParts, sliced
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.share import ModelParts, sliced
 from trainrig.scaling.layout.stages import in_flight
 from trainrig.scaling.layout.traffic import DataTraffic, Exchange, of_data
 from trainrig.train.run_file import Training

@@ -12,6 +12,7 @@ from typing import Literal
 
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import Memory
+from trainrig.estimate.model_share import ModelParts, cut, cut_shapes
 from trainrig.flops import token_flops
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
 from trainrig.models.decoder_config import DecoderConfig
@@ -28,7 +29,6 @@ from trainrig.scaling.layout.layouts import (
     experts_of,
 )
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
-from trainrig.scaling.layout.share import ModelParts, cut, cut_shapes
 from trainrig.scaling.layout.stages import largest, waiting
 from trainrig.scaling.layout.traffic import Exchange
 from trainrig.train.run_file import Training

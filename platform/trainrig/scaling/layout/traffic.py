@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from trainrig.estimate.memory import MASTER
+from trainrig.estimate.model_share import CountedParameters
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.share import CountedParameters
 
 COUNT = 8  # bytes of a number of tokens
 
