@@ -37,7 +37,7 @@ def cut(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
     shape, mixture = model.shape, model.feedforward
     narrow: dict[str, object] = {
         "heads": shape.heads // tensor,
-        "kv_heads": shape.kv_heads // tensor,
+        "kv_heads": max(1, shape.kv_heads // tensor),  # fewer than devices: each has one, alike
         "head_channels": shape.head_channels,
         "feedforward_channels": shape.feedforward_channels // tensor,
         "vocabulary": shape.vocabulary // tensor,
@@ -118,7 +118,7 @@ class Slices:
 def sliced(counted: CountedParameters, over: int, expert: int) -> Slices:
     """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
     their own."""
-    fewer = over // expert
+    fewer = max(1, over // expert)
 
     def bytes_of(all_of: int, of_experts: int) -> float:
         return (all_of - of_experts) / over + of_experts / fewer

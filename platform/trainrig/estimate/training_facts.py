@@ -7,7 +7,8 @@ from trainrig import hardware, storage
 from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_after_losses
 from trainrig.estimate.cost import Cost, cost
 from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.memory import cache_memory, step_memory
+from trainrig.estimate.memory import cache_memory
+from trainrig.estimate.worker_memory import worker_memory
 from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
@@ -46,7 +47,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     device, compute = machine.named(offers), run.training.precision.peak
     flops = _flops(run, model)
     largest = max(
-        step_memory(
+        worker_memory(
             model,
             run.training,
             workers,

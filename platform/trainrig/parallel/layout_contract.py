@@ -68,11 +68,6 @@ class WorkerLayout(Settings):
                 "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "
                 "the two"
             )
-        if self.context is not None and compiled:
-            raise ValueError(
-                "parallel.context sends keys and values from within layers, which cannot be "
-                "compiled then; leave out [training.compile] or [training.parallel.context]"
-            )
         if self.tensor is not None and compiled:
             raise ValueError(
                 "parallel.tensor adds up over workers within layers, which cannot be compiled "

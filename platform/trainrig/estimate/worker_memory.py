@@ -1,0 +1,121 @@
+"""Memory of the worker that holds the most, where workers share rows, layers or experts.
+
+By `estimate.memory`, of the part of the model that one worker has (`estimate.model_share`):
+
+    tensor     heads, feed-forward channels and entries of the vocabulary are divided; what flows
+               between layers is whole on each worker, and once more while it is added up
+    expert     experts and the rows of a micro-batch are divided
+    context    each row is divided; `Gathered` has the keys and values of whole rows, in each layer
+               until its backward pass unless that computes them again; `RingAttention` has two
+               workers' at a time
+    pipeline   layers are divided; a stage keeps as many micro-batches as its schedule says
+"""
+
+import math
+
+from trainrig.estimate.memory import (
+    HeldActivations,
+    HeldParameters,
+    Memory,
+    at_the_head,
+    peak_memory,
+    per_token_of,
+    slices,
+    step_memory,
+)
+from trainrig.estimate.model_share import ModelParts, cut, cut_shapes, sliced
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.pipeline.cut import cut_layers
+from trainrig.parallel.pipeline.schedule import turns
+from trainrig.train.run_file import Training
+
+
+def worker_memory(
+    model: DecoderConfig,
+    training: Training,
+    workers: int,
+    global_batch: int,
+    micro_batch: int,
+    sequence_length: int,
+) -> Memory:
+    """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time.
+
+    Raises ConfigError while the vocabulary is not settled.
+    """
+    parallel = training.parallel
+    if parallel.replica == 1:
+        return step_memory(model, training, workers, global_batch, micro_batch, sequence_length)
+    tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
+    expert = 1 if parallel.expert is None else parallel.expert.ranks
+    context = 1 if parallel.context is None else parallel.context.ranks
+    replicas = parallel.data_workers(workers)
+    count = math.ceil(global_batch / micro_batch / replicas)
+    local, shapes = cut(model, tensor, expert), cut_shapes(model, tensor, expert)
+    parts = ModelParts.of(model, training, tensor, expert)
+    over = slices(training, workers // (tensor * parallel.stages))
+    tokens = math.ceil(micro_batch * sequence_length / (context * expert))
+    found = []
+    for stage, layers in enumerate(cut_layers(model, parallel.stages)):
+        counted, root = parts.held([layers])
+        mine = sliced(counted, over, expert)
+        own = [shapes.layers[number] for number in layers]
+        kept, in_a_layer = per_token_of(own, local, training)
+        kept += len(own) * _gathered_rows(local, training, context)
+        at_once = _kept_at_once(training, stage, count)
+        last = layers.stop == model.layers
+        size = training.precision.bytes
+        activations = HeldActivations(
+            kept=kept * tokens * at_once,
+            in_a_layer=in_a_layer * tokens,
+            at_the_head=at_the_head(local, size, tokens) if last else 0.0,
+            buffers=tokens * _received(local, training, context),
+        )
+        parameters = HeldParameters(
+            total=counted.total,
+            trained=counted.trained,
+            root=root,
+            layer=max(parts.layer[number] for number in layers),
+            layers=len(own),
+            weights=mine.weights,
+            optimizer=mine.optimizer,
+            gradients=mine.gradients,
+        )
+        found.append(peak_memory(parameters, activations, training, replicas, count))
+    return max(found, key=lambda each: each.total)
+
+
+def _kept_at_once(training: Training, stage: int, count: int) -> int:
+    """Micro-batches of a step's `count` that `stage` has between their passes."""
+    pipeline = training.parallel.pipeline
+    if pipeline is None:
+        return 1
+    held = most = 0
+    for turn in turns(pipeline.schedule, stage, pipeline.ranks, count):
+        held += 1 if turn.forward else -1
+        most = max(most, held)
+    return most
+
+
+def _keys_and_values(local: DecoderConfig, training: Training) -> float:
+    """Bytes a token of those of one layer."""
+    return 2.0 * training.precision.bytes * local.shape.kv_heads * local.shape.head_channels
+
+
+def _gathered_rows(local: DecoderConfig, training: Training, context: int) -> float:
+    """Bytes a token of its own that a layer keeps of other workers' tokens."""
+    settings = training.parallel.context
+    if settings is None or settings.kind != "Gathered" or training.recompute is not None:
+        return 0.0
+    return (context - 1) * _keys_and_values(local, training)
+
+
+def _received(local: DecoderConfig, training: Training, context: int) -> float:
+    """Bytes a token of its own of what other workers send, for a moment."""
+    parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
+    found = stream if parallel.tensor else 0.0
+    if parallel.pipeline:
+        found += 2 * stream  # from the stage before, and the gradient from the one after
+    if parallel.context:
+        others = context - 1 if parallel.context.kind == "Gathered" else 2
+        found += others * _keys_and_values(local, training)
+    return found

@@ -1,0 +1,84 @@
+"""What a worker holds that shares rows, layers or experts: beside real ranks, and by hand."""
+
+import pytest
+
+from trainrig.estimate.memory import MASTER, step_memory
+from trainrig.estimate.worker_memory import worker_memory
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.decoder import DecoderConfig
+from trainrig.train.run_file import Training
+
+MODEL = DecoderConfig(
+    layers=4, channels=64, heads=4, kv_heads=2, feedforward_channels=128, vocabulary=320,
+    positions=128, tie_embeddings=False,
+)  # fmt: skip
+EXPERTS = MODEL.model_copy(update={"feedforward": MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)})
+
+
+def training(**parallel):
+    given = {"steps": 10, "virtual_workers": 4, "parallel": {"kind": "FSDP", **parallel}}
+    return Training.model_validate(given)
+
+
+def memory(model, parallel, workers, batch=8, micro_batch=2, length=64):
+    return worker_memory(model, training(**parallel), workers, batch, micro_batch, length)
+
+
+AXES = {
+    "tensor": (MODEL, {"tensor": {"ranks": 2}}),
+    "context": (MODEL, {"context": {"kind": "Gathered", "ranks": 2}}),
+    "pipeline": (MODEL, {"pipeline": {"ranks": 2}}),
+    "expert": (EXPERTS, {"expert": {"ranks": 2}}),
+}
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("axis", AXES)
+def test_the_weights_are_those_that_real_ranks_hold(ranks, make_job, tmp_path, axis, workers):
+    model, parallel = AXES[axis]
+    job = make_job(
+        tmp_path,
+        workers,
+        model=model.model_dump(exclude_unset=True),
+        training={"steps": 10, "virtual_workers": 4, "parallel": {"kind": "FSDP", **parallel}},
+    )
+    held = [sum(each.values()) for each in ranks(workers, "parts", job=job)]
+    expected = memory(job.model, parallel, workers).weights
+    # Of stages the one that needs the most memory, which may have a norm less than the last.
+    assert expected in {each * MASTER for each in held}
+    assert max(held) * MASTER - expected in (0, MASTER * 64 * 2 // workers)
+
+
+def test_without_axes_it_is_the_memory_of_a_step():
+    assert memory(MODEL, {}, 4) == step_memory(MODEL, training(), 4, 8, 2, 64)
+
+
+def test_a_row_that_workers_share_takes_a_worker_its_part():
+    alone = step_memory(MODEL, training(), 1, 8, 2, 64)
+    ring = memory(MODEL, {"context": {"kind": "RingAttention", "ranks": 2}}, 2)
+    gathered = memory(MODEL, {"context": {"kind": "Gathered", "ranks": 2}}, 2)
+    assert ring.activations == alone.activations / 2
+    # Beside its part, in each of 4 layers, keys and values of the other's 64 tokens: 2 heads of 16
+    # channels in 4 bytes.
+    assert gathered.activations - ring.activations == 4 * 64 * 2 * 2 * 16 * 4
+
+
+def test_experts_divide_the_rows_of_a_micro_batch():
+    alone = step_memory(EXPERTS, training(), 1, 8, 2, 64)
+    divided = memory(EXPERTS, {"expert": {"ranks": 2}}, 2)
+    assert divided.activations == alone.activations / 2
+
+
+@pytest.mark.parametrize(("schedule", "kept"), [("GPipe", 4), ("1F1B", 2)])
+def test_the_first_stage_keeps_as_many_micro_batches_as_its_schedule_says(schedule, kept):
+    deep = MODEL.model_copy(update={"layers": 8, "vocabulary": 16})  # the head weighs little
+    alone = step_memory(deep, training(), 1, 8, 2, 64)
+    staged = memory(deep, {"pipeline": {"ranks": 2, "schedule": schedule}}, 2)
+    assert staged.activations == kept * alone.activations / 2
+
+
+def test_workers_that_share_layers_keep_less_of_each():
+    alone = step_memory(MODEL, training(), 1, 8, 2, 64)
+    shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
+    assert alone.activations / 2 < shared.activations < alone.activations
+    assert shared.gathered < 0.51 * alone.gathered  # norms are whole on both
