@@ -2,7 +2,9 @@
 
 import pytest
 
+from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.memory import MASTER, step_memory
+from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import worker_memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder import DecoderConfig
@@ -12,7 +14,8 @@ MODEL = DecoderConfig(
     layers=4, channels=64, heads=4, kv_heads=2, feedforward_channels=128, vocabulary=320,
     positions=128, tie_embeddings=False,
 )  # fmt: skip
-EXPERTS = MODEL.model_copy(update={"feedforward": MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)})
+MIXTURE = MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)
+EXPERTS = MODEL.model_copy(update={"feedforward": MIXTURE})
 
 
 def training(**parallel):
@@ -82,3 +85,15 @@ def test_workers_that_share_layers_keep_less_of_each():
     shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
     assert alone.activations / 2 < shared.activations < alone.activations
     assert shared.gathered < 0.51 * alone.gathered  # norms are whole on both
+
+
+def test_check_deals_micro_batches_to_replicas(make_run, tmp_path):
+    run = make_run(
+        tmp_path,
+        4,
+        model=MODEL.model_dump(exclude_unset=True),
+        training={"steps": 10, "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}},
+        batches={"global_batch": 8, "micro_batch": 4},
+    )
+    facts = estimate_pretraining(run, DeviceChoice())
+    assert facts["at_work"].startswith("100% of 2 replicas")  # of 4 workers half would wait

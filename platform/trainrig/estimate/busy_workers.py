@@ -28,14 +28,18 @@ def sizes_after_losses(workers: int, least: int, of_a_node: int) -> list[int]:
 
 
 def describe_busy(
-    global_batch: int, micro_batch: int, virtual: int | None, sizes: Iterable[int]
+    global_batch: int,
+    micro_batch: int,
+    virtual: int | None,
+    sizes: Iterable[int],
+    unit: str = "workers",
 ) -> str:
-    """The share at each of `sizes`, in words; and if one is below WANTED, the largest micro-batch
-    that brings all above, if any does."""
+    """The share at each of `sizes`, numbers of `unit`, in words; and if one is below WANTED, the
+    largest micro-batch that brings all above, if any does."""
     sizes = list(sizes)
     micro_batches = global_batch // micro_batch
     shares = {size: busy_share(micro_batches, virtual, size) for size in sizes}
-    said = ", ".join(f"{share:.0%} of {size} workers" for size, share in shares.items())
+    said = ", ".join(f"{share:.0%} of {size} {unit}" for size, share in shares.items())
     if min(shares.values()) >= WANTED:
         return said
     for smaller in range(micro_batch, 0, -1):

@@ -96,11 +96,13 @@ def _emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
 
 
 def _at_work(run: Pretraining, taken: Cost) -> str:
-    """How many of the workers are, also without one and two of the nodes that are rented; of the
-    stage that keeps the fewest."""
+    """How many of the workers are, or of the replicas that several are together, also without one
+    and two of the nodes that are rented; of the stage that keeps the fewest."""
     workers = bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
-    sizes = sizes_after_losses(workers.most, workers.least, of_a_node)
+    parallel = run.training.parallel
+    left = sizes_after_losses(workers.most, workers.least, of_a_node)
+    sizes = [count for each in left if (count := parallel.data_workers(each))]
     virtual = run.training.virtual_workers if run.training.deterministic else None
     stage = min(
         run.batches.resolved(),
@@ -108,7 +110,8 @@ def _at_work(run: Pretraining, taken: Cost) -> str:
             busy_share(each.global_batch // each.micro_batch, virtual, size) for size in sizes
         ),
     )
-    return describe_busy(stage.global_batch, stage.micro_batch, virtual, sizes)
+    unit = "workers" if parallel.replica == 1 else "replicas"
+    return describe_busy(stage.global_batch, stage.micro_batch, virtual, sizes, unit)
 
 
 def _rented(taken: Cost) -> str:
