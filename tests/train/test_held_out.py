@@ -117,9 +117,12 @@ def test_an_evaluation_that_all_agree_to_stop_gives_no_loss(ranks, make_job, tmp
     assert ranks(2, "held_out_loss", job=job, stop_before=3) == [None, None]
 
 
+SECONDS = "speed/held_out_seconds"
+
+
 def held_out_of(folder):
     return [
-        {name: value for name, value in line.items() if name not in ("attempt", "time")}
+        {name: value for name, value in line.items() if name not in ("attempt", "time", SECONDS)}
         for line in metrics.held_out_series(folder)
     ]
 
@@ -133,6 +136,7 @@ def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, 
         set(line) == {"step", "eval/loss", "eval/books/loss", "eval/web/loss"} for line in lines
     )
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
+    assert all(line[SECONDS] > 0 for line in metrics.held_out_series(job.folder))
     assert len(metrics.series(job.folder)) == 12  # updates are lines of their own
 
 
