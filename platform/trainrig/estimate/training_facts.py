@@ -14,6 +14,7 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import CausalLM, MaskedLM, PrefixLM, SpanCorruption
+from trainrig.objectives.contract import find_parts
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
@@ -129,7 +130,7 @@ def _flops(run: Pretraining, model: DecoderConfig) -> float:
         * share
         * _position_flops(objective, model, stage.sequence_length, run.training.steps)
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
-        for share, objective in run.objective.parts()
+        for share, objective in find_parts(run.objective)
     )
 
 

@@ -41,10 +41,6 @@ class CausalLM(Settings):
             found.append(Term(UNIFORM, per=TOKENS, weight=self.label_smoothing))
         return tuple(found)
 
-    def parts(self) -> tuple[tuple[float, CausalLM], ...]:
-        """The objectives that samples are dealt to, each with its share of them."""
-        return ((1.0, self),)
-
     @property
     def statistics(self) -> tuple[str, ...]:
         """None."""

@@ -251,6 +251,21 @@ class LengthLimited(Protocol):
         ...
 
 
+@runtime_checkable
+class Mixed(Protocol):
+    """An objective whose samples are each of one of several."""
+
+    def parts(self) -> tuple[tuple[float, Any], ...]:
+        """The objectives that samples are dealt to, each with its share of them."""
+        ...
+
+
+def find_parts(objective: object) -> tuple[tuple[float, Any], ...]:
+    """The objectives that samples of `objective` are dealt to, each with its share of them: itself,
+    with all, unless it is a mixture."""
+    return objective.parts() if isinstance(objective, Mixed) else ((1.0, objective),)
+
+
 def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corruption | None:
     """What `objective` makes of rows of at most `longest` positions; None: it leaves them as they
     are. Raises DataError."""

@@ -29,6 +29,7 @@ from trainrig.objectives import (
     PretrainingObjective,
     SpanCorruption,
 )
+from trainrig.objectives.contract import find_parts
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -246,7 +247,7 @@ class Pretraining(TrainingRunFile):
     def _sequence_fits_model(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
-        parts = [each for _, each in self.objective.parts()]
+        parts = [each for _, each in find_parts(self.objective)]
         masked = all(isinstance(each, MaskedLM) for each in parts)
         if self.convert and (self.continue_from is None or not masked):
             raise ValueError(
@@ -270,7 +271,7 @@ class Pretraining(TrainingRunFile):
 
     def check_objective(self, model: DecoderConfig) -> None:
         """Raise ValueError if `model` cannot learn what the objective asks."""
-        for _, each in self.objective.parts():
+        for _, each in find_parts(self.objective):
             check_fit(each, model, self.convert)
 
     def check_row_split(self, model: DecoderConfig) -> None:

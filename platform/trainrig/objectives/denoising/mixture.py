@@ -98,7 +98,7 @@ class MixtureOfObjectives(CausalLM):
         return self
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
-        """See CausalLM."""
+        """The objectives that samples are dealt to, each with its share of them."""
         whole = sum(each.weight for each in self.members)
         return tuple((each.weight / whole, each.objective) for each in self.members)
 

@@ -13,6 +13,7 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
+from trainrig.objectives.contract import find_parts
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.cluster import Cluster
@@ -82,7 +83,7 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         )
     rate = sum(
         share * (each.mean_rate(run.training.steps) if isinstance(each, MaskedLM) else 1.0)
-        for share, each in run.objective.parts()
+        for share, each in find_parts(run.objective)
     )
     return Subject(
         name=name,
