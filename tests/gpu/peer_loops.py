@@ -1,7 +1,8 @@
 """What others' training steps do, in plain torch: the peers of the benchmark table.
 
-Written here, from the published models: nothing of theirs is imported, so whoever has torch can run
-them. Each has float32 masters under autocast, fused AdamW, clipping, and fused causal attention.
+Written here, from the published models: nothing of theirs is imported, so torch alone is enough
+to run them. Each has float32 masters under autocast, fused AdamW, clipping, and fused causal
+attention.
 
 Shapes: B rows, T positions, C channels, H heads, D channels of a head, V entries.
 """

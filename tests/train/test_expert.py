@@ -282,7 +282,7 @@ def laid_out(job, layout):
     "wrote", ["expert 2 x FSDP 2", *(soak(name) for name in LAYOUTS if "x FSDP" not in name)]
 )
 def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_path):
-    """It holds whole tensors, whoever has a part of them: also the optimizer's."""
+    """It holds whole tensors, whichever ranks have parts of them: also the optimizer's."""
     job, world = laid_out(trained(1)[0], wrote)
     job = dataclasses.replace(job, folder=str(tmp_path))
     go_on(job, world, ranks, until=2)

@@ -123,7 +123,7 @@ def open_answers(
 
 @dataclass(frozen=True)
 class HeldOutAnswers:
-    """How held-out rows of one kind are opened by whoever measures them."""
+    """How held-out rows of one kind are opened to be measured."""
 
     folder: str
     sequence_length: int

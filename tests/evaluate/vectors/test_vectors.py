@@ -35,7 +35,7 @@ RETRIEVAL = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The run folder of an encoder that nobody taught."""
+    """The run folder of an untrained encoder."""
     config = EncoderConfig.model_validate(SIZES)
     network = build_model(config)
     initialise(network, 3)

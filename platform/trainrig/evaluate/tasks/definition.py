@@ -32,7 +32,7 @@ class Task(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")  # what scorecards call it
     description: str = ""  # what it asks, for reports
-    source: str = ""  # paper, or page of whoever published it
+    source: str = ""  # paper, or page of its publisher
     # File of its rows, JSON Lines (plain or .gz) or Parquet; a relative one is looked for in the
     # run file's `task_rows`.
     rows: str

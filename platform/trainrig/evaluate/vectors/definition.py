@@ -14,7 +14,7 @@ class _VectorTask(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")  # what scorecards call it
     description: str = ""  # what it asks, for reports
-    source: str = ""  # paper, or page of whoever published it
+    source: str = ""  # paper, or page of its publisher
     # What of the last hidden states is the vector: their mean over the text, or that of the first.
     pooling: Literal["mean", "first"] = "mean"
     normalise: bool = True  # whether vectors are of length 1, so that products are cosines

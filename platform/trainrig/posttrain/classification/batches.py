@@ -137,7 +137,7 @@ def open_text_batches(
 
 @dataclass(frozen=True)
 class HeldOutTexts:
-    """How held-out texts are opened by whoever measures them."""
+    """How held-out texts are opened to be measured."""
 
     folder: str
     kind: RowKind

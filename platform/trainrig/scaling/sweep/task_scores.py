@@ -1,7 +1,7 @@
 """Tasks that the models of a sweep are asked, each once its run is over.
 
 A run's scorecards lie in its folder, one folder a task, so a task that is added later is asked
-alone. Whoever does a trial asks by itself: the rows are the same at any number of trials at a time,
+alone. Each trial's own process asks: the rows are the same at any number of trials at a time,
 and a trial that was cut short goes on between two shards of a task's rows.
 """
 

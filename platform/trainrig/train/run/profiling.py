@@ -18,7 +18,7 @@ from trainrig.errors import ClusterError
 from trainrig.train.held_out import StepProfile
 from trainrig.train.run.run_folder import TrainingAttempt
 
-if TYPE_CHECKING:  # whoever reads a run file needs no torch
+if TYPE_CHECKING:  # run files are read without torch
     import torch
 
 log = logging.getLogger(__name__)
