@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainrig.parallel.deterministic import UNITS_UNDER_WAY, SummedInTree
+from trainrig.parallel.exact.deterministic import UNITS_UNDER_WAY, SummedInTree
+from trainrig.parallel.exact.tree import TreeSum
 from trainrig.parallel.fsdp import shard
 from trainrig.parallel.mesh import build_mesh, local_device
-from trainrig.parallel.tree import TreeSum
 from trainrig.tokens.batches import MicroBatchSlot
 
 
@@ -46,7 +46,7 @@ def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alon
     parameters = list(model.parameters())
     gradients = SummedInTree([root], parameters, True, mesh)
     inputs = torch.randn(virtual, 5, 6)
-    gradients.begin(virtual)
+    gradients.begin(virtual, virtual)
     for number in range(virtual):
         slot = MicroBatchSlot(number, True, number, closes=True)
         gradients.backward(model(inputs[number]).square().sum(), slot, last=number == virtual - 1)

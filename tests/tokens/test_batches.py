@@ -7,7 +7,7 @@ from trainrig.tokens.batches import (
     BatchSizes,
     MicroBatchSlot,
     assign_micro_batches,
-    virtual_workers,
+    virtual_worker,
 )
 
 
@@ -48,28 +48,45 @@ def test_a_global_batch_that_is_not_whole_micro_batches_is_refused_with_the_near
 
 
 def test_virtual_workers_by_hand():
-    # Five micro-batches of three virtual workers: 0 | 1 2 | 3 4; two workers stand for 1 and 2.
+    # Five micro-batches of three virtual workers: 0 | 1 2 | 3 4; two workers have 0 1 and 2 3 4.
     assert assign_micro_batches(5, 3, 0, 2) == [
         MicroBatchSlot(0, True, 0, closes=True),
-        *[MicroBatchSlot(0, False, 0, closes=False)] * 3,
+        MicroBatchSlot(1, True, 1, closes=True),  # what it has of the second
+        MicroBatchSlot(0, False, 0, closes=False),
     ]
     assert assign_micro_batches(5, 3, 1, 2) == [
-        MicroBatchSlot(1, True, 1, closes=False),
-        MicroBatchSlot(2, True, 1, closes=True),
-        MicroBatchSlot(3, True, 2, closes=False),
-        MicroBatchSlot(4, True, 2, closes=True),
+        MicroBatchSlot(2, True, 2, closes=True),  # after what is the other's, so it stays apart
+        MicroBatchSlot(3, True, 3, closes=False),
+        MicroBatchSlot(4, True, 3, closes=True),
     ]
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
-def test_who_has_a_micro_batch_virtually_does_not_depend_on_the_workers(count, virtual, world):
-    virtual = min(virtual, count)
-    slots = [assign_micro_batches(count, virtual, rank, world) for rank in range(world)]
+def test_workers_that_add_up_rounds_together_take_micro_batches_in_turn():
+    # Two groups of two: 0 1 2 and 3 4 5 6.
+    slots = [assign_micro_batches(7, 3, rank, 4, peers=2) for rank in range(4)]
+    assert [[each.index for each in one if each.real] for one in slots] == [
+        [0, 2],
+        [1],
+        [3, 5],
+        [4, 6],
+    ]
+    assert {len(one) for one in slots} == {2}
+    assert all(each.closes and each.first == each.index for one in slots for each in one)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3))
+def test_all_micro_batches_are_handed_over_once_in_as_few_rounds_as_can_be(
+    count, virtual, groups, peers
+):
+    virtual, world = min(virtual, count), groups * peers
+    slots = [assign_micro_batches(count, virtual, rank, world, peers) for rank in range(world)]
+    assert {len(each) for each in slots} == {-(-count // world)}  # all join every collective
     real = [slot for each in slots for slot in each if slot.real]
-    assert real == assign_micro_batches(count, virtual, 0, 1)
-    assert [slot.index for slot in real] == list(range(count))
-    assert [slot.virtual for slot in real if slot.closes] == list(range(virtual))
-    assert len({len(each) for each in slots}) == 1  # all join every collective
-    for rank, each in enumerate(slots):
-        own = range(*virtual_workers(virtual, rank, world))
-        assert {slot.virtual for slot in each if slot.real} == set(own)
+    assert sorted(slot.index for slot in real) == list(range(count))
+    handed = sorted((slot.first, slot.index + 1) for slot in real if slot.closes)
+    assert [leaf for span in handed for leaf in range(*span)] == list(range(count))
+    cuts = {virtual_worker(index, count, virtual) for index in range(count)}
+    assert len(cuts) == virtual
+    for first, last in handed:  # of one virtual worker, and of its first ones if of several
+        begin, end = virtual_worker(first, count, virtual)
+        assert last <= end and (last == first + 1 or first == begin)

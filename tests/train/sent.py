@@ -10,14 +10,18 @@ from torch.utils._pytree import tree_leaves
 
 _GATHERS = ("_allgather_base_", "allgather_")
 _SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "alltoall_base_", "alltoall_")
+# Of the stream [B, T, C] alone: figures, norms and flags are added up as well.
+_SUM, _STREAM = "allreduce_", 3
 
 
 class Sent(TorchDispatchMode):
-    """`bytes`: what this rank sent to others, by the name of the collective."""
+    """`bytes`: what this rank sent to others, by the name of the collective; `to`: by the others'
+    numbers in the world, where each is sent something of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes: Counter[str] = Counter()
+        self.to: Counter[int] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -26,13 +30,19 @@ class Sent(TorchDispatchMode):
         return found
 
     def _count(self, name: str, args: Any) -> None:
+        if name == _SUM and args[0][0].ndim == _STREAM:  # sent as parts, and as sums of parts
+            ranks = dist.ProcessGroup.unbox(args[1]).size()
+            self.bytes[name] += 2 * sum(each.nbytes for each in args[0]) * (ranks - 1) // ranks
         if name not in (*_GATHERS, *_SCATTERS):
             return
         group = dist.ProcessGroup.unbox(args[2])
         if name == "alltoall_base_" and args[4]:  # rows of the input that each rank is sent
             rows = args[4]
-            elements = args[1][:1].numel() * (sum(rows) - rows[group.rank()])
-            self.bytes[name] += elements * args[1].element_size()
+            row = args[1][:1].numel() * args[1].element_size()
+            self.bytes[name] += row * (sum(rows) - rows[group.rank()])
+            for number, count in enumerate(rows):
+                if number != group.rank():
+                    self.to[dist.get_global_rank(group, number)] += row * count
             return
         size = sum(
             each.numel() * each.element_size()

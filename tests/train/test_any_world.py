@@ -224,11 +224,31 @@ def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
     assert losses == pytest.approx(straight["losses"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("world", "layout"),
+    [
+        (4, {"kind": "HSDP", "replicas": 2}),
+        (3, {"kind": "DDP"}),
+        (3, {"kind": "FSDP", "reshard": "layer", "reduce": "micro_batch"}),
+        (4, {"kind": "HSDP", "replicas": 2, "reshard": "layer", "reduce": "micro_batch"}),
+    ],
+)
+def test_no_layout_changes_a_bit(world, layout, ranks, make_job, tmp_path):
+    found = {}
+    for ranks_of, laid_out in ((1, {"kind": "FSDP"}), (world, layout)):
+        training = {"steps": 6, "parallel": laid_out}
+        job = make_job(tmp_path / str(ranks_of), ranks_of, training=training)
+        found[ranks_of] = ranks(ranks_of, "steps", job=job, count=6)
+    assert all(each == found[1][0] for each in found[world])
+
+
 @pytest.mark.parametrize("layout", [{"kind": "DDP"}, {"kind": "HSDP", "replicas": 2}])
 def test_a_layout_that_cannot_be_deterministic_is_refused_in_one_line(layout, make_run, tmp_path):
-    with pytest.raises(ValueError, match=r"set deterministic = false, or parallel\.kind"):
-        make_run(tmp_path, training={"parallel": layout})
-    make_run(tmp_path, training={"parallel": layout, "deterministic": False})
+    shared = layout | {"context": {"kind": "Gathered", "ranks": 2}}
+    with pytest.raises(ValueError, match=r"beside parallel\.context .* set deterministic = false"):
+        make_run(tmp_path, training={"parallel": shared})
+    make_run(tmp_path, training={"parallel": shared, "deterministic": False})
+    make_run(tmp_path, training={"parallel": layout})
 
 
 def test_replicas_that_do_not_divide_the_workers_are_refused(make_run, tmp_path):

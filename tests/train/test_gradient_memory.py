@@ -35,6 +35,7 @@ def test_a_step_is_the_same_however_often_it_reduces(parallel, ranks, make_job, 
     assert losses[2] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_the_exact_sum_refuses_to_reduce_each_micro_batch():
-    with pytest.raises(ValueError, match=r"parallel\.reduce = 'micro_batch' adds gradients in an"):
-        Training(steps=1, parallel=EACH["parallel"])
+def test_the_exact_sum_refuses_to_reduce_parts_of_micro_batches():
+    parallel = EACH["parallel"] | {"context": {"kind": "Gathered", "ranks": 2}}
+    with pytest.raises(ValueError, match=r"'micro_batch' beside parallel\.context adds gradients"):
+        Training(steps=1, parallel=parallel)

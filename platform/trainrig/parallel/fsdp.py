@@ -14,19 +14,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import expert_layers
 from trainrig.parallel.mesh import Axis
+from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import FLOAT32, Precision, policy
 from trainrig.tokens.batches import MicroBatchSlot
 
 
 def shard(
     model: nn.Module,
-    layers: nn.ModuleList,
+    layers: Sequence[nn.Module],
     mesh: DeviceMesh,
     gather_once: bool = True,
     precision: Precision = FLOAT32,
@@ -60,6 +62,18 @@ def units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
     """The parts of `model` whose parameters are sent together."""
     assert isinstance(model, nn.Module)
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def leave_copies(unit: FSDPModule) -> None:
+    """Have FSDP add the gradients of `unit` over the slices of one copy of the model alone, and not
+    those of the copies, which it can only add in an order of its own."""
+    group = unit._get_fsdp_state()._fsdp_param_group
+    if group is None or not isinstance(group.mesh_info, DDPMeshInfo):
+        return
+    mesh = group.mesh_info.mesh
+    group.mesh_info = FSDPMeshInfo(mesh, shard_mesh_dim=mesh.ndim - 1)
+    if group.post_forward_mesh_info is not None:
+        group.post_forward_mesh_info = group.mesh_info
 
 
 @contextmanager
@@ -102,15 +116,47 @@ def copies(tensor: DTensor) -> int:
     return count
 
 
+class BackwardUnits:
+    """The units of some models by the stage of a pipeline that they are of: a backward pass is that
+    of one stage, and the other stages of this rank keep what they have added up."""
+
+    def __init__(self, models: Sequence[FSDPModule]) -> None:
+        self._units = [
+            (unit, stage_of(model, unit), unit is model)
+            for model in models
+            for unit in units(model)
+        ]
+
+    def prepare(self, chunk: int, reduces: bool, last: bool, gather_once: bool) -> None:
+        """Before a backward pass of stage `chunk`, its `last` of a step: whether its gradients are
+        sent then. What is gathered for a step is let go after the last; of the ends of a model,
+        which torch gathers for any pass, after that of the first stage, the last of all."""
+        for unit, its_chunk, root in self._units:
+            mine = its_chunk == chunk
+            unit.set_requires_gradient_sync(mine and reduces, recurse=False)
+            # Of slices that several ranks hold, once a step.
+            unit.set_requires_all_reduce(mine and last, recurse=False)
+            done = last and (chunk == 0 if root else mine)
+            unit.set_reshard_after_backward(done or not gather_once, recurse=False)
+
+
+def stage_of(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
+    """Which of this rank's stages of `model` has the parameters of `module`, a unit of it."""
+    assert isinstance(module, nn.Module)
+    return model.chunk_of(module) if isinstance(model, StageDecoder) else 0
+
+
 class Gradients(Protocol):
     """How the gradients of the micro-batches of a step become those of its global batch."""
 
-    def begin(self, virtual: int, measured: bool = False) -> None:
-        """A step with `virtual` virtual workers begins; `measured`: for `part_squared` after it."""
+    def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
+        """A step of so many micro-batches, of `virtual` virtual workers, begins; `measured`: for
+        `part_squared` after it."""
         ...
 
-    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
-        """Go backward from the `loss` of one micro-batch; `last`: of this rank's in the step."""
+    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
+        """Go backward from the `loss` of one micro-batch; `last`: of this rank's in the step.
+        `chunk`: the one of its stages whose loss it is."""
         ...
 
     def finish(self) -> None:
@@ -146,20 +192,17 @@ class SummedByRank:
         unit, in its own backward pass, so that no rank ever holds a whole one; else the step's.
         `stages`: ranks that have other layers of the model; `counted`: for which of the parameters
         that `norm` is asked for this one counts, where another has them too."""
-        self._models, self._gather_once = tuple(models), gather_once
+        self._units, self._gather_once = BackwardUnits(models), gather_once
         self._shared, self._alike = shared or Axis(), alike
         self._reduce_each = reduce_each
         self._stages, self._counted = stages, counted
 
-    def begin(self, virtual: int, measured: bool = False) -> None:
+    def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
         """See Gradients."""
 
-    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
+    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
         """See Gradients."""
-        for model in self._models:
-            model.set_requires_gradient_sync(last or self._reduce_each)
-            model.set_requires_all_reduce(last)  # of slices that several ranks hold, once a step
-            model.set_reshard_after_backward(last or not self._gather_once)
+        self._units.prepare(chunk, last or self._reduce_each, last, self._gather_once)
         # One that is not real only joins the others' collectives.
         torch.autograd.backward(loss if slot.real else loss * 0.0)
 
@@ -168,20 +211,20 @@ class SummedByRank:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See Gradients."""
-        if self._stages is not None:
-            counted = self._counted or [True] * len(parameters)
-            mine = [each for each, own in zip(parameters, counted, strict=True) if own]
-            square = torch.tensor(_norm(mine) ** 2, dtype=torch.float64)
-            square = square.to(parameters[0].device)
-            dist.all_reduce(square, group=self._stages)
-            return math.sqrt(float(square))
-        if self._shared.group is None:
+        if self._shared.group is self._stages is None:
             return _norm(parameters)
-        alike = [each for each in parameters if id(each) in self._alike]
-        own = _norm([each for each in parameters if id(each) not in self._alike])
+        if _sliced_apart(parameters):  # no stage has divided experts
+            return _norm_of_slices(parameters, self._alike, self._shared.size)
+        counted = self._counted or [True] * len(parameters)
+        mine = [each for each, own in zip(parameters, counted, strict=True) if own]
+        own = _norm([each for each in mine if id(each) not in self._alike])
         square = torch.tensor(own**2, dtype=torch.float64, device=parameters[0].device)
-        dist.all_reduce(square, group=self._shared.group)
-        return math.sqrt(float(square) + _norm(alike) ** 2)
+        if self._shared.group is not None:
+            dist.all_reduce(square, group=self._shared.group)
+        square += _norm([each for each in mine if id(each) in self._alike]) ** 2
+        if self._stages is not None:
+            dist.all_reduce(square, group=self._stages)
+        return math.sqrt(float(square))
 
     def part_squared(self) -> float | None:
         """See Gradients. A rank's part is added to the others' as soon as it is there."""
@@ -190,20 +233,32 @@ class SummedByRank:
 
 def _norm(parameters: Sequence[nn.Parameter]) -> float:
     """Of the gradients of `parameters`, of all their slices."""
+    if _sliced_apart(parameters):
+        return _norm_of_slices(parameters)
     gradients = [each.grad for each in parameters if each.grad is not None]
-    if len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1:
-        return _norm_of_slices(gradients)
     norm = torch.nn.utils.get_total_norm(gradients)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def _norm_of_slices(gradients: Sequence[Tensor]) -> float:
-    """The norm of all `gradients`, sliced over ranks in several ways; its last bits depend on how.
-    Every rank must call it; it sends 8 bytes."""
-    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
-    for each in gradients:
-        assert isinstance(each, DTensor)
-        norm = torch.linalg.vector_norm(each.to_local(), dtype=torch.float64)
-        total += norm.square() / copies(each)
+def _sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether their gradients are sliced over ranks in several ways."""
+    gradients = (each.grad for each in parameters)
+    return len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1
+
+
+def _norm_of_slices(
+    parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), sharing: int = 1
+) -> float:
+    """The norm of the gradients of all `parameters`, sliced over ranks in several ways; its last
+    bits depend on how. `alike`: of which `sharing` ranks that share layers have the same. Every
+    rank must call it; it sends 8 bytes."""
+    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+    for each in parameters:
+        if each.grad is None:
+            continue
+        assert isinstance(each.grad, DTensor)
+        norm = torch.linalg.vector_norm(each.grad.to_local(), dtype=torch.float64)
+        held = copies(each.grad) * (sharing if id(each) in alike else 1)
+        total += norm.square() / held
     dist.all_reduce(total)
     return float(total.sqrt())

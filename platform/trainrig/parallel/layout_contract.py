@@ -33,10 +33,26 @@ class WorkerLayout(Settings):
     # all.
     pipeline: Pipeline | None = None
 
+    @property
+    def by_micro_batch(self) -> bool:
+        """Whether gradients are added and sliced after each micro-batch, and not once a step."""
+        return False
+
     def inexact_by(self) -> str | None:
         """The setting by which gradients are added in an order that depends on the number of
         workers; None: they need not be."""
         return None if self.exact else f"kind = '{type(self).__name__}'"
+
+    def _axis(self) -> str | None:
+        """The first axis by which several workers share a micro-batch; None: each has whole
+        ones."""
+        axes: dict[str, Settings | None] = {
+            "context": self.context,
+            "expert": self.expert,
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+        }
+        return next((name for name, axis in axes.items() if axis is not None), None)
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
@@ -58,8 +74,10 @@ class WorkerLayout(Settings):
                 "compiled then; leave out [training.compile] or [training.parallel.context]"
             )
         if self.pipeline is not None:
-            beside = {"context": self.context, "expert": self.expert, "tensor": self.tensor}
+            beside = {"context": self.context, "expert": self.expert}
             others = [f"[training.parallel.{name}]" for name, axis in beside.items() if axis]
+            in_places = self.tensor is not None and self.tensor.sequence_parallel
+            others += ["training.parallel.tensor.sequence_parallel"] if in_places else []
             others += ["[training.compile]"] if compiled else []
             others += ["[[training.groups]]"] if grouped else []
             self.pipeline.check_beside(others, compute)
@@ -112,7 +130,7 @@ class WorkerLayout(Settings):
     @property
     def replica(self) -> int:
         """Workers that compute a micro-batch together, and come and go together."""
-        return self._ranks_of_micro_batches * self.stages
+        return self._ranks_of_micro_batches * self.pipeline_ranks
 
     @property
     def _ranks_of_micro_batches(self) -> int:
@@ -127,9 +145,14 @@ class WorkerLayout(Settings):
         return 1 if self.tensor is None else self.tensor.ranks
 
     @property
-    def stages(self) -> int:
-        """Parts that the layers are cut into."""
+    def pipeline_ranks(self) -> int:
+        """Workers that have some of the layers each, and all of them together."""
         return 1 if self.pipeline is None else self.pipeline.ranks
+
+    @property
+    def pipeline_chunks(self) -> int:
+        """Stages that each of them has."""
+        return 1 if self.pipeline is None else self.pipeline.chunks
 
     def data_workers(self, workers: int) -> int:
         """Among how many of `workers` data is divided: a replica is one."""
@@ -143,9 +166,15 @@ class WorkerLayout(Settings):
 
         context = 1 if self.context is None else self.context.ranks
         expert = 1 if self.expert is None else self.expert.ranks
-        copies = self.copies(dist.get_world_size() // self.stages)
+        copies = self.copies(dist.get_world_size() // self.pipeline_ranks)
         return build_mesh(
-            device, copies, context, self._tensor, expert=expert, pipeline=self.stages
+            device,
+            copies,
+            context,
+            self._tensor,
+            expert=expert,
+            pipeline=self.pipeline_ranks,
+            chunks=self.pipeline_chunks,
         )
 
     def copies(self, workers: int) -> int | None:

@@ -5,9 +5,11 @@ divided among replicas, so what asks for a share of it, or adds up over it, asks
 `data_size`, never for the rank in the process group.
 """
 
+import hashlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -24,6 +26,7 @@ EXPERT = "expert"  # where CONTEXT is: no mesh has both
 PIPELINE = "pipeline"  # between SHARD and these
 # SHARD and CONTEXT or EXPERT as one axis, or REPLICATE and one of these.
 SLICES, COPIES = "slices", "copies"
+NODES, NODE = "nodes", "node"
 PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
 LONGEST_PROBE = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -75,10 +78,17 @@ class WorkerMesh:
     tensor: Axis = field(default_factory=Axis)  # ranks that share each layer
     pipeline: Axis = field(default_factory=Axis)  # ranks that have some layers each
     pipeline_back: Axis = field(default_factory=Axis)  # the same, for what goes backward
+    # The same, for what goes from the last of them to the first, where each has several stages.
+    pipeline_round: Axis = field(default_factory=Axis)
+    pipeline_round_back: Axis = field(default_factory=Axis)  # and backward from the first to it
     expert: Axis = field(default_factory=Axis)  # ranks that share experts, and each micro-batch
     # `sharding` and `slices` of experts that are divided; None: they are not.
     experts: DeviceMesh | None = None
     expert_slices: Axis = field(default_factory=Axis)
+    copies: Axis = field(default_factory=Axis)  # ranks that hold the same slices
+    # Where nothing but `slices` is longer than 1, and every node has as many ranks as any other:
+    node: Axis = field(default_factory=Axis)  # ranks of this node
+    nodes: Axis = field(default_factory=Axis)  # ranks with this one's place in each node
 
     @property
     def parts(self) -> Axis:
@@ -101,6 +111,11 @@ class WorkerMesh:
         return dist.get_rank() % self._replica == 0
 
     @property
+    def lead(self) -> int:
+        """The first of all ranks that have the layers which this one has, or a part of them."""
+        return self.pipeline.rank * self.tensor.size
+
+    @property
     def _replica(self) -> int:
         return self.parts.size * self.tensor.size * self.pipeline.size
 
@@ -112,8 +127,10 @@ def build_mesh(
     tensor: int = 1,
     expert: int = 1,
     pipeline: int = 1,
+    chunks: int = 1,
 ) -> WorkerMesh:
     """The mesh of all ranks of the process group, which all call it; `context` or `expert` is 1.
+    `chunks`: stages of each of `pipeline` ranks.
 
     `copies`: groups of ranks that hold a whole model each (a whole part of each layer, where
     `tensor` ranks share one; a whole stage, where `pipeline` ranks have some layers each), in
@@ -147,6 +164,12 @@ def build_mesh(
         return devices[inner] if copies is None else devices[outer, inner]
 
     sharding = slicing(outer, inner)
+    count = 0 if pipeline == 1 else 1 if chunks == 1 else 3
+    twins = [_axis(_twin(devices), PIPELINE) for _ in range(count)]
+    back, around, around_back = (*twins, *[Axis()] * (3 - count))
+    grid = None
+    if copies is None and len(lengths) == 1:
+        grid = _by_node(device)
     return WorkerMesh(
         devices,
         sharding,
@@ -154,11 +177,46 @@ def build_mesh(
         _axis(devices, CONTEXT),
         _axis(devices, TENSOR),
         pipeline=_axis(devices, PIPELINE),
-        pipeline_back=_axis(_twin(devices), PIPELINE) if pipeline > 1 else Axis(),
+        pipeline_back=back,
+        pipeline_round=around,
+        pipeline_round_back=around_back,
         expert=_axis(devices, EXPERT),
         experts=slicing(REPLICATE, SHARD) if expert > 1 else None,
         expert_slices=_axis(devices, SHARD),
+        copies=Axis() if copies is None else _axis(sharding, outer),
+        node=_axis(grid, NODE) if grid else Axis(),
+        nodes=_axis(grid, NODES) if grid else Axis(),
     )
+
+
+def node_name() -> str:
+    """What the ranks of a node have in common, and no others."""
+    return socket.gethostname()
+
+
+def _by_node(device: torch.device) -> DeviceMesh | None:
+    """All ranks by node and place in it; None: there is one node, or no two ranks of
+    one can be divided from the rest evenly."""
+    world = dist.get_world_size()
+    name = hashlib.blake2b(node_name().encode(), digest_size=7).digest()
+    mine = torch.tensor([int.from_bytes(name)], device=device)
+    names_W = mine.new_empty(world)
+    dist.all_gather_into_tensor(names_W, mine)
+    size = ranks_of_a_node(names_W.tolist())
+    if size in (1, world):
+        return None
+    return init_device_mesh(device.type, (world // size, size), mesh_dim_names=(NODES, NODE))
+
+
+def ranks_of_a_node(nodes: Sequence[int]) -> int:
+    """The most neighbouring ranks that all can be divided into so that each such group is on one of
+    `nodes`, which are given by rank."""
+    world = len(nodes)
+    for size in range(world, 1, -1):
+        groups = (nodes[first : first + size] for first in range(0, world, size))
+        if world % size == 0 and all(len(set(each)) == 1 for each in groups):
+            return size
+    return 1
 
 
 def _twin(devices: DeviceMesh) -> DeviceMesh:

@@ -40,7 +40,8 @@ def exact_norm(
     places: RowPlaces | None = None,
 ) -> float:
     """The norm of the gradients of all `parameters`, each sliced along dim 0 over the `slices` of
-    `mesh`, or, of experts that are divided, over its ranks in another order. Of those whose `id` is
+    `mesh`, or, of experts that are divided, over its ranks in another order; copies are alike. Of
+    those whose `id` is
     in `alike` all ranks that share layers have the same; of others each has a part, whose rows
     count by themselves. `places`: of their rows; None: no stage has others.
 
@@ -51,14 +52,17 @@ def exact_norm(
     device, part = parameters[0].device, mesh.tensor
     own = places or RowPlaces.of_all(parameters)
     rows = torch.zeros(own.rows * part.size, dtype=torch.float64, device=device)
+    divided = mesh.slices.size * part.size * mesh.pipeline.size > 1
     for parameter, place in zip(parameters, own.firsts, strict=True):
         assert isinstance(parameter.grad, DTensor)
         if place is None or (part.rank > 0 and id(parameter) in alike):
             continue
+        if divided and mesh.copies.rank > 0:  # the first copy says it
+            continue
         local, first = local_slice(parameter.grad)
         begin = own.rows * part.rank + place + first[0]
         rows[begin : begin + local.shape[0]] = row_sums(local)
-    if mesh.slices.size * part.size * mesh.pipeline.size > 1:
+    if divided:
         dist.all_reduce(rows)  # all but one of what is added in each place are zeros
     return float(rows.sum().sqrt())
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from numpy.typing import NDArray
 from pydantic import model_validator
@@ -27,6 +27,11 @@ PREFIXES = "prefixes"  # [B, T] whether all of its own document sees each id
 TOKENS = "tokens"
 # Of batches of conversations: what each target counts, in hundredths, and the sum of that.
 WEIGHTS = "weights"  # [B, T]; also a denominator
+
+# Of batches in which a generator replaces some tokens: whether each place is one of text, and in
+# [0, 1) what the token there is drawn by, where one is; below 0 elsewhere.
+TEXT_PLACES, DRAWS = "text_places", "draws"  # [B, T], [B, T] float64
+PLACES = "places"  # denominator: places of text
 
 # Of batches for an encoder and a decoder, beside IDS [B, S], what is encoded, and TARGETS [B, T].
 DECODER_IDS = "decoder_ids"  # [B, T] what the decoder reads: each target stands one place later
@@ -75,6 +80,7 @@ DIVERGENCE_WEIGHT = "divergence_weight"  # [B] float32, of what holds to the ref
 VALUES, RETURNS, TOKEN_ADVANTAGES = "values", "returns", "token_advantages"
 REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion of the unit
 FLAT = "flat"  # [B] 1 where all completions of a prompt got the same reward: nothing is learnt
+WAVES = "waves"  # [B] float32, waves of prompts that were drawn until the batch was full
 TURNS = "turns"  # [B] times that the model spoke, where there is an environment
 FINISHED = "finished"  # [B] 1 where the model ended its answer, 0 where the limit did
 # [B, T] float32 log-probabilities of the targets, 0 where there is none: by the weights that
@@ -181,7 +187,8 @@ class Corruption(Protocol):
         ...
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """What sums over the global batch of `step` are divided by, once it is corrupted.
+        """What a micro-batch of `step` adds to what sums over the global batch are divided by, once
+        it is corrupted.
 
         `samples` [R], `targets` [R]: each row, and its next-token targets before. TOKENS is among
         them, and counts the targets that are left.
@@ -194,6 +201,21 @@ class Corruption(Protocol):
         `pieces` says where in the rows of IDS each begins. Held-out rows are asked for at step 0,
         whatever the step of the run, so that two figures differ by the model alone.
         """
+        ...
+
+
+@runtime_checkable
+class DealtCorruption(Protocol):
+    """A corruption of several kinds, of which each row gets one."""
+
+    @property
+    def by_micro_batch(self) -> bool:
+        """Whether all rows of a micro-batch get the same one: then what becomes of a row depends on
+        the first sample of its micro-batch too."""
+        ...
+
+    def by_sample(self) -> Corruption:
+        """The same kinds, each row's chosen by its own sample."""
         ...
 
 
@@ -246,11 +268,20 @@ class RolloutMaker(BatchMaker):
     # Batches by which sampling is ahead: batch n is sampled from the weights that batch n - lag is
     # trained on from; the first ones from those of the beginning.
     lag: int = 0
+    # Waves of sampling that a batch takes at most, each of as many units as it has micro-batches.
+    # Above 1 all waves of a run are numbered, and a batch is what `fill` makes of those it drew.
+    waves: int = 1
 
     @abstractmethod
     def sample(self, model: Any, number: int, index: int) -> Arrays:
-        """What `model` says for micro-batch `index` of batch `number`: the unit of sampling, a
-        function of these and the weights alone. Runs without gradients, with `model` gathered."""
+        """What `model` says for micro-batch `index` of batch `number`, or of the wave of that
+        number: the unit of sampling, a function of these and the weights alone. Runs without
+        gradients, with `model` gathered."""
+
+    def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
+        """The micro-batches, sampled, of a batch of which those waves were drawn, each with its
+        units; None: another wave is to be drawn. The last wave fills any batch."""
+        return drawn[0]
 
     @abstractmethod
     def complete(
@@ -269,36 +300,51 @@ class MicroBatchSlot:
 
     index: int  # of the micro-batch
     real: bool  # else what comes of it is dropped: it is another's
-    virtual: int  # the virtual worker whose it is
-    closes: bool  # it is the last of that virtual worker
+    first: int  # of the micro-batches that are added up, one after another, up to this one
+    closes: bool  # it is the last of those; their sum takes its place in the tree
 
 
-def assign_micro_batches(count: int, virtual: int, rank: int, world: int) -> list[MicroBatchSlot]:
+def assign_micro_batches(
+    count: int, virtual: int, rank: int, world: int, peers: int = 1
+) -> list[MicroBatchSlot]:
     """What worker `rank` out of `world` does with the `count` micro-batches of a step.
 
-    Each of `virtual` virtual workers has neighbouring micro-batches, the same ones whatever `world`
-    is; each worker stands for neighbouring virtual workers. All workers have the same number of
-    slots, so that all join every collective; one that lacks a micro-batch repeats another, whose
-    result it drops.
+    Each worker has neighbouring micro-batches, as many as any other or one fewer. Those of a
+    virtual worker, which are neighbours too, are added one after another: a worker that begins
+    with its first ones adds them up itself, and one that has later ones keeps them apart.
+
+    `peers`: so many neighbouring workers add up each round of micro-batches together; of those that
+    they have between them each takes one in turn, and none are added up by a worker itself.
+
+    All workers have the same number of slots, so that all join every collective; one that lacks a
+    micro-batch repeats another, whose result it drops.
     """
     if not 0 <= rank < world:
         raise ValueError(f"no rank {rank} among {world} workers")
-    rounds = max(
-        _cut(count, last, virtual) - _cut(count, first, virtual)
-        for first, last in (virtual_workers(virtual, each, world) for each in range(world))
-    )
-    real = [
-        MicroBatchSlot(index, True, number, closes=index == _cut(count, number + 1, virtual) - 1)
-        for number in range(*virtual_workers(virtual, rank, world))
-        for index in range(_cut(count, number, virtual), _cut(count, number + 1, virtual))
-    ]
-    return real + [MicroBatchSlot(0, False, 0, closes=False)] * (rounds - len(real))
+    rounds = -(-count // world)
+    groups = world // peers
+    begin, end = _cut(count, rank // peers, groups), _cut(count, rank // peers + 1, groups)
+    if peers > 1:
+        own = range(begin + rank % peers, end, peers)
+        real = [MicroBatchSlot(index, True, index, closes=True) for index in own]
+    else:
+        real = [_added_up(index, begin, end, count, virtual) for index in range(begin, end)]
+    return real + [MicroBatchSlot(0, False, 0, closes=peers > 1)] * (rounds - len(real))
 
 
-def virtual_workers(virtual: int, rank: int, world: int) -> tuple[int, int]:
-    """The first of `virtual` that worker `rank` out of `world` stands for, and that after the
-    last."""
-    return _cut(virtual, rank, world), _cut(virtual, rank + 1, world)
+def _added_up(index: int, begin: int, end: int, count: int, virtual: int) -> MicroBatchSlot:
+    """Micro-batch `index`, of a worker that has those from `begin` to `end`."""
+    first, last = virtual_worker(index, count, virtual)
+    if first < begin:  # what comes before it is another's
+        return MicroBatchSlot(index, True, index, closes=True)
+    return MicroBatchSlot(index, True, first, closes=index == min(last, end) - 1)
+
+
+def virtual_worker(index: int, count: int, virtual: int) -> tuple[int, int]:
+    """The first of `count` micro-batches that are of the same one of `virtual` virtual workers as
+    micro-batch `index`, and that after the last."""
+    number = ((index + 1) * virtual - 1) // count
+    return _cut(count, number, virtual), _cut(count, number + 1, virtual)
 
 
 def _cut(count: int, part: int, parts: int) -> int:
@@ -318,15 +364,21 @@ class LocalBatch:
 
 
 def read_local_batch(
-    batches: Batches, rank: int, world: int, step: int, virtual: int | None = None
+    batches: Batches,
+    rank: int,
+    world: int,
+    step: int,
+    virtual: int | None = None,
+    peers: int = 1,
 ) -> LocalBatch:
     """The micro-batches that worker `rank` out of `world` has in `step`; no other's is read.
 
-    `virtual`: how many virtual workers there are at most; None: as many as workers.
+    `virtual`: how many virtual workers there are at most; None: as many as workers. `peers`: see
+    `assign_micro_batches`.
     """
     count = batches.micro_batches(step)
     there = world if virtual is None else min(virtual, count)
-    slots = assign_micro_batches(count, there, rank, world)
+    slots = assign_micro_batches(count, there, rank, world, peers)
     assigned = [(batches.micro_batch(step, slot.index), slot.real) for slot in slots]
     return LocalBatch(assigned, slots, count, there, batches.denominators(step))
 

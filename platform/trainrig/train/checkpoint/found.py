@@ -54,8 +54,10 @@ class OpenedCheckpoint:
 
     @property
     def config(self) -> DecoderConfig:
-        """The sizes of its model."""
-        return read_settings(self.entries, storage.join(self.path, STATE))
+        """The sizes of its model, with the head of the next token alone: others are of use in the
+        training that they came from."""
+        found = read_settings(self.entries, storage.join(self.path, STATE))
+        return found.without_further_heads
 
     def read_beside(self) -> TokenizerFiles:
         """Its tokenizer, with the files that that was brought with. Raises DamagedCheckpoint."""

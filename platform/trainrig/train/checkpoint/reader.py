@@ -107,23 +107,33 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
 
 def fresh_parameters(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
     """Names of the parameters of `model` that are still to be drawn: those of its head, if that
-    says something else than the head of the model that `entries` are of."""
+    says something else than the head of the model that `entries` are of, and of further heads that
+    that one has not."""
+    further = range(entries["model"].get("further_heads", 0), model.further_heads)
+    layers = tuple(f"further_layers.{number}." for number in further)
+    added = tuple(name for name in parameter_shapes(model) if name.startswith(layers))
+    return (*_fresh_head(entries, model), *added)
+
+
+def _fresh_head(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
     there = entries["model"].get("head", "tokens"), tuple(entries["model"].get("labels", ()))
     if model.head == "tokens" or there == (model.head, model.labels):
         return ()
-    return tuple(n for n in parameter_shapes(model) if n.partition(".")[0] in HEADS)
+    parts = (*HEADS, "transform") if there[0] == "replaced" else HEADS  # which is of another kind
+    return tuple(n for n in parameter_shapes(model) if n.partition(".")[0] in parts)
 
 
 def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     """Raise ConfigError unless `model` may begin with the weights of `checkpoint`, whose `entries`
-    were read: the same, but for a head that is still to be drawn."""
-    if fresh_parameters(entries, model):
+    were read: the same, but for heads that are still to be drawn."""
+    if _fresh_head(entries, model):
         there = read_settings(entries, checkpoint).with_head(model.head, model.labels)
         entries = {**entries, "model": there.model_dump(mode="json")}
     there = read_settings(entries, checkpoint)
+    there = there.model_copy(update={"further_heads": model.further_heads})
     if isinstance(model, EncoderConfig) and not there.bidirectional:
         there = EncoderConfig.of_decoder(there)  # the run file says so: its verb asked
-        entries = {**entries, "model": there.model_dump(mode="json")}
+    entries = {**entries, "model": there.model_dump(mode="json")}
     check_model(checkpoint, entries, model)
 
 

@@ -90,10 +90,10 @@ class Saver:
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        tensors, pipeline = state.rows(state.counted_tensors()), state.mesh.pipeline
-        parts = find_written(tensors, pipeline.rank)
+        tensors, mesh = state.rows(state.counted_tensors()), state.mesh
+        parts = find_written(tensors, mesh.lead)
         if self._staged is None:
-            self._staged, self._index = StagedFile(parts), index_stages(tensors, pipeline)
+            self._staged, self._index = StagedFile(parts), index_stages(tensors, mesh)
             mine = {n: (first, _rows(part)) for n, (part, first) in parts.items()}
             assert mine == rows_in(self._index, self._rank), "not as the index has them"
         self._staged.fill(parts)
@@ -179,7 +179,7 @@ class Saver:
             "context": self._job.context_before(state.data_step),
             **({"adapter": entries_of(self._job.adapter)} if self._job.adapter else {}),
             "training": identity(self._job.training),
-            "numerics": numerics.fingerprint(),
+            "numerics": numerics.fingerprint(self._job.training.compile),
         }
 
     def _run(self, staged: StagedFile, snapshot: Snapshot) -> None:

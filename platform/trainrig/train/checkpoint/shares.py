@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from trainrig.parallel.fsdp import local_slice
-from trainrig.parallel.mesh import Axis
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
@@ -57,10 +57,10 @@ def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, Indexed
     return found
 
 
-def index_stages(tensors: Mapping[str, Tensor], pipeline: Axis) -> dict[str, IndexedTensor]:
-    """As `index_all`, of the `tensors` of all ranks of `pipeline`, which hold some each and all
-    call it."""
-    mine = index_all(tensors, pipeline.rank)
+def index_stages(tensors: Mapping[str, Tensor], mesh: WorkerMesh) -> dict[str, IndexedTensor]:
+    """As `index_all`, of the `tensors` of all stages of the pipeline of `mesh`, whose ranks hold
+    some each and all call it."""
+    mine, pipeline = index_all(tensors, mesh.lead), mesh.pipeline
     if pipeline.group is None:
         return mine
     found = [mine] * pipeline.size

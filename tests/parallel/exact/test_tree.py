@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.parallel.tree import TreeSum, largest_subtrees
+from trainrig.parallel.exact.tree import TreeSum, largest_subtrees
 
 # Sums of these depend on their order: large and small ones, of both signs.
 FLOATS = st.floats(-1e6, 1e6, width=32)

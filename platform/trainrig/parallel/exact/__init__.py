@@ -1,0 +1,1 @@
+"""Gradients added up in one order, whoever computed them."""
