@@ -1,5 +1,9 @@
 """A run on nodes that die, come, and are taken away."""
 
+import dataclasses
+import os
+import signal
+
 import numpy as np
 import pytest
 import trouble
@@ -13,6 +17,35 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 def whys(events):
     return [(event["why"], event["workers"]) for event in events.all("attempt_started")]
+
+
+@pytest.mark.timeout(600)
+def test_a_node_whose_rank_was_killed_is_not_used_again(
+    several_raylets, undisturbed, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
+    faults = job.training.faults.model_copy(update={"quarantine_after": 1})
+    job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
+    events = chaos.events(job.folder)
+
+    def disturb():
+        events.wait_for_a_step()
+        os.kill(events.ranks()[1], signal.SIGKILL)
+
+    aside = chaos.aside(disturb)
+    trainer.run(job, (1, 2))
+    aside.end()
+    (failed,) = events.all("attempt_failed")
+    (told,) = events.all("node_quarantined")
+    assert told["node"] == failed["node"]
+    # Both nodes are there all along: the run neither starts on that one nor grows onto it.
+    assert whys(events) == [("start", 2), ("shrink", 1)]
+    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    assert found["updates"] == wanted["updates"]
+    at = {event["rank"]: event["agent"] for event in events.all("worker_started")[:2]}
+    (last,) = events.all("worker_started")[2:]
+    assert last["agent"] != at[1]
 
 
 @pytest.mark.timeout(600)

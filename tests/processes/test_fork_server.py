@@ -1,7 +1,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,19 @@ from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)
 LONG = 30.0  # s: a bound for what is broken
+# Prints what the server at an address answers to another user.
+ASK_AS_ANOTHER = """
+import contextlib, os, socket, sys
+
+os.setuid(65534)
+told = b""
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect("\\0" + sys.argv[1])
+    with contextlib.suppress(OSError):  # it hangs up
+        socket.send_fds(client, [b"fork"], [0, 1, 2])
+        told = client.recv(9)  # the number of a process, if one was forked
+print(told)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -202,17 +214,9 @@ def test_a_server_that_is_killed_leaves_no_file_behind(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_another_user_is_not_forked_for(server):
-    name = f"\0{server.address()[1:]}"
-    pid = os.fork()
-    if pid == 0:
-        told = b""
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-            os.setuid(65534)
-            client.connect(name)
-            socket.send_fds(client, [b"fork"], [0, 1, 2])
-            told = client.recv(9)  # the number of a process, if one was forked
-        os._exit(len(told))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    command = [sys.executable, "-c", ASK_AS_ANOTHER, server.address()[1:]]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    assert (asked.stdout, asked.stderr) == ("b''\n", "")
 
 
 def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, monkeypatch):

@@ -115,40 +115,30 @@ def gone(pid: int) -> bool:
 def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     start: Callable[..., Any], temporary: Path
 ) -> None:
-    killed = start(KILLED)
-    first = said(killed)
+    """After two whose processes were killed, one of them while it started."""
+    killed = [start(KILLED), start(HAS_NO_OWNER_YET)]
+    first, starting = map(said, killed)
     assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
-    killed.kill()
+    assert Path(starting["session"]).exists()
+    for process in killed:
+        process.kill()
+        process.wait(LONG)
     called = {"raylet": "raylet", "gcs_server": "GCS"}
     process = start(LOSES, *called)
     begun = [first]
     for daemon, name in called.items():
         lost = said(process)
+        # The next one has removed them.
+        assert not Path(first["session"]).exists() and not Path(starting["session"]).exists()
+        assert all(gone(pid) for pid in starting["daemons"].values())
         pid = lost["daemons"][daemon]
         problem = f"the {name} of this machine's Ray (process {pid}) was killed by SIGKILL"
         assert said(process) == problem
         begun.append(lost)
-        assert not Path(first["session"]).exists()  # the next one has removed it
     begun.append(said(process))
-    assert len({each["session"] for each in begun}) == 4
+    assert len({starting["session"], *(each["session"] for each in begun)}) == 5
     assert process.wait(LONG) == 0
     assert all(gone(each["actor"]) for each in begun)
-    assert list(temporary.iterdir()) == []
-
-
-def test_one_whose_process_was_killed_while_it_started_is_removed_by_the_next(
-    start: Callable[..., Any], temporary: Path
-) -> None:
-    killed = start(HAS_NO_OWNER_YET)
-    first = said(killed)
-    assert Path(first["session"]).exists()
-    killed.kill()
-    killed.wait(LONG)
-    process = start("actor, found = begun(); say(found)")
-    said(process)
-    assert not Path(first["session"]).exists()
-    assert all(gone(pid) for pid in first["daemons"].values())
-    assert process.wait(LONG) == 0
     assert list(temporary.iterdir()) == []
 
 

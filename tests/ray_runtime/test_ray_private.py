@@ -4,10 +4,11 @@ import ast
 import importlib
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime import ray_local, ray_private
 
 PACKAGE = Path(ray_private.__file__).parents[1]
 # What a part of a module's path, or a name that is imported, looks like when it is not public.
@@ -90,6 +91,25 @@ def test_what_is_put_in_place_of_is_there(module: str, owner: str, names: tuple[
     """A patch of a name that nobody reads any more would do nothing, unseen."""
     held = getattr(importlib.import_module(module), owner)
     assert [name for name in names if not hasattr(held, name)] == []
+
+
+def test_what_ray_prints_of_a_lost_node_goes_to_a_log_and_what_users_print_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import worker
+
+    printed: list[str] = []
+    monkeypatch.setattr(worker, "print_to_stdstream", lambda said, _: printed.extend(said["lines"]))
+    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
+    monkeypatch.setattr(ray_private, "local_node", lambda: node)
+    ray_local.send_known_words_to_log()
+    ray_local.send_known_words_to_log()
+    lost = ["Raylet is terminated. Termination is unexpected.", *["(log of the node)"] * 42]
+    worker.print_to_stdstream({"lines": lost}, False)
+    worker.print_to_stdstream({"lines": ["said by a user's code"]}, False)
+    assert printed == ["said by a user's code"]
+    (log,) = tmp_path.glob("trainrig-driver-*.log")
+    assert log.read_text().splitlines() == lost
 
 
 def test_the_node_keeps_its_processes_by_name() -> None:

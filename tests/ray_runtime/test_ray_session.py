@@ -29,7 +29,7 @@ def local_ray() -> Iterator[int]:
         # Workers cannot import a test file by its name.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         yield int(ray.cluster_resources()["CPU"])
-        ray.shutdown()
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

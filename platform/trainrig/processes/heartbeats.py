@@ -5,6 +5,8 @@ supervisor.
 """
 
 import dataclasses
+import functools
+import logging
 import statistics
 import threading
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+log = logging.getLogger(__name__)
 RECENT_STEPS = 31  # whose median says how long a step takes
 LONGEST_INTERVAL = 1.0  # s between two heartbeats that are sent: a stop request comes back with one
 OF_A_HANG = 0.1  # of what counts as a hang, at the most: what is told late must not look like one
@@ -66,6 +69,15 @@ def send_interval(least: float, heartbeat: Heartbeat, hang_seconds: float) -> fl
     return max(least, min(longest, (heartbeat.step_seconds or 0.0) / 2))
 
 
+@dataclass(frozen=True)
+class Stall:
+    """What a rank does, in a thread of its own, when it makes no progress: the one that trains
+    waits for something, and heartbeats go on."""
+
+    after: Callable[[Heartbeat], float]  # seconds after that heartbeat
+    do: Callable[[Heartbeat], None]
+
+
 class HeartbeatReporter:
     """A sink whose thread exchanges the newest heartbeat for the stop request, every so often.
 
@@ -78,14 +90,18 @@ class HeartbeatReporter:
         send_heartbeat: Callable[[Heartbeat], bool],
         every: float,
         hang_seconds: float,
+        stall: Stall | None = None,
     ) -> None:
         """`send_heartbeat` may block and raise: a supervisor that is gone stops nobody. `every`: s
-        at least; `hang_seconds`: without progress that are a hang. See `send_interval`."""
+        at least; `hang_seconds`: without progress that are a hang. See `send_interval`. `stall`:
+        what to do when there was none for long."""
         self._heartbeat = first
         self._send_heartbeat, self._every, self._hang_seconds = send_heartbeat, every, hang_seconds
         self._pace = _Pace()
         self._done: set[str] = set()  # what was done at least once, to its end
         self._stop = False
+        self._stall, self._seen, self._since = stall, first.count, time.monotonic()
+        self._told: int | None = None  # the count without progress since, of the last stall
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._report, name="heartbeats", daemon=True)
         self._thread.start()
@@ -127,9 +143,31 @@ class HeartbeatReporter:
                 del error  # whoever supervises sees that nothing comes; this rank trains on
             if closed:
                 return
+            self._look_for_stall()
             closed = self._closed.wait(
                 send_interval(self._every, self._heartbeat, self._hang_seconds)
             )
+
+    def _look_for_stall(self) -> None:
+        """Do what is to be done about one, once for each."""
+        heartbeat, now = self._heartbeat, time.monotonic()
+        if heartbeat.count != self._seen:
+            self._seen, self._since = heartbeat.count, now
+        elif (
+            self._stall
+            and self._told != heartbeat.count
+            and now - self._since > self._stall.after(heartbeat)
+        ):
+            self._told = heartbeat.count
+            tell = functools.partial(_tell_of_stall, self._stall, heartbeat)
+            threading.Thread(target=tell, name="stall", daemon=True).start()
+
+
+def _tell_of_stall(stall: Stall, heartbeat: Heartbeat) -> None:
+    try:
+        stall.do(heartbeat)
+    except Exception as error:
+        log.warning("what would tell why nothing goes on failed: %s", error)
 
 
 class _Pace:

@@ -12,6 +12,9 @@ class Faults(Settings):
 
     # Restarts without a new checkpoint between them before the run is given up.
     max_restarts: Annotated[int, NOT_IDENTITY] = Field(default=5, ge=0)
+    # Attempts that failed by one node (a rank died there, or its device broke) after which
+    # this run puts no worker on it again, as long as there is room for enough without it.
+    quarantine_after: Annotated[int, NOT_IDENTITY] = Field(default=3, ge=1)
     # Seconds before the second restart without a new checkpoint, doubled for each further one; the
     # first waits for nothing.
     back_off: Annotated[float, NOT_IDENTITY] = Field(default=1.0, ge=0)

@@ -151,10 +151,10 @@ def workers(events):
 DEAD_DRIVER = """
 import os, signal, sys, time
 from trainrig.ray_runtime import ray_session
-from trainrig.train.elastic import autoscaler_request
+from trainrig.ray_runtime import autoscaler_request
 autoscaler_request.EXPIRE_SECONDS = 5.0
 ray_session.join()
-autoscaler_request.AutoscalerRequest().say(2, {"CPU": 1})
+autoscaler_request.AutoscalerRequest().request(2, {"CPU": 1})
 import ray
 while sum(node["Alive"] for node in ray.nodes()) < 3:
     time.sleep(0.1)

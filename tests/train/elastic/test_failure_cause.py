@@ -27,6 +27,20 @@ def test_several_dead_processes_are_counted():
     assert problem.startswith("the process of rank 1 died (and 2 more): ended with 1")
 
 
+@pytest.mark.parametrize(
+    ("failures", "dead", "blamed"),
+    [
+        ({0: BROKEN}, {1: "killed by SIGKILL"}, 1),
+        ({}, {0: "killed by SIGABRT", 1: "killed by SIGABRT"}, None),  # as where a collective hangs
+        ({0: BROKEN}, {1: "its node is lost (abc)"}, None),
+        ({1: RuntimeError("uncorrectable ECC error encountered")}, {0: "killed by SIGABRT"}, 1),
+        ({0: RuntimeError("CUDA error: unspecified launch failure")}, {}, None),
+    ],
+)
+def test_a_failure_is_laid_to_a_node_only_where_one_rank_alone_shows_it(failures, dead, blamed):
+    assert find_cause(failures, dead, {}, 0).rank == blamed
+
+
 def test_an_exception_of_a_ranks_own_is_told_from_what_follows_it():
     failure = find_cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
     assert failure.problem == "rank 1: ValueError: bad row 7"
@@ -54,6 +68,28 @@ def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said
     failure = find_cause({0: RuntimeError(said)}, {}, {}, 3)
     assert (failure.exception is None) == bool(lost)
     assert (said in failure.problem) != bool(lost)
+
+
+@pytest.mark.parametrize(
+    ("said", "broken"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", 1),
+        ("CUDA error: unspecified launch failure", 0),  # a kernel that reads beyond its data
+        ("n7: this rank was given GPU 3, and CUDA sees 3 here (CUDA_VISIBLE_DEVICES='')", 1),
+        ("CUDA error: device-side assert triggered", 0),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", 0),
+        ("index 9 is out of bounds", 0),
+    ],
+)
+def test_a_broken_device_is_told_from_a_program_that_is_wrong(said, broken):
+    failure = find_cause({0: BROKEN, 1: RuntimeError(said)}, {}, {1: 4}, 3)
+    assert failure.rank == (1 if broken else None)
+    assert (failure.exception is None) == bool(broken)  # elsewhere it may not come again
+
+
+def test_a_process_that_died_is_laid_to_its_node_but_for_want_of_memory():
+    assert find_cause({}, {2: "killed by SIGKILL"}, {}, 3).rank == 2
+    assert find_cause({}, {2: how_it_ended(-9, True)}, {}, 3).rank is None
 
 
 def test_what_the_user_must_mend_is_raised():

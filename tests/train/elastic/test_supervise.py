@@ -53,6 +53,7 @@ class Play:
     stuck_at: int | None = None  # a step after which nothing moves
     mortal: bool = True  # Ray notices a kill
     damaged: bool = False
+    node: str | None = None  # by which it failed
 
 
 class Group:
@@ -90,7 +91,9 @@ class Group:
         play = self.play
         if self.problem is None:
             return None
-        return Failure(self.problem, "Ray", self.step(), play.exception, play.damaged)
+        return Failure(
+            self.problem, "Ray", self.step(), play.exception, play.damaged, node=play.node
+        )
 
     def heartbeats(self):
         step = self.step()
@@ -115,6 +118,7 @@ class FakeCluster:
     def __init__(self, clock, plays):
         self.clock, self.plays = clock, list(plays)
         self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
+        self.avoided = []  # by each attempt
         self.waits = []  # s between looks at attempts
         self.lost, self.ours = [], True
 
@@ -131,7 +135,11 @@ class FakeCluster:
             for name, capacity in self.rooms.items()
         ]
 
-    def start(self, job, attempt, resume_from, workers):
+    def replace(self, faulty):
+        self.replaced = faulty
+
+    def start(self, job, attempt, resume_from, workers, avoid):
+        self.avoided.append(avoid)
         assert all(group.over or not group.play.mortal for group in self.groups)
         self.groups.append(Group(self, self.plays.pop(0), attempt, workers))
         return self.groups[-1]
@@ -531,6 +539,9 @@ class FakeFolder:
     def record(self, event, **details):
         pass
 
+    def events(self):
+        return []
+
     def attempts(self):
         return self.taken
 
@@ -557,6 +568,39 @@ class FakeTraining:
 class FakeJob:
     folder: str
     training: FakeTraining
+
+
+def test_a_node_by_which_enough_attempts_failed_is_avoided(play):
+    bad = [Play(step, "killed", node="node1") for step in (2, 4, 6)]
+    # Its place is free and so is one that comes: neither is grown onto with it.
+    cluster, outcome = play(
+        *bad[:2],
+        Play(5, "killed", node="node0"),
+        bad[2],
+        Play(),
+        workers=(1, 2),
+        quarantine_after=3,
+    )
+    assert cluster.avoided == [frozenset()] * 4 + [{"node1"}]
+    assert [group.workers for group in cluster.groups] == [2, 2, 2, 2, 1]
+    assert whys(play.folder)[-1] == "shrink" and outcome.checkpoint.step == STEPS
+    said = only(play.folder, "node_quarantined")
+    assert (said["node"], said["faults"], said["step"]) == ("node1", 3, 6)
+
+
+def test_another_driver_avoids_the_same_nodes(play):
+    bad = [Play(0, "killed", node="node1", saves=False)] * 2
+    play(*bad, workers=(1, 2), quarantine_after=2, max_restarts=1)
+    cluster, _ = play(Play(), workers=(1, 2), quarantine_after=2)
+    assert cluster.avoided == [{"node1"}]
+
+
+def test_a_faulty_node_is_used_while_there_is_no_room_without_it(play):
+    bad = [Play(step, "killed", node="node1") for step in (2, 4)]
+    cluster, _ = play(*bad, Play(), workers=2, quarantine_after=1, at=[(3, comes("node2"))])
+    assert cluster.avoided == [frozenset(), frozenset(), {"node1"}]
+    events = ["node_needed", "node_quarantined"]
+    assert [kind for kind in kinds(play.folder) if kind.startswith("node_")] == events
 
 
 class NoStop:

@@ -6,8 +6,9 @@ import time
 import pytest
 import torch.distributed as dist
 
+from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError, DataError
-from trainrig.ray_runtime.ray_session import connect
+from trainrig.parallel.precision import Precision
 from trainrig.train.elastic import trainer
 from trainrig.train.run.run_folder import RunFolder
 
@@ -65,16 +66,32 @@ def all_free():
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A local Ray for this module; its workers get what is defined here by value."""
-    connect(1, "workers")
-    import ray
+def cluster(local_ray):
+    """A local Ray whose workers get what is defined here by value."""
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
-    ray.shutdown()
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    ("compute", "hardware_has_it", "gpus", "warned"),
+    [
+        ("bfloat16", False, False, True),
+        ("bfloat16", True, False, False),
+        ("bfloat16", False, True, False),
+        ("float32", False, False, False),
+    ],
+)
+def test_a_run_in_numbers_that_its_cpus_emulate_is_warned_of_at_its_start(
+    compute, hardware_has_it, gpus, warned, monkeypatch, caplog
+):
+    monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: hardware_has_it)
+    monkeypatch.setattr(trainer, "known_pools", lambda: [])
+    monkeypatch.setattr(trainer, "has_gpus", lambda pools: gpus)
+    trainer.warn_of_emulation(Precision(compute=compute))
+    assert ("this CPU has no hardware for bfloat16" in caplog.text) == warned
 
 
 @pytest.mark.ray

@@ -9,6 +9,12 @@ FREE, OTHER = WorkerNode("free", 2, slots=2), WorkerNode("other", 1, slots=1)
 OURS, HALF = WorkerNode("ours", 1, slots=1), WorkerNode("half", 1, slots=2)
 
 
+def test_a_node_that_a_run_keeps_off_is_left_and_another_is_not():
+    nodes = [OTHER, FREE]
+    assert find_idle_surplus(nodes, Counter(), 1) == {"free"}
+    assert find_idle_surplus(nodes, Counter(), 1, frozenset({"other"})) == {"other"}
+
+
 @pytest.mark.parametrize(
     ("nodes", "ours", "most", "beyond"),
     [

@@ -18,6 +18,17 @@ NO_MEMORY = (
     "MemoryError",
     "std::bad_alloc",
 )
+# In what CUDA and its libraries say when a device is broken, and not the program.
+BROKEN_DEVICE = (
+    "uncorrectable",  # of its memory or its links
+    "hardware error",
+    "CUDA error: unknown error",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "GPU is lost",
+    "this rank was given GPU",  # parallel/mesh.py
+)
+# How a rank died whose whole node is gone: no fault that another attempt would meet there.
+LOST_NODE = "its node is lost"
 # In what a rank raises when it lost another, or waited for it in vain (words of c10d, gloo, NCCL).
 # "NCCL" alone is not among them: a rank's own mistakes, "Duplicate GPU detected" say, bear it too.
 LOST_PEER = (
@@ -37,21 +48,30 @@ def find_cause(
 ) -> Failure:
     """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
 
-    A dead process is the cause, and broken collectives follow it; of several, one that had too
-    little memory. `dead`: how a rank's process died; `steps`: updates that ranks had done when
-    they raised; `step`: as far as is known of the group.
+    A broken device is the cause, else a dead process, and broken collectives follow it; of several,
+    one that had too little memory. It is laid to a node only where one rank alone died, and its
+    node did not: a collective that times out ends sound ranks, all together.
+
+    `dead`: how a rank's process died; `steps`: updates that ranks had done when they raised;
+    `step`: as far as is known of the group.
     """
     for error in failures.values():
         if isinstance(error, DamagedCheckpoint):
             return Failure(last_line(error), "Ray", step, damaged=True)
         if isinstance(error, InputError):
             raise error from None
+    if broken := [rank for rank, error in failures.items() if _is_broken_device(error)]:
+        rank = min(broken)
+        line = last_line(failures[rank])
+        # No exception to be met again: elsewhere it may go well.
+        return Failure(f"rank {rank}: {line}", "Ray", steps.get(rank, step), rank=rank)
     if dead:
         short = [rank for rank, how in dead.items() if MEMORY_RAN_OUT in how]
         rank = min(short or dead)
         others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
         problem = f"the process of rank {rank} died{others}: {dead[rank]}"
-        return Failure(problem, "Ray", step, memory=bool(short))
+        alone = len(dead) == 1 and not short and LOST_NODE not in dead[rank]
+        return Failure(problem, "Ray", step, memory=bool(short), rank=rank if alone else None)
     own = [rank for rank, error in failures.items() if not follows_peer(str(error))]
     rank = min(own or failures)
     at = steps.get(rank, step)
@@ -59,9 +79,18 @@ def find_cause(
         problem = f"rank {rank} lost its connection to another: a process or a node is gone"
         return Failure(problem, "Ray", at)
     line = last_line(failures[rank])
-    # Its last line may be advice: the whole of it says what happened.
-    memory = is_out_of_memory(f"{type(failures[rank]).__name__}: {failures[rank]}")
+    memory = is_out_of_memory(_whole(failures[rank]))
     return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
+
+
+def _is_broken_device(error: BaseException) -> bool:
+    said = _whole(error)
+    return not is_out_of_memory(said) and any(words in said for words in BROKEN_DEVICE)
+
+
+def _whole(error: BaseException) -> str:
+    """All that `error` says: its last line may be advice."""
+    return f"{type(error).__name__}: {error}"
 
 
 def follows_peer(said: str) -> bool:

@@ -56,3 +56,4 @@ class WorkerGroupSpec:
     workers: int
     gpus: bool
     environment: Mapping[str, str]
+    avoid: frozenset[str] = frozenset()  # nodes on which none may be

@@ -13,17 +13,26 @@ from multiprocessing.connection import Connection
 
 import torch.distributed as dist
 
+from trainrig import storage
+from trainrig.parallel import flight_recorder
 from trainrig.parallel.mesh import join_group, use_device
-from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter
+from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter, Stall
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
+from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.loop import train
-from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.run_file import Training
 
 # s between two heartbeats of a rank, at least: well under the least hang worth finding,
 HEARTBEAT_SECONDS = 0.25
 # and, of many ranks, as seldom as lets the coordinator take all heartbeats in half of its time
 # (0.45 ms each: tests/benchmarks/test_control_plane.py): 8 s for 8,000 ranks.
 HEARTBEAT_PER_RANK = 0.001
+
+# Of the time without progress that is a hang: then a rank says what it waits for. The supervisor
+# ends it soon after.
+BEFORE_A_HANG = 0.75
+COLLECTIVES = "collectives"  # the folder of what they say, in the run folder
 
 
 def heartbeat_interval(world: int) -> float:
@@ -57,9 +66,15 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
 
     first = Heartbeat(info.rank, (os.getpid(), info.agent), info.node)
     hang_seconds = job.training.faults.hang_seconds
-    heartbeats = HeartbeatReporter(
-        first, send_heartbeat, heartbeat_interval(info.world), hang_seconds
+    hangs = HangDetector(job.training.faults, info.world, 0.0)
+    stall = Stall(
+        lambda heartbeat: _stall_seconds(job.training, hangs, heartbeat),
+        lambda heartbeat: dump_collectives(folder, attempt, heartbeat),
     )
+    heartbeats = HeartbeatReporter(
+        first, send_heartbeat, heartbeat_interval(info.world), hang_seconds, stall
+    )
+    flight_recorder.turn_on()
     try:
         use_device(info.device)
         timeout = timedelta(seconds=job.training.collective_timeout)
@@ -71,6 +86,31 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
         raise
     finally:
         heartbeats.close()
+
+
+def _stall_seconds(training: Training, hangs: HangDetector, heartbeat: Heartbeat) -> float:
+    """After how long without progress the last collectives are written: before this rank is ended
+    for a hang and, in a step, before the collective that it waits in gives up."""
+    allowed = hangs.allowed(heartbeat)
+    if heartbeat.doing == "train":
+        allowed = min(allowed, training.collective_timeout)
+    return BEFORE_A_HANG * allowed
+
+
+def dump_collectives(folder: RunFolder, attempt: TrainingAttempt, heartbeat: Heartbeat) -> None:
+    """Write the last collectives of this rank into the run folder, and put on record where."""
+    if (found := flight_recorder.dump()) is None:
+        return
+    name = f"{COLLECTIVES}/attempt-{attempt.number:04d}-rank-{heartbeat.rank:05d}.json"
+    storage.write(storage.join(folder.path, name), found)
+    folder.record(
+        "collectives_dumped",
+        attempt=attempt.number,
+        rank=heartbeat.rank,
+        step=heartbeat.step,
+        doing=heartbeat.doing,
+        file=name,
+    )
 
 
 def _pickle(error: Exception) -> bytes:

@@ -11,7 +11,13 @@ from typing import Any
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.ray_runtime import ray_private
-from trainrig.train.elastic.failure_cause import find_cause, follows_peer, last_line, out_of_memory
+from trainrig.train.elastic.failure_cause import (
+    LOST_NODE,
+    find_cause,
+    follows_peer,
+    last_line,
+    out_of_memory,
+)
 from trainrig.train.elastic.ipc import RankError
 from trainrig.train.elastic.messages import Assignment, Command, RankExit
 from trainrig.train.elastic.restart_policy import Failure
@@ -107,7 +113,8 @@ class RayAttempt:
         if not raised and not dead:
             return None
         failure = find_cause(raised, dead, self._raised_at(), step)
-        return replace(failure, seen_by="Ray" if error else "agents")
+        node = self._node_of(failure.rank)
+        return replace(failure, seen_by="Ray" if error else "agents", node=node)
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
         """See AttemptHandle."""
@@ -146,13 +153,20 @@ class RayAttempt:
         else:
             self._group.free()
 
+    def _node_of(self, rank: int | None) -> str | None:
+        """As far as it is known."""
+        if rank is None:
+            return None
+        end = self._exits.get(rank)
+        return end.node if end else self._group.nodes.get(rank)
+
     def _how_agent_died(self, rank: int) -> str:
         """As far as its node tells: not even Ray knows which signal it was."""
         node, heartbeat = self._group.nodes.get(rank), self._heartbeats.get(rank)
         if node is None or heartbeat is None:
             return "its Ray worker died before it had said anything"
         if not self._all_reachable({node}):
-            return f"its node is lost ({node[:8]})"
+            return f"{LOST_NODE} ({node[:8]})"
         if self._group.ended_for_memory(node, heartbeat.pids[-1]):
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"

@@ -124,6 +124,9 @@ class Failure:
     # It could not read the checkpoint it was to resume from; the next one takes the one before.
     damaged: bool = False
     memory: bool = False  # a device or a node had too little
+    # The rank whose process died or whose device broke, of itself, and the node it was on.
+    rank: int | None = None
+    node: str | None = None
 
 
 class RestartPolicy:

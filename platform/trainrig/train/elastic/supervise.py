@@ -18,13 +18,12 @@ from trainrig.processes.heartbeats import Heartbeat, send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, newest_valid, verified_sums
+from trainrig.train.elastic.quarantine import Quarantine
 from trainrig.train.elastic.restart_policy import (
     Failure,
     HangDetector,
     RestartPolicy,
     WorkerNode,
-    best_size,
-    may_be_freed,
     why_leave,
 )
 from trainrig.train.job import TrainingJob
@@ -77,10 +76,18 @@ class TrainingCluster(Protocol):
     def nodes(self) -> Sequence[WorkerNode]:
         """Those that answer now."""
 
+    def replace(self, faulty: frozenset[str]) -> None:
+        """Have others in the place of these nodes, where more can be asked for."""
+
     def start(
-        self, job: TrainingJob, attempt: TrainingAttempt, resume_from: str | None, workers: int
+        self,
+        job: TrainingJob,
+        attempt: TrainingAttempt,
+        resume_from: str | None,
+        workers: int,
+        avoid: frozenset[str],
     ) -> AttemptHandle:
-        """Start a group; returns before it is up."""
+        """Start a group, none of it on the nodes `avoid`; returns before it is up."""
 
     def abandon(self, lost: ClusterLost) -> None:
         """End whatever is left of one that is gone, so that no rank trains on."""
@@ -97,7 +104,9 @@ def supervise(
     Raises InputError for what the user must fix, ClusterError when attempts fail more often than
     the job allows or too few nodes are left, Unfinished when asked to stop.
     """
-    return _Run(job, bounds, cluster, stop, RunFolder(job.folder)).to_its_end()
+    folder = RunFolder(job.folder)
+    quarantine = Quarantine(folder, job.training.faults.quarantine_after, bounds)
+    return _Run(job, bounds, cluster, stop, folder, quarantine).to_its_end()
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,7 @@ class _Run:
     cluster: TrainingCluster
     stop: StopRequests
     folder: RunFolder
+    quarantine: Quarantine
 
     def to_its_end(self) -> TrainingResult:
         newest = self._newest()
@@ -134,7 +144,8 @@ class _Run:
         """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
         try:
             path = newest.path if newest else None
-            group = self.cluster.start(self.job, attempt, path, workers)
+            avoid = self.quarantine.avoided
+            group = self.cluster.start(self.job, attempt, path, workers, avoid)
             asked, failure = _AttemptWatcher(self, group, attempt, workers).until_over()
             if failure:
                 group.release()
@@ -183,19 +194,22 @@ class _Run:
         """
         faults, began, waiting = self.job.training.faults, time.monotonic(), False
         self._pause(0)
+        self.quarantine.count()
         while True:
-            size = best_size(nodes := self._nodes(), self.bounds)
-            waited = time.monotonic() - began
-            settled = waited >= FREED_WITHIN or not may_be_freed(nodes, self.bounds)
-            if size is not None and settled:
-                return size
-            if size is None and waited > faults.wait_for_nodes:
+            nodes, waited = self._nodes(), time.monotonic() - began
+            choice = self.quarantine.choose(nodes)
+            self.cluster.replace(choice.faulty)
+            settled = waited >= FREED_WITHIN or not choice.changes
+            if choice.size is not None and settled:
+                self.quarantine.take(choice, step)
+                return choice.size
+            if choice.size is None and waited > faults.wait_for_nodes:
                 raise ClusterError(
                     f"{self.job.folder}: stands at step {step}; for {faults.wait_for_nodes:g} s "
                     f"there was no room for workers = {self.bounds}; add nodes and run it again, "
                     "or allow fewer"
                 )
-            if size is None and settled and not waiting:
+            if choice.size is None and settled and not waiting:
                 waiting = True
                 capacity = sum(node.capacity for node in nodes if not node.draining)
                 self.folder.record("waiting_for_nodes", step=step, capacity=capacity)
@@ -248,6 +262,7 @@ class _Run:
             problem=failure.problem[:500],
             seen_by=failure.seen_by,
             step=failure.step,
+            **({"node": failure.node} if failure.node else {}),
         )
         log.warning("attempt %d failed (%s)", attempt.number, failure.problem)
         if not self.stop.wanted():
@@ -342,7 +357,7 @@ class _AttemptWatcher:
     def _look_at_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
         stepped = self._step(heartbeats) > self._attempt.resumed_step
-        nodes = self._run.cluster.nodes()
+        nodes = self._run.quarantine.fit(self._run.cluster.nodes())
         why = why_leave(self._workers, used, stepped, nodes, self._run.bounds)
         if why != "grow":
             self._larger_since = None

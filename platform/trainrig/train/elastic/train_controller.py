@@ -15,6 +15,8 @@ from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.messages import WorkerGroupSpec
 from trainrig.train.elastic.worker_agent import RENDEZVOUS, free_endpoint, run_agent
 
+NODE_LABEL = "ray.io/node-id"
+
 
 def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
     """Let each worker of `group` run an agent of `config`; what Ray raised, if anything."""
@@ -23,8 +25,11 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
             run_agent,
             config,
             backend_config=_RendezvousConfig(),
-            scaling_config=ScalingConfig(
-                num_workers=group.workers, resources_per_worker={"CPU": 1}, use_gpu=group.gpus
+            scaling_config=ScalingConfig(  # type: ignore[call-arg] # typed as the one it replaced
+                num_workers=group.workers,
+                resources_per_worker={"CPU": 1},
+                use_gpu=group.gpus,
+                label_selector=select_nodes(group.avoid),
             ),
             run_config=RunConfig(
                 name=group.name,
@@ -38,6 +43,12 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def select_nodes(avoid: frozenset[str]) -> dict[str, str] | None:
+    """What Ray asks of the labels of a worker's node; each has its id as one."""
+    # No space after a comma: to Ray it would be part of the next id.
+    return {NODE_LABEL: f"!in({','.join(sorted(avoid))})"} if avoid else None
 
 
 class _RendezvousConfig(BackendConfig):

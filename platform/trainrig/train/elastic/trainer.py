@@ -18,6 +18,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.autoscaler_request import AutoscalerRequest
 from trainrig.ray_runtime.ray_local import (
     end_own,
     keep_logs,
@@ -35,7 +36,6 @@ from trainrig.ray_runtime.ray_pools import (
 )
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
-from trainrig.train.elastic.autoscaler_request import AutoscalerRequest
 from trainrig.train.elastic.coordinator import Coordinator
 from trainrig.train.elastic.ipc import RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
@@ -133,6 +133,8 @@ class RayCluster:
     def __init__(self, wanted: WorkerBounds, beside: int = 0) -> None:
         """`beside`: actors of rollouts, at the most, which need nodes as well."""
         self._wanted, self._beside = wanted, beside
+        self._avoid = frozenset[str]()  # nodes, by the last attempt
+        self._faulty = frozenset[str]()  # nodes in whose place others are asked for
         self._lost: ClusterLost | None = None  # until there is another
         self._ours = False  # that one: it was started for this process
         self._attempt: RayAttempt | None = None  # of the last attempt
@@ -182,11 +184,21 @@ class RayCluster:
         raise_if_lost()
         return found
 
+    def replace(self, faulty: frozenset[str]) -> None:
+        """See TrainingCluster. The next request for nodes asks for as much more."""
+        self._faulty = faulty
+
     def start(
-        self, job: TrainingJob, attempt: TrainingAttempt, resume_from: str | None, workers: int
+        self,
+        job: TrainingJob,
+        attempt: TrainingAttempt,
+        resume_from: str | None,
+        workers: int,
+        avoid: frozenset[str],
     ) -> AttemptHandle:
         """See TrainingCluster. By the worker group of the attempt before, if that stands by where
         it should."""
+        self._avoid = avoid
         self._attempt = while_ray_lives(self._start, job, attempt, resume_from, workers)
         return Watched(self._attempt)
 
@@ -197,10 +209,9 @@ class RayCluster:
 
     def room_beside(self) -> int:
         """Places that are free, less those that the most workers still lack."""
-        draining, free = ray_private.draining_nodes(), ray_private.free_resources_by_node()
-        places = [
-            int(each.get(self._what, 0)) for node, each in free.items() if node not in draining
-        ]
+        unfit = {*ray_private.draining_nodes(), *self._avoid}
+        free = ray_private.free_resources_by_node()
+        places = [int(each.get(self._what, 0)) for node, each in free.items() if node not in unfit]
         ours = sum(self._group.agents_by_node().values()) if self._group else 0
         return sum(places) - (self._most - ours)
 
@@ -231,8 +242,9 @@ class RayCluster:
         self._fit = frozenset(node.id for node in nodes if not node.draining)
         beyond = set[str]()
         if self._scaled:
-            self._autoscaler_request.request(self._most + self._beside, self._need)
-            beyond = find_idle_surplus(nodes, ours, self._most)
+            lost = sum(node.slots for node in nodes if node.id in self._faulty)
+            self._autoscaler_request.request(self._most + self._beside + lost, self._need)
+            beyond = find_idle_surplus(nodes, ours, self._most, self._avoid)
             self._warm_actors.fork_servers.leave(beyond)
         self._warm_actors.fork_servers.serve(node.id for node in nodes if node.id not in beyond)
         return nodes
@@ -255,7 +267,7 @@ class RayCluster:
 
         work: bytes = cloudpickle.dumps(RankTask(job, attempt, resume_from))  # type: ignore[no-untyped-call]
         folder, worker_group = RunFolder(job.folder), self._group
-        if worker_group and worker_group.can_run(workers, self._fit):
+        if worker_group and worker_group.can_run(workers, self._fit - self._avoid):
             attempt_handle = RayAttempt(
                 folder, attempt, self._coordinator, worker_group, _all_reachable
             )
@@ -270,7 +282,9 @@ class RayCluster:
             "fork_servers": dict(self._warm_actors.fork_servers.by_node),
         }
         gpus = self._what == "GPU"
-        self._group = WorkerGroup(self._warm_actors, self._coordinator, config, workers, gpus)
+        self._group = WorkerGroup(
+            self._warm_actors, self._coordinator, config, workers, gpus, self._avoid
+        )
         return RayAttempt(folder, attempt, self._coordinator, self._group, _all_reachable)
 
 

@@ -14,9 +14,14 @@ from trainrig.train.elastic.restart_policy import WorkerNode
 from trainrig.train.elastic.worker_agent import MODULES
 
 
-def find_idle_surplus(nodes: Sequence[WorkerNode], ours: Counter[str], most: int) -> set[str]:
+def find_idle_surplus(
+    nodes: Sequence[WorkerNode],
+    ours: Counter[str],
+    most: int,
+    avoid: frozenset[str] = frozenset(),
+) -> set[str]:
     """Nodes on which nothing runs, and onto which a run of `most` workers at the most would not
-    grow either; `ours`: its workers by node.
+    grow either; `ours`: its workers by node; `avoid`: nodes that it keeps off.
 
     Ray's autoscaler ends no node that an actor lives on, and one that nobody needs costs as much
     as one that somebody does.
@@ -25,7 +30,7 @@ def find_idle_surplus(nodes: Sequence[WorkerNode], ours: Counter[str], most: int
     beyond = set()
     for node in nodes:
         free = node.capacity - ours[node.id]
-        if left > 0 and free > 0 and not node.draining:
+        if left > 0 and free > 0 and not node.draining and node.id not in avoid:
             left -= free
         elif free == node.slots:
             beyond.add(node.id)

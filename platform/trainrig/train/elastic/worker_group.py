@@ -31,8 +31,10 @@ class WorkerGroup:
         config: Mapping[str, Any],
         workers: int,
         gpus: bool,
+        avoid: frozenset[str],
     ) -> None:
-        """Have Ray start `workers` worker agents, each for `config`; returns before one is up.
+        """Have Ray start `workers` worker agents, each for `config` and none on the nodes `avoid`;
+        returns before one is up.
 
         `coordinator`: the handle of the Coordinator actor.
         """
@@ -45,7 +47,7 @@ class WorkerGroup:
         self._controller = warm_actors.controller()
         name = f"attempt-{self.number:04d}"
         group = WorkerGroupSpec(
-            name=name, workers=workers, gpus=gpus, environment=WORKER_ENVIRONMENT
+            name=name, workers=workers, gpus=gpus, environment=WORKER_ENVIRONMENT, avoid=avoid
         )
         self.fit: Any = self._controller.fit.remote(group, dict(config))
         warm_actors.mark_busy(self.fit)

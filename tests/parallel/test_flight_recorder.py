@@ -1,0 +1,46 @@
+import json
+import os
+
+from trainrig.parallel import flight_recorder
+
+
+class Recorders:
+    """As of a torch that was built with NCCL."""
+
+    def __init__(self, nccl, others):
+        self._found = {"_dump_nccl_trace_json": nccl, "_dump_fr_trace_json": others}
+
+    def __getattr__(self, name):
+        if name not in self._found:
+            raise AttributeError(name)
+        return lambda includeCollectives: self._found[name]
+
+
+def test_collectives_of_nccl_are_dumped_where_there_are_some_else_those_of_gloo():
+    one, other, none = b'{"entries":[{"record_id":0}]}', b'{"entries":[{"record_id":7}]}', b"{}"
+    assert flight_recorder.dump(Recorders(one, other)) == one
+    assert flight_recorder.dump(Recorders(none, other)) == other
+    assert flight_recorder.dump(Recorders(none, none)) is None
+
+
+def test_what_the_environment_says_is_left_alone(monkeypatch):
+    for name in flight_recorder.NAMES:
+        monkeypatch.delenv(name, raising=False)
+    flight_recorder.turn_on()
+    assert [os.environ.pop(name) for name in flight_recorder.NAMES] == [
+        flight_recorder.RECORDED
+    ] * 2
+    monkeypatch.setenv(flight_recorder.NAMES[1], "17")
+    flight_recorder.turn_on()
+    assert flight_recorder.NAMES[0] not in os.environ
+
+
+def test_a_rank_that_waits_for_another_tells_which_collective_it_waits_for(ranks, tmp_path):
+    waits, _ = ranks(2, "waits_in_vain", folder=str(tmp_path))
+    (event,) = waits
+    assert (event["event"], event["rank"], event["doing"]) == ("collectives_dumped", 0, "train")
+    assert event["file"] == "collectives/attempt-0003-rank-00000.json"
+    entries = json.loads((tmp_path / event["file"]).read_text())["entries"]
+    last = entries[-1]
+    # Rank 1 never joins it while that is written.
+    assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[5]])
