@@ -1,28 +1,22 @@
 """Experts that are divided over workers: the run of one process that has all of them."""
 
 import dataclasses
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
-from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.parallel.layout import FSDP
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.pretrain import prepare
+from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
 
 STEPS = 10
-COMMAND = "from trainrig.cli import main; main()"
 MIXTURES = {
     "softmax": {"experts": 4, "active": 2, "shared_experts": 1, "dense_layers": 1},
     "sigmoid": {"experts": 4, "active": 2, "scores": "sigmoid", "balance_bias": True},
@@ -233,23 +227,15 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_workers_of_ray_divide_experts(ranks, contents, make_run, tmp_path):
-    """The command, with two workers of Ray's; the bits of two ranks of ours."""
+def test_workers_of_ray_divide_experts(local_ray, ranks, contents, make_run, tmp_path):
+    """Two workers of Ray's: the bits of two ranks of ours."""
     run = make_run(
         tmp_path / "run",
         2,
         model={"feedforward": MIXTURE},
         training={"steps": 4, "parallel": EXPERT},
     )
-    (tmp_path / "run.toml").write_text(to_toml(run))
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "pretrain", str(tmp_path / "run.toml"), "--json"],
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    counts = json.loads(done.stdout)
+    counts = pretrain(run).counts
     assert (counts["steps"], counts["restarts"]) == (4, 0)
     plainly = tmp_path / "ranks"
     plainly.mkdir()

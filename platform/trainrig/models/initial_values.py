@@ -16,7 +16,9 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.randomness import RandomKey, normals
 
 # Projections that add to the residual stream, and the number of their layer.
-RESIDUAL = re.compile(r"layers\.(\d+)\..*\b(?:(?:output|down)\.weight|experts\.down)")
+RESIDUAL = re.compile(r"(?:further_)?layers\.(\d+)\..*\b(?:(?:output|down)\.weight|experts\.down)")
+
+GENERATOR = "generator."  # before the names of parameters of a model that is trained beside
 
 # Elements drawn at a time: on the CPU so few that what is computed on the way stays in its cache.
 ELEMENTS_AT_ONCE = {"cpu": 2**16, "cuda": 2**22}
@@ -46,6 +48,9 @@ def fill_fresh(
 
 def initial_std(name: str, config: DecoderConfig) -> float:
     """Of the fresh values of a matrix."""
+    generator = config.generator_model
+    if generator is not None and name.startswith(GENERATOR):
+        return initial_std(name.removeprefix(GENERATOR), generator)
     kind, std = config.initialisation, config.initial_std
     if config.mup is not None:
         std *= config.mup.std_share(role_of(name, dims=2), config.channels)

@@ -85,15 +85,25 @@ class ExpertFeedForward(nn.Module):
         """[B, T, C] to [B, T, C], and of the router, [3 + E] in float32: what it adds to the loss,
         weighted, by the names of `ROUTER_TERMS`, then how many tokens it sends to each expert."""
         x_NC = x_BTC.flatten(0, 1)
+        routed = self.route(x_NC)
+        changed_NC, router = self.change(x_NC, routed)
+        return changed_NC.view_as(x_BTC), router
+
+    def route(self, x_NC: Tensor) -> Routed:
+        """Where each token goes."""
         logits_NE = F.linear(x_NC.float(), self.router.weight.float())
         scores_NE = self._scores(logits_NE)
         chosen_NA, weights_NA = self._choose(scores_NE)
         counts_E = _count(chosen_NA, self.settings.experts)
-        routed = Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E)
+        return Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E)
+
+    def change(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
+        """[N, C] what the experts of each token and the network beside them make of it; and of the
+        router what `forward` says."""
         changed_NC, terms = self.pass_experts(x_NC, routed)
         if self.shared is not None:
             changed_NC = changed_NC + self.shared(x_NC)
-        return changed_NC.view_as(x_BTC), torch.cat((terms, counts_E.to(terms.dtype)))
+        return changed_NC, torch.cat((terms, routed.counts_E.to(terms.dtype)))
 
     def pass_experts(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
         """[N, C] to what the experts of each token give, weighted, [N, C]; and `terms`.

@@ -13,9 +13,9 @@ from trainrig.parallel.layout_contract import WorkerLayout
 # "layer": as soon as the layer is done, and gathered again for the backward pass.
 Reshard = Annotated[Literal["step", "layer"], NOT_IDENTITY]
 
-# When a worker's gradients are added to the others' and sliced, where `deterministic` is false.
-# "step": after its last micro-batch; until then it holds a whole float32 gradient. "micro_batch":
-# after each, unit by unit, for as many times the bytes sent.
+# When a worker's gradients are added to the others' and sliced.
+# "step": after its last micro-batch; until then it holds a whole float32 gradient, or several.
+# "micro_batch": after each, unit by unit, for as many times the bytes sent.
 Reduce = Annotated[Literal["step", "micro_batch"], NOT_IDENTITY]
 
 
@@ -28,16 +28,36 @@ class FSDP(WorkerLayout):
     # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
     # again for each pass.
     reshard: Reshard = "step"
-    # When gradients are added and sliced: `step` once a step, which holds a whole gradient while
-    # there are micro-batches to come; `micro_batch` after each, with deterministic = false.
+    # When gradients are added and sliced: `step` once a step, which holds whole gradients while
+    # there are micro-batches to come; `micro_batch` after each.
     reduce: Reduce = "step"
 
+    @property
+    def by_micro_batch(self) -> bool:
+        """As the run file says."""
+        return self.reduce == "micro_batch"
+
     def inexact_by(self) -> str | None:
-        """Slices can be added in a fixed order, but not micro-batch by micro-batch."""
-        return "reduce = 'micro_batch'" if self.reduce == "micro_batch" else None
+        """Slices can be added in a fixed order, micro-batch by micro-batch where no worker has a
+        part of one."""
+        if self.by_micro_batch and (axis := self._axis()):
+            return f"reduce = 'micro_batch' beside parallel.{axis}"
+        return None
 
 
-class HSDP(WorkerLayout):
+class _Copies(WorkerLayout):
+    """Several workers hold the same slices, or the whole."""
+
+    exact: ClassVar[bool] = True
+
+    def inexact_by(self) -> str | None:
+        """Copies are added in a fixed order where each worker computes whole micro-batches."""
+        if axis := self._axis():
+            return f"kind = '{type(self).__name__}' beside parallel.{axis}"
+        return None
+
+
+class HSDP(_Copies):
     """Groups of workers that hold a whole model each, sliced within the group."""
 
     kind: Literal["HSDP"] = "HSDP"
@@ -45,9 +65,14 @@ class HSDP(WorkerLayout):
     # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
     # again for each pass.
     reshard: Reshard = "step"
-    # When gradients are added and sliced: `step` once a step, which holds a whole gradient while
-    # there are micro-batches to come; `micro_batch` after each, with deterministic = false.
+    # When gradients are added and sliced: `step` once a step, which holds whole gradients while
+    # there are micro-batches to come; `micro_batch` after each.
     reduce: Reduce = "step"
+
+    @property
+    def by_micro_batch(self) -> bool:
+        """As the run file says."""
+        return self.reduce == "micro_batch"
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` make groups of equal size."""
@@ -63,7 +88,7 @@ class HSDP(WorkerLayout):
         """Whether `workers` can hold so many copies: the slices of one lie with whole replicas, or
         each worker holds a whole one (its part of each layer, or its layers, where they are
         divided)."""
-        divided = self._tensor * self.stages
+        divided = self._tensor * self.pipeline_ranks
         alike, parts = workers // divided, self.replica // divided
         return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
 
@@ -75,7 +100,7 @@ class HSDP(WorkerLayout):
         return self.replicas
 
 
-class DDP(WorkerLayout):
+class DDP(_Copies):
     """Each worker keeps the whole model."""
 
     kind: Literal["DDP"] = "DDP"
@@ -83,11 +108,6 @@ class DDP(WorkerLayout):
     @property
     def reshard(self) -> Literal["step"]:
         """Nothing is ever sent but gradients, so there is nothing to let go."""
-        return "step"
-
-    @property
-    def reduce(self) -> Literal["step"]:
-        """Each keeps the whole sum, so nothing would be saved."""
         return "step"
 
     def copies(self, workers: int) -> int | None:

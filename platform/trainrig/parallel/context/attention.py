@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainrig.models.attention import Attention, Sight, document_mask, document_numbers
+from trainrig.models.attention import Attention, MaskRegions, Sight, document_mask, document_numbers
 from trainrig.models.decoder import Decoder
 from trainrig.models.positions import alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
@@ -61,11 +61,13 @@ def _part_sights(
     keys: str,
     positions_Bt: Tensor,
     documents_Bt: Tensor | None,
-    prefixes_Bt: Tensor | None = None,
+    marks: MaskRegions | None = None,
+    dtype: torch.dtype | None = None,
 ) -> dict[bool, Sight]:
     """In place of the decoder's own. Where documents begin in a row is asked of all ranks: what
     `documents_Bt` counts begins anew on each."""
-    assert prefixes_Bt is None  # PrefixLM is refused with shared rows
+    del dtype  # its kernels take no whole masks
+    assert marks is None  # objectives that have them are refused with shared rows
     positions_BT = join(gather_parts(positions_Bt, group), dim=1)
     documents_BT = document_numbers(positions_BT)
     size = positions_Bt.shape[1] // 2

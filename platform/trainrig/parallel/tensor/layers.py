@@ -1,17 +1,20 @@
 """A decoder of whose layers each rank of a tensor axis has a part, put in its place from outside.
 
-Of attention a rank has some heads, of the feed-forward network some of the channels between, of the
-vocabulary some entries (Shoeybi et al. 2019, arXiv:1909.08053, section 3). Queries, keys, values,
-gate and up are cut by rows of their matrices, output and down by columns, embedding and head by
-entries. Norms, learnt positions and biases that are added to the stream all ranks hold alike, and
-so they do keys and values where there are fewer key heads than ranks; their gradients are the same
-bits on each.
+Of attention a rank has some heads, of the feed-forward network and of each expert some of the
+channels between, of the vocabulary some entries (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+Queries, keys, values, gate and up are cut by rows of their matrices, output and down by columns,
+embedding and head by entries. Norms, learnt positions and biases that are added to the stream all
+ranks hold alike, and so they do routers, and keys and values where there are fewer key heads than
+ranks; their gradients are the same bits on each, at once or, where each rank has some places of the
+stream, after they were added up.
 
 Shapes: B rows, T positions, C channels, V entries of the vocabulary, [...] any dims.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -21,58 +24,111 @@ from torch import Tensor, nn
 from trainrig.models.attention import Attention
 from trainrig.models.decoder import Decoder
 from trainrig.models.feedforward import DenseFeedForward
+from trainrig.models.moe import ExpertFeedForward
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head
 from trainrig.parallel.mesh import Axis
 from trainrig.parallel.tensor.collectives import add_up, copy_in
+from trainrig.parallel.tensor.experts import CHANNELS_BETWEEN, share_experts
 from trainrig.parallel.tensor.head import PartHead, VocabularyPart
-
-# Along which dimension a parameter is cut, by its name; None: all ranks hold it alike.
-Cuts = Mapping[str, int | None]
+from trainrig.parallel.tensor.sequence import gather_places, gather_then, own_places, scatter_sum
 
 
-def split_layers(model: Decoder, axis: Axis) -> Cuts:
+@dataclass(frozen=True)
+class LayerSplit:
+    """How the parameters of a model are divided over the ranks that share its layers, by name."""
+
+    cuts: Mapping[str, int | None]  # along which dimension; None: all ranks hold it alike
+    # Of what all hold alike: of whose gradient each rank has a part, which are still to be added.
+    parts: frozenset[str]
+
+
+class _Stream:
+    """How what flows between layers gets to the products that ranks share, and back."""
+
+    def __init__(self, group: dist.ProcessGroup, sequence: bool) -> None:
+        """`sequence`: each rank has some places of it; else all have all."""
+        self.group, self.sequence = group, sequence
+
+    def enter(self, module: nn.Module, kept: bool) -> None:
+        """Have `module` be given all places of what it reads; `kept`: see `gather_then`."""
+        if self.sequence:
+            _replace(module, "forward", gather_then, module.forward, self.group, kept)
+        else:
+            _replace(module, "forward", _copy_then, module.forward, self.group)
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """The sum of the `x` of all ranks, as it flows on."""
+        return scatter_sum(x, self.group) if self.sequence else add_up(x, self.group)
+
+
+def split_layers(
+    model: Decoder, axis: Axis, sequence: bool = False, again: Collection[int] = ()
+) -> LayerSplit:
     """Leave this rank of `axis` its part of `model`, on the meta device, in place and for good; how
-    each parameter was cut.
+    it was divided.
 
-    Before `split_attention`, `recompute` and `shard`. `settings.check_model` was passed.
+    `sequence`: each rank has some places of what flows between layers. `again`: layers that are
+    computed again for the backward pass. Before `split_attention`, `recompute` and `shard`.
+    `settings.check_model` was passed.
     """
     assert axis.group is not None
     whole = {name: each.shape for name, each in model.named_parameters()}
-    _split_ends(model, axis, axis.group)
-    for layer in model.layers:
+    stream = _Stream(axis.group, sequence)
+    _split_ends(model, axis, stream)
+    for number, layer in enumerate(model.layers):
         attention, feedforward = layer.attention, layer.feedforward
-        assert isinstance(attention, Attention) and isinstance(feedforward, DenseFeedForward)
-        _split_attention(attention, model.shape.kv_heads, axis, axis.group)
-        for widening in (feedforward.gate, feedforward.up):
-            if widening is not None:
-                _cut_rows(widening, axis)
-        _cut_columns(feedforward.down, axis, axis.group)
-        _copy_input(feedforward, axis.group)
+        assert isinstance(attention, Attention)
+        _split_attention(attention, model.shape.kv_heads, axis, stream)
+        stream.enter(attention, number in again)
+        if isinstance(feedforward, DenseFeedForward):
+            _cut_between(feedforward, axis)
+            _replace(feedforward.down, "forward", _project_and_add, feedforward.down, stream)
+            stream.enter(feedforward, number in again)
+        else:
+            assert isinstance(feedforward, ExpertFeedForward)
+            _split_experts(feedforward, axis)
+            share_experts(feedforward, axis.group, sequence)
     cuts: dict[str, int | None] = {}
     for name, parameter in model.named_parameters():
         differ = (dim for dim, size in enumerate(parameter.shape) if size != whole[name][dim])
         cuts[name] = next(differ, None)
-    return cuts
+    return LayerSplit(cuts, frozenset(_of_places(model) if sequence else ()))
 
 
-def _split_ends(model: Decoder, axis: Axis, group: dist.ProcessGroup) -> None:
-    embedding = model.embedding
-    entries = embedding.weight.shape[0]
+def _of_places(model: Decoder) -> Iterator[str]:
+    """Parameters that each rank uses for its own places alone, where it has some of the stream."""
+    norm_or_bias = re.compile(
+        r"(layers\.\d+\.(attention|feedforward)(_output)?_norm|norm|position_embedding)\.\w+"
+        r"|layers\.\d+\.(attention\.output|feedforward\.down)\.bias"
+    )
+    return (name for name, _ in model.named_parameters() if norm_or_bias.fullmatch(name))
+
+
+def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
+    group = stream.group
+    entries = model.config.shapes.embedding.entries
     own = entries // axis.size
     first = axis.rank * own
-    _cut(embedding, "weight", 0, axis)
-    _replace(embedding, "forward", _look_up, embedding.forward, first, own, group)
+    embedding = getattr(model, "embedding", None)  # which not every stage of a pipeline has
+    if embedding is not None:
+        _cut(embedding, "weight", 0, axis)
+        _replace(embedding, "forward", _look_up, embedding.forward, first, own, stream)
+    if stream.sequence and model.position_embedding is not None:
+        places = model.position_embedding
+        _replace(places, "forward", _of_own_places, places.forward, group)
     if model.head is not None:
         _cut_rows(model.head, axis)
-    _replace(model, "_before_head", _then_copy, model._before_head, group)
+    if stream.sequence:
+        _replace(model, "_read_places", _gather_read, model, group)
+    else:
+        _replace(model, "_before_head", _then_copy, model._before_head, group)
     part = VocabularyPart(group, first, entries)
     _replace(model, "_output_head", _part_head, model._output_head, part)
 
 
-def _split_attention(
-    attention: Attention, kv_heads: int, axis: Axis, group: dist.ProcessGroup
-) -> None:
+def _split_attention(attention: Attention, kv_heads: int, axis: Axis, stream: _Stream) -> None:
+    group = stream.group
     _cut_rows(attention.query, axis)
     for each in (attention.key, attention.value):
         if kv_heads % axis.size == 0:
@@ -89,8 +145,23 @@ def _split_attention(
             _replace(norm, "forward", _norm_some, norm, group)
     if attention.sinks is not None:
         _cut(attention, "sinks", 0, axis)
-    _cut_columns(attention.output, axis, group)
-    _copy_input(attention, group)
+    _cut_columns(attention.output, axis)
+    _replace(attention.output, "forward", _project_and_add, attention.output, stream)
+
+
+def _split_experts(layer: ExpertFeedForward, axis: Axis) -> None:
+    for name, dim in CHANNELS_BETWEEN.items():
+        if getattr(layer.experts, name) is not None:
+            _cut(layer.experts, name, dim, axis)
+    if layer.shared is not None:
+        _cut_between(layer.shared, axis)
+
+
+def _cut_between(feedforward: DenseFeedForward, axis: Axis) -> None:
+    for widening in (feedforward.gate, feedforward.up):
+        if widening is not None:
+            _cut_rows(widening, axis)
+    _cut_columns(feedforward.down, axis)
 
 
 def _cut(module: nn.Module, name: str, dim: int, axis: Axis) -> None:
@@ -108,14 +179,9 @@ def _cut_rows(linear: nn.Linear, axis: Axis) -> None:
     linear.out_features //= axis.size
 
 
-def _cut_columns(linear: nn.Linear, axis: Axis, group: dist.ProcessGroup) -> None:
+def _cut_columns(linear: nn.Linear, axis: Axis) -> None:
     _cut(linear, "weight", 1, axis)
     linear.in_features //= axis.size
-    _replace(linear, "forward", _project_and_add, linear, group)
-
-
-def _copy_input(module: nn.Module, group: dist.ProcessGroup) -> None:
-    _replace(module, "forward", _copy_then, module.forward, group)
 
 
 def _replace(module: nn.Module, method: str, by: Callable[..., Any], *first: Any) -> None:
@@ -132,8 +198,8 @@ def _then_copy(forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, x:
     return copy_in(forward(x), group).clone()  # FSDP's hooks want no view
 
 
-def _project_and_add(linear: nn.Linear, group: dist.ProcessGroup, x: Tensor) -> Tensor:
-    total = add_up(F.linear(x, linear.weight), group)
+def _project_and_add(linear: nn.Linear, stream: _Stream, x: Tensor) -> Tensor:
+    total = stream.add_up(F.linear(x, linear.weight))
     return total if linear.bias is None else total + linear.bias
 
 
@@ -150,17 +216,33 @@ def _norm_some(norm: Norm, group: dist.ProcessGroup, x_BTHD: Tensor) -> Tensor:
 
 
 def _look_up(
-    forward: Callable[[Tensor], Tensor],
-    first: int,
-    own: int,
-    group: dist.ProcessGroup,
-    ids: Tensor,
+    forward: Callable[[Tensor], Tensor], first: int, own: int, stream: _Stream, ids: Tensor
 ) -> Tensor:
     """[..., C] of ids; a rank that does not have an entry adds zeros."""
     places = ids - first
     elsewhere = (places < 0) | (places >= own)
     rows = forward(places.masked_fill(elsewhere, 0))
-    return add_up(rows.masked_fill(elsewhere[..., None], 0.0), group)
+    return stream.add_up(rows.masked_fill(elsewhere[..., None], 0.0))
+
+
+def _of_own_places(
+    forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, positions: Tensor
+) -> Tensor:
+    return forward(own_places(positions, group, -1))
+
+
+def _gather_read(
+    model: Decoder,
+    group: dist.ProcessGroup,
+    x_BtC: Tensor,
+    places_N: Tensor | None,
+    documents_BS: Tensor | None,
+) -> Tensor:
+    """In place of `Decoder._read_places`, whose norm each rank takes of its own places."""
+    if model.norm is not None:
+        x_BtC = model.norm(x_BtC)
+    whole_BTC = gather_places(x_BtC, group)
+    return whole_BTC if places_N is None else whole_BTC.flatten(0, 1)[places_N]
 
 
 def _part_head(

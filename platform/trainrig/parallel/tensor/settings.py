@@ -19,6 +19,10 @@ class TensorSplit(Settings):
     some entries of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053)."""
 
     ranks: int = Field(ge=2)  # workers that share each layer; neighbours, best on one machine
+    # Whether each of them has some places of what flows between layers, and norms those alone: for
+    # as many bytes sent forward, and half as many again backward (Korthikanti et al. 2022,
+    # arXiv:2205.05198); else all have all places.
+    sequence_parallel: bool = False
 
     def check_workers(self, workers: int, replica: int) -> None:
         """Raise ConfigError unless `workers` are whole groups of `replica`, which work together."""
@@ -44,6 +48,28 @@ class TensorSplit(Settings):
                     f"one of {', '.join(BY_ELEMENT)}"
                 )
 
+    @staticmethod
+    def check_stages(model: DecoderConfig, stages: int) -> None:
+        """Raise ValueError for experts that are shared in several `stages`."""
+        if stages > 1 and isinstance(model.feedforward, MixtureOfExperts):
+            raise ValueError(
+                f"{WHERE}: a mixture of experts is shared without stages; leave out this or "
+                "[training.parallel.pipeline]"
+            )
+
+    def check_length(self, length: int, context: int) -> None:
+        """Raise ValueError unless what flows between layers can be divided by its places, in rows
+        of `length` tokens that `context` workers share."""
+        pieces = self.ranks * context
+        if self.sequence_parallel and length % pieces:
+            below = length - length % pieces
+            nearest = " or ".join(str(n) for n in (below, below + pieces) if n)
+            raise ValueError(
+                f"{WHERE}.sequence_parallel: sequences of {length} tokens are not a multiple of "
+                f"{pieces}, for {self.ranks} workers to have as many places each; the nearest: "
+                f"{nearest}"
+            )
+
     def check_run(self, model: DecoderConfig, objective: str) -> None:
         """Raise ValueError unless `ranks` workers can each have an equal part of `model`, and learn
         `objective` of it. A vocabulary that is not settled is passed over."""
@@ -52,14 +78,13 @@ class TensorSplit(Settings):
                 f"{WHERE}: objective {objective} is not computed of parts of logits; leave it out, "
                 'or set objective.kind = "CausalLM"'
             )
+        self.check_model(model)
+
+    def check_model(self, model: DecoderConfig) -> None:
+        """Raise ValueError unless `ranks` workers can each have an equal part of `model`."""
         other = (
             (model.head != "tokens", f'model.head "{model.head}"', 'head = "tokens"'),
             (model.kind != "Decoder", f'model.kind "{model.kind}"', 'kind = "Decoder"'),
-            (
-                isinstance(model.feedforward, MixtureOfExperts),
-                "a mixture of experts",
-                "a dense model.feedforward",
-            ),
             (
                 isinstance(model.position_embedding, Alibi),
                 "ALiBi, whose distances go by head,",
@@ -81,17 +106,21 @@ class TensorSplit(Settings):
     def _check_sizes(self, model: DecoderConfig) -> None:
         ranks = self.ranks
         sizes = model.model_copy(update={"vocabulary": model.vocabulary or ranks}).shape
-        for name, size in (
-            ("heads", sizes.heads),
-            ("feedforward_channels", sizes.feedforward_channels),
-            ("vocabulary", sizes.vocabulary),
-        ):
+        named = {"heads": sizes.heads, "vocabulary": sizes.vocabulary}
+        mixture = model.feedforward
+        if not isinstance(mixture, MixtureOfExperts) or mixture.dense_layers:
+            named["feedforward_channels"] = sizes.feedforward_channels
+        if isinstance(mixture, MixtureOfExperts):
+            own = mixture.expert_channels
+            name = "feedforward.expert_channels" if own else "feedforward_channels"
+            named[name] = own or sizes.feedforward_channels
+        for name, size in named.items():
             if size % ranks:
                 below = size - size % ranks
                 nearest = " or ".join(str(n) for n in (below, below + ranks) if n)
                 raise ValueError(
-                    f"{WHERE}.ranks ({ranks}) does not divide model.{name} ({size}); the nearest: "
-                    f"{nearest}"
+                    f"{WHERE}.ranks ({ranks}) does not divide model.{name} ({size}); the nearest "
+                    f"model.{name} that it divides: {nearest}"
                 )
         if sizes.kv_heads % ranks and ranks % sizes.kv_heads:
             fitting = [n for n in range(1, sizes.heads + 1) if not (n % ranks and ranks % n)]

@@ -3,7 +3,8 @@
 FSDP slices what a rank of a tensor axis has of a parameter as if it were all there is. Checkpoints
 and fresh weights want its place in the whole. Files hold whole rows, so ranks that share a matrix
 by its columns change places before they write it: each of c ranks gets some of the rows that they
-all have, and columns from the others; and back after it was read.
+all have, and columns from the others; and back after it was read. Of experts that are divided over
+other ranks as well, whose rows are cut twice already, each gets all of the rows.
 """
 
 from collections.abc import Mapping
@@ -13,28 +14,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from trainrig.parallel.context.gathered import gather_parts
 from trainrig.parallel.mesh import TENSOR, WorkerMesh
-from trainrig.parallel.tensor.layers import Cuts
+from trainrig.parallel.tensor.layers import LayerSplit
 
 
 class SharedLayers:
     """How the parameters of one model lie over the ranks that share its layers."""
 
-    def __init__(self, cuts: Cuts, mesh: WorkerMesh) -> None:
+    def __init__(self, split: LayerSplit, mesh: WorkerMesh) -> None:
         assert mesh.tensor.group is not None
-        self._cuts, self.axis = cuts, mesh.tensor
+        self._cuts, self._parts, self.axis = split.cuts, split.parts, mesh.tensor
         self._group: dist.ProcessGroup = mesh.tensor.group
-        # Ranks that share a layer are neighbours.
-        first = mesh.sharding.mesh - mesh.tensor.rank
-        ranks = first[..., None] + torch.arange(mesh.tensor.size)
-        kind, names = mesh.devices.device_type, mesh.sharding.mesh_dim_names or ()
-        # Only to say who has what: nothing is sent over these.
-        self._outside = DeviceMesh(
-            kind, ranks.movedim(-1, 0), mesh_dim_names=(TENSOR, *names), _init_backend=False
-        )
-        self._inside = DeviceMesh(kind, ranks, mesh_dim_names=(*names, TENSOR), _init_backend=False)
+        self._meshes: dict[DeviceMesh, tuple[DeviceMesh, DeviceMesh]] = {}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """`tensor`, of the sizes of the parameter `name` as this rank has it, as a part of the
@@ -48,7 +42,22 @@ class SharedLayers:
             size[cut] *= self.axis.size
             placement = Shard(cut)
         placements = (placement, *tensor.placements)
-        return _seen_as(tensor.to_local(), self._outside, placements, size)
+        return _seen_as(tensor.to_local(), self._around(tensor.device_mesh)[0], placements, size)
+
+    def _around(self, mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
+        """`mesh`, over which a tensor is sliced, with the ranks that share layers: as its first
+        axis, and as its last. Only to say who has what: nothing is sent over these."""
+        if mesh not in self._meshes:
+            # Ranks that share a layer are neighbours.
+            ranks = (mesh.mesh - self.axis.rank)[..., None] + torch.arange(self.axis.size)
+            kind, names = mesh.device_type, mesh.mesh_dim_names or ()
+            self._meshes[mesh] = (
+                DeviceMesh(
+                    kind, ranks.movedim(-1, 0), mesh_dim_names=(TENSOR, *names), _init_backend=False
+                ),
+                DeviceMesh(kind, ranks, mesh_dim_names=(*names, TENSOR), _init_backend=False),
+            )
+        return self._meshes[mesh]
 
     def is_alike(self, name: str) -> bool:
         """Whether all ranks of the axis have all of the parameter `name`."""
@@ -57,6 +66,21 @@ class SharedLayers:
     def alike(self, model: nn.Module) -> frozenset[int]:
         """The `id` of each parameter of `model` that all ranks of the axis have all of."""
         return frozenset(id(p) for name, p in model.named_parameters() if self.is_alike(name))
+
+    def add_parts(self, model: nn.Module) -> None:
+        """Have each rank of the axis have the sum of gradients of which each has a part, added in
+        the order of ranks: of parameters that all have alike. Collective."""
+        found = [p.grad for name, p in model.named_parameters() if name in self._parts]
+        gradients = [_local(each) for each in found if each is not None]
+        if not gradients:
+            return
+        flat = torch.cat([each.flatten() for each in gradients])
+        total, *others = gather_parts(flat, self._group)
+        for other in others:
+            total = total + other
+        sizes = [each.numel() for each in gradients]
+        for gradient, sum_ in zip(gradients, total.split(sizes), strict=True):
+            gradient.copy_(sum_.view_as(gradient))
 
     def rows(self, tensors: Mapping[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
         """What `whole` gave, but whole rows of what is cut by columns: new tensors, `filled` with
@@ -69,25 +93,48 @@ class SharedLayers:
     def take_rows(self, rows: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         """Copy what was read into `rows`, as `rows` gave them, to `tensors`. Collective."""
         for name, tensor in tensors.items():
-            if _by_columns(tensor):
-                mine, sizes = _local(tensor), self._sizes(tensor)
-                m, w = sizes[self.axis.rank], mine.shape[1]
-                outgoing = _local(rows[name]).view(m, self.axis.size, w).transpose(0, 1)
-                incoming = torch.empty_like(mine, memory_format=torch.contiguous_format)
-                self._exchange(incoming, outgoing, [n * w for n in sizes], [m * w] * len(sizes))
-                mine.copy_(incoming)
+            if not _by_columns(tensor):
+                continue
+            mine, whole = _local(tensor), _local(rows[name])
+            if _cut_twice(tensor):  # each has read all of the rows
+                mine.copy_(self._by_rank(whole, tensor)[self.axis.rank])
+                continue
+            sizes, w = self._sizes(tensor), mine[:1].numel()
+            outgoing, m = self._by_rank(whole, tensor), sizes[self.axis.rank]
+            incoming = torch.empty_like(mine, memory_format=torch.contiguous_format)
+            self._exchange(incoming, outgoing, [n * w for n in sizes], [m * w] * len(sizes))
+            mine.copy_(incoming)
 
     def _rows(self, tensor: Tensor, filled: bool) -> DTensor:
         assert isinstance(tensor, DTensor)
-        mine, sizes = _local(tensor), self._sizes(tensor)
-        m, w, ranks = sizes[self.axis.rank], mine.shape[1], self.axis.size
-        found = mine.new_empty(m, ranks * w)
+        mine, sizes, ranks = _local(tensor), self._sizes(tensor), self.axis.size
+        if _cut_twice(tensor):
+            found = mine.new_empty(len(mine), *tensor.shape[1:])
+            if filled:
+                self._by_rank(found, tensor).copy_(gather_parts(mine, self._group))
+            placements: tuple[Placement, ...] = (Replicate(), *tensor.placements[1:])
+            outside = self._around_whole(tensor)[0]
+            return _seen_as(found, outside, placements, list(tensor.shape))
+        m, w = sizes[self.axis.rank], mine[:1].numel()
+        found = mine.new_empty(m, *tensor.shape[1:])
         if filled:
-            incoming = mine.new_empty(ranks, m, w)
+            incoming = mine.new_empty(ranks, m, *mine.shape[1:])
             self._exchange(incoming, mine, [m * w] * ranks, [n * w for n in sizes])
-            found.view(m, ranks, w).copy_(incoming.transpose(0, 1))
+            self._by_rank(found, tensor).copy_(incoming)
         placements = (*tensor.placements[1:], Shard(0))
-        return _seen_as(found, self._inside, placements, list(tensor.shape))
+        return _seen_as(found, self._around_whole(tensor)[1], placements, list(tensor.shape))
+
+    def _around_whole(self, tensor: DTensor) -> tuple[DeviceMesh, DeviceMesh]:
+        """As `_around`, of a tensor that `whole` gave."""
+        return next(each for each in self._meshes.values() if each[0] is tensor.device_mesh)
+
+    def _by_rank(self, rows: Tensor, tensor: Tensor) -> Tensor:
+        """[ranks, …] what each rank of the axis has of whole `rows` of `tensor`; a view."""
+        assert isinstance(tensor, DTensor)
+        dim = tensor.placements[0].dim  # type: ignore[attr-defined]
+        ranks = self.axis.size
+        size = (*rows.shape[:dim], ranks, rows.shape[dim] // ranks, *rows.shape[dim + 1 :])
+        return rows.view(size).movedim(dim, 0)
 
     def _sizes(self, tensor: Tensor) -> list[int]:
         """How many of the rows that the ranks of the axis have some columns of each gets."""
@@ -104,7 +151,17 @@ class SharedLayers:
 
 
 def _by_columns(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor) and tensor.placements[0].is_shard(1)
+    """Whether ranks that share layers have parts of the rows of what `whole` gave."""
+    if not isinstance(tensor, DTensor):
+        return False
+    first = tensor.placements[0]
+    return isinstance(first, Shard) and first.dim > 0
+
+
+def _cut_twice(tensor: Tensor) -> bool:
+    """Whether rows are divided over two axes already, as those of divided experts are."""
+    assert isinstance(tensor, DTensor)
+    return any(isinstance(each, _StridedShard) for each in tensor.placements)
 
 
 def _local(tensor: Tensor) -> Tensor:
