@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.parallel.pipeline.cut import cut_layers, describe_cut, layer_flops
-from trainrig.parallel.pipeline.schedule import idle_share, turns
+from trainrig.parallel.pipeline.cut import cut_for_ranks, cut_layers, describe_cut, layer_flops
+from trainrig.parallel.pipeline.passes import GRADIENTS_UNDER_WAY
+from trainrig.parallel.pipeline.schedule import Turn, held_at_once, idle_share, turns
 
-STAGES, COUNTS = st.integers(1, 8), st.integers(1, 20)
+STAGES, COUNTS, CHUNKS = st.integers(1, 8), st.integers(1, 20), st.integers(2, 4)
 SCHEDULES = st.sampled_from(["1F1B", "GPipe"])
 SIZES = {"channels": 64, "heads": 4, "positions": 32}
 
@@ -18,9 +19,7 @@ def held(order):
     return list(itertools.accumulate(1 if turn.forward else -1 for turn in order))
 
 
-@given(
-    stages=st.integers(1, 8), count=st.integers(1, 20), schedule=st.sampled_from(["1F1B", "GPipe"])
-)
+@given(stages=STAGES, count=COUNTS, schedule=SCHEDULES)
 def test_each_micro_batch_goes_forward_then_backward_in_the_order_of_numbers(
     stages, count, schedule
 ):
@@ -30,36 +29,104 @@ def test_each_micro_batch_goes_forward_then_backward_in_the_order_of_numbers(
             assert [each.number for each in order if each.forward == forward] == list(range(count))
         assert min(held(order)) >= 0
         most = count if schedule == "GPipe" else min(count, stages - stage)
-        assert max(held(order)) == most
+        assert max(held(order)) == len(held_at_once(order)) == most
 
 
-@given(
-    stages=st.integers(1, 8), count=st.integers(1, 20), schedule=st.sampled_from(["1F1B", "GPipe"])
-)
+@given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
+def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(ranks, count, chunks):
+    for rank in range(ranks):
+        order = turns("interleaved", rank, ranks, count, chunks)
+        for chunk, forward in itertools.product(range(chunks), (True, False)):
+            own = [each.number for each in order if each[::2] == (forward, chunk)]
+            assert own == list(range(count))
+        for turn in order:
+            ahead = turn._replace(forward=True)
+            assert order.index(ahead) <= order.index(turn)
+        assert order[-1] == Turn(False, count - 1, 0)
+        if count % ranks == 0:
+            warming = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1
+            assert len(held_at_once(order)) == min(count * chunks, warming)
+
+
+def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
+    """When the last rank is done, by brute force: each takes its next turn as soon as what it needs
+    is there, and has sent no more gradients than `under_way` that the stages before have not gone
+    backward from; None: the ranks wait for each other."""
+    ranks = len(orders)
+    done, now, at = {}, [0] * ranks, [0] * ranks
+    sent = [[] for _ in orders]
+
+    def take(rank):
+        forward, number, chunk = orders[rank][at[rank]]
+        stage = chunk * ranks + rank
+        needs = None if (stage, forward) == (0, True) else (forward, stage - 1, number)
+        if not forward:
+            last = stage == ranks * chunks - 1
+            needs = (True, stage, number) if last else (False, stage + 1, number)
+            sent[rank] = [each for each in sent[rank] if each not in done]
+            if stage and len(sent[rank]) >= under_way:
+                return False
+        if needs and needs not in done:
+            return False
+        now[rank] = max(now[rank], done.get(needs, 0)) + seconds[not forward]
+        done[forward, stage, number] = now[rank]
+        if stage and not forward:
+            sent[rank].append((False, stage - 1, number))
+        at[rank] += 1
+        return True
+
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(ranks):
+            while at[rank] < len(orders[rank]) and take(rank):
+                moved = True
+    return max(now) if all(map(len, orders)) and at == list(map(len, orders)) else None
+
+
+@given(stages=STAGES, count=COUNTS, schedule=SCHEDULES)
 def test_stages_wait_for_the_share_of_a_step_that_the_bubble_is(stages, count, schedule):
     """Played with passes of one unit each: what a stage sends is there a unit later."""
-    orders = [list(turns(schedule, stage, stages, count)) for stage in range(stages)]
-    done, now, at = {}, [0] * stages, [0] * stages
-    while any(at[stage] < 2 * count for stage in range(stages)):
-        moved = False
-        for stage, order in enumerate(orders):
-            while at[stage] < len(order):
-                forward, number = order[at[stage]]
-                beside = stage - 1 if forward else stage + 1
-                needs = (forward, beside, number)
-                if 0 <= beside < stages and needs not in done:
-                    break
-                now[stage] = max(now[stage], done.get(needs, 0)) + 1
-                done[forward, stage, number] = now[stage]
-                at[stage] += 1
-                moved = True
-        assert moved, "stages wait for each other"
-    length = max(now)
+    length = play([turns(schedule, stage, stages, count) for stage in range(stages)], 1)
     assert (length - 2 * count) / length == pytest.approx(idle_share(stages, count))
 
 
+@given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=CHUNKS)
+def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds, chunks):
+    """(P - 1) / (chunks M) of the time of computing (arXiv:2104.04473, section 2.2.2): backward
+    passes take as long as forward ones, and twice as long."""
+    count = rounds * ranks
+    orders = [turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
+    for seconds in ((1, 1), (1, 2)):
+        length, computing = play(orders, chunks, seconds), count * chunks * sum(seconds)
+        bubble = (length - computing) / computing
+        assert bubble == pytest.approx((ranks - 1) / (chunks * count))
+        assert (length - computing) / length == pytest.approx(idle_share(ranks, count, chunks))
+
+
+@given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
+def test_interleaved_stages_never_wait_for_each_other(ranks, count, chunks):
+    """Whatever the number of micro-batches: replicas come and go."""
+    orders = [turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
+    assert play(orders, chunks) is not None
+
+
+def test_with_one_gradient_under_way_interleaved_stages_would_wait_for_each_other():
+    orders = [turns("interleaved", rank, 2, 4, 2) for rank in range(2)]
+    assert play(orders, 2, under_way=1) is None
+
+
 def test_one_stage_takes_each_micro_batch_forward_and_backward():
-    assert turns("1F1B", 0, 1, 2) == [(True, 0), (False, 0), (True, 1), (False, 1)]
+    assert turns("1F1B", 0, 1, 2) == [(True, 0, 0), (False, 0, 0), (True, 1, 0), (False, 1, 0)]
+
+
+def test_stages_go_round_the_ranks():
+    """Figure 4 of arXiv:2104.04473, for two ranks with two stages each."""
+    found = turns("interleaved", 1, 2, 2, 2)
+    words = [f"{'F' if turn.forward else 'B'}{turn.chunk}{turn.number}" for turn in found]
+    assert words == ["F00", "F01", "F10", "B10", "F11", "B11", "B00", "B01"]
+    model = DecoderConfig(layers=6, vocabulary=64, **SIZES)
+    assert cut_for_ranks(model, 2, 2) == ((range(1), range(3, 5)), (range(1, 3), range(5, 6)))
 
 
 def test_layers_are_cut_by_what_they_cost_and_the_head_is_the_last_stages():
@@ -69,7 +136,7 @@ def test_layers_are_cut_by_what_they_cost_and_the_head_is_the_last_stages():
     assert head == 2 * 1024 * 64 and layer < head < 2 * layer
     large = DecoderConfig(layers=6, vocabulary=1024, **SIZES)
     assert cut_layers(large, 2) == (range(0, 4), range(4, 6))
-    assert describe_cut(large, 2).startswith("layers 0-3 (")
+    assert describe_cut(large, 2, 1).startswith("layers 0-3 (")
 
 
 @given(layers=st.integers(1, 24), stages=st.integers(1, 8), vocabulary=st.sampled_from([64, 4096]))

@@ -1,26 +1,23 @@
 """Layers that are cut into stages: the run of one process that has them all."""
 
 import dataclasses
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from trainrig.config import to_toml
-from trainrig.errors import ConfigError
-from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.pretrain import prepare
+from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
 
 STEPS = 10
+# No gradient of this seed's steps stands out. Seed 0 has one of norm 6.9 among ones of about 1,
+# which magnifies rounding: it differs by 5e-5 to 2e-4 where the networks of one process give what
+# they give times 1 +- 6e-8, and all others by 2e-6 at most.
+SEED = 2
 TIED, UNTIED = {"layers": 4}, {"layers": 4, "tie_embeddings": False}
 
 
@@ -32,17 +29,20 @@ def plain(job):
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, pipeline, model, layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds, as one process reads it."""
+    """`trained(world, pipeline, model, layout, more)`: a run of 10 steps, `more` of `training`; its
+    job, and all that its last checkpoint holds, as one process reads it."""
     known = {}
 
-    def train(world, pipeline=None, model=UNTIED, layout=None):
-        key = repr((world, pipeline, model, layout))
+    def train(world, pipeline=None, model=UNTIED, layout=None, more=None):
+        key = repr((world, pipeline, model, layout, more))
         if key not in known:
-            training = {"steps": STEPS, "metrics": {"layers_every": 5}}
+            training = {"steps": STEPS, "seed": SEED, "metrics": {"layers_every": 5}}
+            training |= more or {}
             if pipeline is not None:
-                training["parallel"] = {"kind": "FSDP", "pipeline": pipeline} | (layout or {})
-                training["deterministic"] = layout is None
+                parallel = {"kind": "FSDP", "pipeline": pipeline} | (layout or {})
+                training["parallel"] = parallel
+                inexact = parallel["kind"] != "FSDP" or "reduce" in parallel
+                training["deterministic"] = not inexact
             folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches, model=model)
             attempt = RunFolder(job.folder).take_attempt(0)
@@ -74,7 +74,7 @@ def assert_close(found, expected):
     (job, whole), (alone, expected_whole) = found, expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
     norms = (losses(each, "train/grad_norm") for each in (job, alone))
-    np.testing.assert_allclose(*norms, rtol=1e-3)  # at steep steps; others agree to 1e-6
+    np.testing.assert_allclose(*norms, rtol=1e-5)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
     assert held_out(job)
     assert by_layer(job).keys() == by_layer(alone).keys()
@@ -101,6 +101,7 @@ def assert_equal(found, expected):
 
 LAYOUTS = [(2, 2), (4, 2), (4, 4)]  # two stages, two x FSDP 2, four
 SLOW = pytest.mark.slow
+INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,26 @@ def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedul
     assert_close(found, trained(1))
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, trained):
+    """Each of two workers, or of two pairs that slice parameters, has two stages of a layer."""
+    assert_equal(trained(world, INTERLEAVED), trained(1))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"kind": "FSDP", "reshard": "layer"}, marks=SLOW),
+        pytest.param({"kind": "FSDP", "reduce": "micro_batch"}, marks=SLOW),
+        pytest.param({"kind": "HSDP", "replicas": 2}, marks=SLOW),
+        pytest.param({"kind": "DDP"}, marks=SLOW),
+    ],
+    ids=["layer", "micro_batch", "HSDP", "DDP"],
+)
+def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(layout, trained):
+    assert_close(trained(4, INTERLEAVED, TIED, layout), trained(1, model=TIED))
+
+
 @pytest.mark.parametrize(
     ("world", "stages", "schedule"),
     [(2, 2, "1F1B"), (4, 4, "1F1B"), pytest.param(4, 2, "GPipe", marks=SLOW)],
@@ -127,6 +148,75 @@ def test_a_tied_head_counts_once(world, stages, schedule, trained):
 
 
 TWO = {"ranks": 2, "schedule": "1F1B"}
+FULL, SELECTIVE = {"recompute": {"kind": "Full"}}, {"recompute": {"kind": "Selective"}}
+BFLOAT16 = {"precision": {"compute": "bfloat16"}}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "more"),
+    [
+        (INTERLEAVED, FULL | BFLOAT16),
+        pytest.param(INTERLEAVED, SELECTIVE, marks=SLOW),
+        pytest.param(TWO, BFLOAT16, marks=SLOW),
+    ],
+    ids=["full, bfloat16", "selective", "bfloat16"],
+)
+def test_what_is_computed_again_or_in_bfloat16_is_the_same_in_stages(pipeline, more, trained):
+    assert_equal(trained(2, pipeline, more=more), trained(1, more=more))
+
+
+MIXTURE = {
+    "kind": "MixtureOfExperts",
+    "experts": 4,
+    "active": 2,
+    "dense_layers": 1,
+    "balance_loss": 0.01,
+    "router_z_loss": 0.001,
+    "balance_bias": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("world", "pipeline"),
+    [(2, INTERLEAVED), pytest.param(4, {"ranks": 4}, marks=SLOW)],
+    ids=["interleaved", "four"],
+)
+def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
+    world, pipeline, trained
+):
+    model = UNTIED | {"feedforward": MIXTURE}
+    found, expected = trained(world, pipeline, model), trained(1, model=model)
+    assert_equal(found, expected)
+    mine, other = (metrics.series(job.folder) for job, _ in (found, expected))
+    added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
+    assert len(added) > 4
+    for line, same in zip(mine, other, strict=True):
+        assert [line[name] for name in added] == [same[name] for name in added]
+
+
+SHARED = {"kind": "FSDP", "tensor": {"ranks": 2}}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "model"),
+    [(TWO, TIED), pytest.param(INTERLEAVED, UNTIED, marks=SLOW)],
+    ids=["1F1B", "interleaved"],
+)
+def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained):
+    """Two stages, of whose layers each of two workers has a part."""
+    assert_close(trained(4, pipeline, model, SHARED), trained(1, model=model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [TWO, INTERLEAVED], ids=["1F1B", "interleaved"])
+def test_stages_shared_layers_and_data_together(pipeline, trained):
+    """Eight workers: two stages, each shared by two, of two replicas: as one process, and the same
+    bits as one replica."""
+    exact = SHARED | {"reshard": "layer"}
+    found = trained(8, pipeline, TIED, exact)
+    assert_close(found, trained(1, model=TIED))
+    assert_equal(found, trained(4, pipeline, TIED, exact))
+    assert_close(trained(8, pipeline, TIED, SHARED | {"kind": "DDP"}), found)
 
 
 def test_the_number_of_data_workers_does_not_change_a_bit_of_a_tied_head(trained):
@@ -168,6 +258,26 @@ def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
         np.testing.assert_array_equal(held[name], whole[name], err_msg=name)
 
 
+def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks, tmp_path):
+    """Shared layers, then stages, then slices, then stages of shared layers: each reads what the
+    one before it saved, and saves it again."""
+    job, tensors = trained(1, model=TIED)
+    shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
+    for number, parallel in enumerate((shared, stages, slices, shared | {"pipeline": TWO})):
+        found, _ = newest_valid(RunFolder(job.folder))
+        (tmp_path / str(number)).mkdir()
+        moved = dataclasses.replace(laid_out(job, **parallel), folder=str(tmp_path / str(number)))
+        attempt = RunFolder(moved.folder).take_attempt(0)
+        assert ranks(4, "saved", job=moved, attempt=attempt, resume_from=found.path) == [""] * 4
+        found, damages = newest_valid(RunFolder(moved.folder))
+        assert not damages
+        (again,) = ranks(1, "tensors", job=plain(moved), resume_from=found.path)
+        assert again.keys() == tensors.keys()
+        for name, value in tensors.items():
+            np.testing.assert_array_equal(again[name], value, err_msg=name)
+        job = moved
+
+
 def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     job, _ = trained(2, TWO)
     found, _ = newest_valid(RunFolder(job.folder))
@@ -176,13 +286,23 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     assert files == [{f"shard-0000{n}-model-00001-of-00001.safetensors"} for n in (1, 2)]
 
 
-def test_replicas_come_and_go_without_changing_a_bit(trained, make_job, ranks, tmp_path):
-    """One of two stages, then two, then one again."""
-    expected = trained(2, TWO, TIED)
+@pytest.mark.parametrize(
+    ("pipeline", "layout"),
+    [
+        (TWO, None),
+        pytest.param(INTERLEAVED, None, marks=SLOW),
+        pytest.param(TWO, SHARED, marks=SLOW),
+    ],
+    ids=["1F1B", "interleaved", "shared layers"],
+)
+def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, ranks, tmp_path):
+    """One, then two, then one again."""
+    one = 2 if layout is None else 4
+    expected = trained(one, pipeline, TIED, layout)
     training = expected[0].training.model_copy(update={"prefetch_steps": 0})
     job = dataclasses.replace(expected[0], folder=str(tmp_path), training=training)
     folder, at = RunFolder(job.folder), 0
-    for world, told in ((2, (0, "train", 4)), (4, (3, "train", 3)), (2, None)):
+    for world, told in (one, (0, "train", 4)), (2 * one, (3, "train", 3)), (one, None):
         newest = newest_valid(folder)[0] if at else None
         attempt = folder.take_attempt(at)
         path = newest.path if newest else None
@@ -195,15 +315,22 @@ def test_replicas_come_and_go_without_changing_a_bit(trained, make_job, ranks, t
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stage_that_dies_costs_no_bit(rank, trained, mortal_ranks, ranks, tmp_path):
-    expected = trained(2, TWO, TIED)
+@pytest.mark.parametrize(
+    ("rank", "pipeline", "layout"),
+    [(0, TWO, None), (1, TWO, None), (1, INTERLEAVED, None), (3, TWO, SHARED)],
+    ids=["first", "last", "interleaved", "shared layers"],
+)
+def test_a_stage_that_dies_costs_no_bit(
+    rank, pipeline, layout, trained, mortal_ranks, ranks, tmp_path
+):
+    world = 2 if layout is None else 4
+    expected = trained(world, pipeline, TIED, layout)
     checkpoints = expected[0].training.checkpoints.model_copy(update={"every": 3})
     training = expected[0].training.model_copy(update={"checkpoints": checkpoints})
     job = dataclasses.replace(expected[0], folder=str(tmp_path), training=training)
     folder = RunFolder(job.folder)
     started = mortal_ranks.start(
-        2, "train", job=job, attempt=folder.take_attempt(0), fault=(rank, "die", 7)
+        world, "train", job=job, attempt=folder.take_attempt(0), fault=(rank, "die", 7)
     )
     with pytest.raises(EOFError):
         pickle.load(started[rank].stdout)
@@ -213,7 +340,7 @@ def test_a_stage_that_dies_costs_no_bit(rank, trained, mortal_ranks, ranks, tmp_
     newest, _ = newest_valid(folder)
     assert newest.step in (3, 6)
     attempt = folder.take_attempt(newest.step)
-    ranks(2, "train", job=job, attempt=attempt, resume_from=newest.path)
+    ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path)
     found, _ = newest_valid(folder)
     (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
     assert_equal((job, whole), expected)
@@ -221,74 +348,15 @@ def test_a_stage_that_dies_costs_no_bit(rank, trained, mortal_ranks, ranks, tmp_
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_stages_of_rays_workers_train_as_one_process_does(trained, make_run, ranks, tmp_path):
+def test_stages_of_rays_workers_train_as_one_process_does(
+    local_ray, trained, make_run, ranks, tmp_path
+):
     expected, _ = alone = trained(1)
     training = expected.training.model_dump() | {"parallel": {"kind": "FSDP", "pipeline": TWO}}
     batches = {"attend": "document"}
     run = make_run(tmp_path / "run", 2, training=training, batches=batches, model=UNTIED)
-    (tmp_path / "run.toml").write_text(to_toml(run))
-    command = [sys.executable, "-m", "trainrig", "pretrain", str(tmp_path / "run.toml")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    pretrain(run)
     found, _ = newest_valid(RunFolder(run.output))
     job = dataclasses.replace(expected, folder=run.output)
     (whole,) = ranks(1, "tensors", job=job, resume_from=found.path)
     assert_equal((job, whole), alone)
-
-
-REFUSED = [
-    ({"model": {"layers": 1}}, r"ranks \(2\) is above the 1 layers.*use at most 1"),
-    ({"training": {"compile": {}}}, r"does not go with \[training.compile\]"),
-    ({"training": {"groups": ({"match": "*", "rate": 0.5},)}}, r"go with \[\[training.groups\]\]"),
-    ({"training": {"precision": {"compute": "float16"}}}, 'use "bfloat16"'),
-    ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle is not computed"),
-    ({"objective": {"kind": "MaskedLM"}, "model": {"kind": "Encoder"}}, "kind Encoder is not cut"),
-    (
-        {"model": {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 1}}},
-        "mixture of experts",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_what_has_no_stages_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
-    parallel = {"kind": "FSDP", "pipeline": TWO}
-    training = {"parallel": parallel, **changes.get("training", {})}
-    with pytest.raises(ValueError, match=said):
-        make_run(tmp_path, 2, **changes | {"training": training})
-
-
-def test_rows_are_not_shared_by_stages(make_run, tmp_path):
-    parallel = {"kind": "FSDP", "pipeline": TWO, "context": {"kind": "Gathered", "ranks": 2}}
-    with pytest.raises(ValueError, match=r"go with \[training.parallel.context\]"):
-        make_run(tmp_path, 4, training={"parallel": parallel})
-
-
-def test_workers_that_are_no_whole_groups_are_refused(make_run, tmp_path):
-    run = make_run(tmp_path, 3, training={"parallel": {"kind": "FSDP", "pipeline": TWO}})
-    with pytest.raises(ConfigError, match=r"does not divide 3 workers.*use 2 or 4"):
-        run.training.check_workers(3)
-
-
-def test_check_says_how_layers_are_cut_and_how_long_stages_wait(make_run, tmp_path):
-    run = make_run(
-        tmp_path, 4, model=UNTIED, training={"parallel": {"kind": "FSDP", "pipeline": TWO}}
-    )
-    facts = estimate_pretraining(run, DeviceChoice())
-    assert facts["stages"] == "layers 0-1 (43%), 2-3 (57%)"
-    assert facts["bubble"] == "33.3% of a step, of 2 micro-batches of a replica"
-
-
-def test_few_micro_batches_are_warned_of_with_the_time_that_stages_wait(make_run, caplog, tmp_path):
-    parallel = {"kind": "FSDP", "pipeline": {"ranks": 4}}
-    wide = {"global_batch": 8, "micro_batch": 4}
-    run = make_run(tmp_path, 4, model={"layers": 4}, batches=wide, training={"parallel": parallel})
-    prepare(run)
-    assert "4 stages for 2 micro-batches of a replica: each waits for 60% of a step" in caplog.text

@@ -5,6 +5,7 @@ section 5. What is computed again has the bits of the first time, so gradients a
 """
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -30,10 +31,16 @@ class Selective(Settings):
     kind: Literal["Selective"] = "Selective"
 
 
+def recomputed(count: int, settings: Full | Selective | None) -> range:
+    """Which of `count` layers compute again what `settings` do not keep."""
+    every = settings.every if isinstance(settings, Full) else 1
+    return range(every - 1, count if settings else 0, every)
+
+
 Recompute = Annotated[Full | Selective, Field(discriminator="kind")]
 
 
-def recompute(layers: "nn.ModuleList", settings: Full | Selective | None) -> None:
+def recompute(layers: "Sequence[nn.Module]", settings: Full | Selective | None) -> None:
     """Have `layers` compute again, in the backward pass, what `settings` do not keep.
 
     In place, names unchanged. To be called before `compile_layers` and `shard`.
@@ -46,8 +53,8 @@ def recompute(layers: "nn.ModuleList", settings: Full | Selective | None) -> Non
     again: dict[str, Any] = {"use_reentrant": False}
     if isinstance(settings, Selective):
         again["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
-    every = settings.every if isinstance(settings, Full) else 1
-    for layer in layers[every - 1 :: every]:
+    for number in recomputed(len(layers), settings):
+        layer = layers[number]
         layer.forward = functools.partial(checkpoint, layer.forward, **again)
 
 

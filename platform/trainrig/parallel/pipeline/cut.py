@@ -29,14 +29,21 @@ def cut_layers(model: DecoderConfig, stages: int) -> tuple[range, ...]:
     return cut_evenly(*layer_flops(model), stages)
 
 
-def describe_cut(model: DecoderConfig, stages: int) -> str:
-    """The layers of each stage and the share of a token's FLOPs that it has, for people."""
+def cut_for_ranks(model: DecoderConfig, ranks: int, chunks: int) -> tuple[tuple[range, ...], ...]:
+    """The layers of each of `chunks` stages of each of `ranks`, which stages go round."""
+    stages = cut_layers(model, ranks * chunks)
+    return tuple(stages[rank::ranks] for rank in range(ranks))
+
+
+def describe_cut(model: DecoderConfig, ranks: int, chunks: int) -> str:
+    """The layers of each rank and the share of a token's FLOPs that it has, for people."""
     costs, head = layer_flops(model)
     words = []
-    for layers in cut_layers(model, stages):
-        spent = sum(costs[layers.start : layers.stop])
-        spent += head if layers.stop == len(costs) else 0.0
-        words.append(f"{layers.start}-{layers.stop - 1} ({spent / (sum(costs) + head):.0%})")
+    for stages in cut_for_ranks(model, ranks, chunks):
+        spent = sum(sum(costs[layers.start : layers.stop]) for layers in stages)
+        spent += head if stages[-1].stop == len(costs) else 0.0
+        own = " and ".join(f"{layers.start}-{layers.stop - 1}" for layers in stages)
+        words.append(f"{own} ({spent / (sum(costs) + head):.0%})")
     return f"layers {', '.join(words)}"
 
 

@@ -2,7 +2,8 @@
 
 A stage is sent hidden states by the one before it, and their gradient by the one after it. Messages
 of the two directions have process groups of their own: in each they come in the order in which they
-were sent, so no schedule can have two neighbours wait for each other.
+were sent, so no schedule can have two neighbours wait for each other. So have those between the
+last rank and the first, where ranks have several stages: of two ranks each is before the other.
 
 torch.distributed.pipelining has schedules too. They cut one batch themselves, add up gradients of
 all of it, and take one loss function; here a step has micro-batches of several virtual workers,
@@ -12,7 +13,8 @@ Shapes: B rows of a micro-batch, T positions, C channels.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,94 +28,161 @@ from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.tokens.batches import IDS, POSITIONS
 
+# Gradients that a rank has sent back and that may still be to be received. With one, ranks that
+# have several stages would wait for each other (tests/parallel/test_pipeline.py).
+GRADIENTS_UNDER_WAY = 2
+
 
 @dataclass(eq=False)
 class StagePass:
     """What a stage keeps of one micro-batch from its forward to its backward pass."""
 
     computed: Computed | None  # by the last stage
-    received: Tensor | None = None  # hidden states of the stage before, a leaf
-    hidden: Tensor | None = None  # those that the stage after was sent
-    going: dist.Work | None = None
+    chunk: int = 0  # which of this rank's stages
+    # What the stage before sent, leaves: hidden states, and what routers gave if there are any.
+    received: Sequence[Tensor] = ()
+    given: Sequence[Tensor] = ()  # what the stage after was sent
+    going: Sequence[dist.Work] = ()
 
 
 class StagePasses:
-    """The passes of one rank's stage; without a pipeline it is all of the model. The ranks of a
+    """The passes of one rank's stages; without a pipeline it is all of the model. The ranks of a
     pipeline call the same methods for the same micro-batches."""
 
     def __init__(self, model: nn.Module, mesh: WorkerMesh, clock: PhaseClock | None = None) -> None:
         """`clock`: times what is waited for."""
         self._waiting = clock.waiting if clock else contextlib.nullcontext
-        self._model, self._ahead, self._back = model, mesh.pipeline, mesh.pipeline_back
-        self._last = self._ahead.rank == self._ahead.size - 1
-        self._going: tuple[dist.Work, Tensor] | None = None  # the newest gradient sent back
+        self._model, self._alone = model, mesh.pipeline.group is None
+        self._to_next, self._from_next = _lane(mesh, 1, False), _lane(mesh, 1, True)
+        self._to_previous, self._from_previous = _lane(mesh, -1, True), _lane(mesh, -1, False)
+        # Gradients sent back, those of the oldest micro-batch first.
+        self._going: deque[list[tuple[dist.Work, Tensor]]] = deque()
 
     def forward(
-        self, objective: Objective, batch: DeviceBatch, statistics: Mapping[str, float]
+        self,
+        objective: Objective,
+        batch: DeviceBatch,
+        statistics: Mapping[str, float],
+        chunk: int = 0,
     ) -> StagePass:
-        """Of `batch`, whose terms by `objective` the last stage computes."""
-        if self._ahead.group is None:
+        """Of `batch` through this rank's stage `chunk`; the last stage computes its terms by
+        `objective`."""
+        if self._alone:
             return StagePass(objective.compute(self._model, batch, statistics))
-        received = self._receive_hidden(batch)
-        stage = _Fed(self._model, received)
-        if self._last:
-            return StagePass(objective.compute(stage, batch, statistics), received)
-        hidden = stage(batch.arrays[IDS], positions_BT=batch.arrays.get(POSITIONS)).hidden
-        group, after = self._ahead.group, self._ahead.rank + 1
-        going = dist.isend(hidden.detach().contiguous(), group=group, group_dst=after)
-        return StagePass(None, received, hidden, going)
+        model = self._model
+        assert isinstance(model, StageDecoder)
+        received = () if model.begins(chunk) else self._receive(model, batch, chunk)
+        model.begin(chunk, received[1] if len(received) > 1 else None)
+        stage = _Fed(model, received[0] if received else None)
+        if model.ends(chunk):
+            return StagePass(objective.compute(stage, batch, statistics), chunk, received)
+        output = stage(batch.arrays[IDS], positions_BT=batch.arrays.get(POSITIONS))
+        given = (output.hidden, *output.auxiliary.values())
+        going = [self._to_next.send(each.detach().contiguous()) for each in given]
+        return StagePass(None, chunk, received, given, going)
 
-    def _receive_hidden(self, batch: DeviceBatch) -> Tensor | None:
-        """[B, T, C] of the stage before; None: this is the first."""
-        if self._ahead.rank == 0:
-            return None
+    def _receive(self, model: StageDecoder, batch: DeviceBatch, chunk: int) -> tuple[Tensor, ...]:
+        """[B, T, C] of the stage before; and what routers gave, if there are any before it."""
         ids_BT = batch.arrays[IDS]
-        assert isinstance(self._model, StageDecoder)
-        shape = (*ids_BT.shape, self._model.shape.channels)
-        hidden = torch.empty(shape, dtype=self._model.stream, device=ids_BT.device)
+        shape, device = (*ids_BT.shape, model.shape.channels), ids_BT.device
+        received = [torch.empty(shape, dtype=model.stream, device=device)]
+        routers = model.router_shape(model.stages[chunk].start)
+        if routers[0]:
+            received.append(torch.empty(routers, device=device))
         with self._waiting():
-            dist.recv(hidden, group=self._ahead.group, group_src=self._ahead.rank - 1)
-        return hidden.requires_grad_(torch.is_grad_enabled())
+            for each in received:
+                self._from_previous.receive(each)
+        return tuple(each.requires_grad_(torch.is_grad_enabled()) for each in received)
+
+    def auxiliary(self) -> Mapping[str, Tensor]:
+        """Zeros, by the names of what the last stage gives beside terms; {} on its rank, which
+        comes to know of them, and without a pipeline."""
+        model = self._model
+        return model.auxiliary() if isinstance(model, StageDecoder) and not model.last else {}
 
     def look(
         self, objective: Objective, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed | None:
-        """The terms of `batch`, on the ranks of the last stage, without a backward pass to come."""
-        passed = self.forward(objective, batch, statistics)
-        if passed.going is not None:
-            passed.going.wait()
-        return passed.computed
+        """The terms of `batch`, on the rank of the last stage, without a backward pass to come."""
+        computed = None
+        for chunk in range(chunks_of(self._model)):
+            passed = self.forward(objective, batch, statistics, chunk)
+            for work in passed.going:
+                work.wait()
+            computed = passed.computed
+        return computed
 
     def loss_of(self, passed: StagePass) -> Tensor:
         """A scalar, 0, for a stage that is not the last to go backward from: its backward pass is
         that of the gradient which the stage after sends."""
-        assert passed.hidden is not None and passed.going is not None
-        gradient = torch.empty_like(passed.hidden, memory_format=torch.contiguous_format)
+        slopes = [
+            torch.empty_like(each, memory_format=torch.contiguous_format) for each in passed.given
+        ]
         with self._waiting():
-            passed.going.wait()  # it was received: a gradient comes for it
-            dist.recv(gradient, group=self._back.group, group_src=self._back.rank + 1)
-        loss: Tensor = _Given.apply(passed.hidden, gradient)  # type: ignore[no-untyped-call]
-        return loss
+            for work in passed.going:
+                work.wait()  # it was received: a gradient comes for it
+            for each in slopes:
+                self._from_next.receive(each)
+        losses: list[Tensor] = [
+            _Given.apply(each, slope)  # type: ignore[no-untyped-call]
+            for each, slope in zip(passed.given, slopes, strict=True)
+        ]
+        return sum(losses[1:], start=losses[0])
 
     def send_back(self, passed: StagePass) -> None:
         """Its backward pass is done: send the gradient to the stage before."""
-        if passed.received is None:
+        if not passed.received:
             return
-        self.settle()
-        gradient = passed.received.grad
-        assert gradient is not None
-        gradient = gradient.contiguous()
-        group, before = self._back.group, self._back.rank - 1
-        work = dist.isend(gradient, group=group, group_dst=before)
-        assert work is not None
-        self._going = work, gradient
+        self._settle(GRADIENTS_UNDER_WAY - 1)
+        # Of routers that add nothing to the loss there is none.
+        slopes = [
+            torch.zeros_like(each) if each.grad is None else each.grad.contiguous()
+            for each in passed.received
+        ]
+        self._going.append([(self._to_previous.send(each), each) for each in slopes])
 
     def settle(self) -> None:
-        """Return once what was sent back was received."""
-        if self._going:
+        """Return once all that was sent back was received."""
+        self._settle(0)
+
+    def _settle(self, left: int) -> None:
+        while len(self._going) > left:
             with self._waiting():
-                self._going[0].wait()
-            self._going = None
+                for work, _ in self._going.popleft():
+                    work.wait()
+
+
+def chunks_of(model: nn.Module) -> int:
+    """How many stages of a pipeline this rank has of `model`; 1: all of it is one."""
+    return len(model.stages) if isinstance(model, StageDecoder) else 1
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """What goes to a neighbour, or comes from it, in one direction."""
+
+    group: dist.ProcessGroup | None
+    peer: int  # its place in `group`
+
+    def send(self, tensor: Tensor) -> dist.Work:
+        """Begin to."""
+        work = dist.isend(tensor, group=self.group, group_dst=self.peer)
+        assert work is not None
+        return work
+
+    def receive(self, tensor: Tensor) -> None:
+        """Fill `tensor`."""
+        dist.recv(tensor, group=self.group, group_src=self.peer)
+
+
+def _lane(mesh: WorkerMesh, step: int, back: bool) -> _Lane:
+    """To or from the rank `step` places on; `back`: of gradients."""
+    axis = mesh.pipeline
+    place = axis.rank + step
+    beside = mesh.pipeline_back if back else axis
+    around = mesh.pipeline_round_back if back else mesh.pipeline_round
+    group = beside.group if 0 <= place < axis.size else around.group
+    return _Lane(group, place % axis.size)
 
 
 class _Fed(nn.Module):

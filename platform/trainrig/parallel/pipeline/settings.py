@@ -1,13 +1,13 @@
 """How a run file says that layers are cut into stages: over how many workers, in what order."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.pipeline.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,24 @@ class Pipeline(Settings):
     # In what order a stage goes forward and backward. `GPipe`: forward with all micro-batches of a
     # step, then backward (arXiv:1811.06965). `1F1B`: backward as soon as it can, so that it never
     # keeps more micro-batches than there are stages (arXiv:2104.04473, section 2.2.1).
-    schedule: Literal["1F1B", "GPipe"] = "1F1B"
+    # `interleaved`: 1F1B of several stages a worker, which wait for less (section 2.2.2).
+    schedule: Schedule = "1F1B"
+    # Stages of a worker, which do not follow one another: 2 or more with `interleaved`.
+    chunks: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> Self:
+        if self.schedule == "interleaved" and self.chunks == 1:
+            raise ValueError(
+                'schedule = "interleaved" needs several stages of a worker: set chunks = 2 or '
+                'more, or schedule = "1F1B"'
+            )
+        if self.schedule != "interleaved" and self.chunks > 1:
+            raise ValueError(
+                f'schedule = "{self.schedule}" has one stage of a worker, not chunks = '
+                f'{self.chunks}; leave chunks out, or set schedule = "interleaved"'
+            )
+        return self
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` are whole groups of `ranks`."""
@@ -43,21 +60,37 @@ class Pipeline(Settings):
                 f"{where}.ranks ({self.ranks}) is above the {model.layers} layers of the model; "
                 f"use at most {model.layers}"
             )
+        if self.ranks * self.chunks > model.layers:
+            most = model.layers // self.ranks
+            instead = f"at most {most}" if most > 1 else 'schedule = "1F1B"'
+            raise ValueError(
+                f"{where}.chunks ({self.chunks}) stages of each of {self.ranks} workers are more "
+                f"than the {model.layers} layers of the model; use {instead}"
+            )
         if type(model) is not DecoderConfig:
             raise ValueError(
                 f"{where}: a model of kind {model.kind} is not cut into stages; leave it out, or "
                 'set model.kind = "Decoder"'
-            )
-        if isinstance(model.feedforward, MixtureOfExperts):
-            raise ValueError(
-                f"{where}: a mixture of experts adds terms of all layers to the loss; leave it "
-                "out, or choose a dense model.feedforward"
             )
         if objective != "CausalLM":
             raise ValueError(
                 f"{where}: objective {objective} is not computed in stages; leave it out, or set "
                 'objective.kind = "CausalLM"'
             )
+
+    def check_batch(self, global_batch: int, micro_batch: int, replicas: int) -> None:
+        """Raise ValueError where stages are interleaved, unless micro-batches of so many sequences
+        go round the workers of each of `replicas` a whole number of times."""
+        step = self.ranks * micro_batch * replicas
+        if self.schedule != "interleaved" or global_batch % step == 0:
+            return
+        below = global_batch - global_batch % step
+        nearest = " or ".join(str(n) for n in (below, below + step) if n)
+        raise ValueError(
+            f"training.parallel.pipeline: interleaved stages take {self.ranks} micro-batches at a "
+            f"time, and batches.global_batch ({global_batch}) is no multiple of {step}, those of "
+            f'{micro_batch} sequences for {replicas} replicas; use {nearest}, or schedule = "1F1B"'
+        )
 
     def check_beside(self, others: "Sequence[str]", compute: str) -> None:
         """Raise ValueError for other settings of a run that stages do not go with: `others`, which

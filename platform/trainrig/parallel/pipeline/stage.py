@@ -1,38 +1,47 @@
-"""One stage of a decoder that is cut into stages, by the names that its parts have in the whole.
+"""What a rank has of a decoder that is cut into stages, by the names that parts have in the whole.
 
-Shapes: B rows of a micro-batch, T positions, C channels.
+Shapes: B rows of a micro-batch, T positions, C channels, R layers with a router, K numbers that a
+router gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.attention import Cache
+from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.moe import ROUTER_TERMS
 from trainrig.models.output import Head, ModelOutput
+
+ROUTERS = "routers"
 
 
 class StageDecoder(Decoder):
-    """Some layers of a decoder. The first stage has the embedding beside them, the last one the
-    norm and the head; where that is tied, the last has a copy of the embedding's weight.
+    """One stage of a decoder, or several that do not follow one another: some layers each. The
+    first stage has the embedding beside them, the last one the norm and the head; where that is
+    tied, the last has a copy of the embedding's weight.
 
-    A stage that is not the first is given hidden states [B, T, C] in the place of ids, and one that
-    is not the last gives them back, with a head of no entries.
+    A forward pass is of one stage, as `begin` says. One that is not the first is given hidden
+    states [B, T, C] in the place of ids, and one that is not the last gives them back, with a head
+    of no entries. Of a mixture of experts, what the routers of all layers so far add to the loss
+    goes the same way, as `ROUTERS` of what a stage gives, so that the last computes their mean as
+    one process does.
     """
 
     def __init__(
-        self, config: DecoderConfig, layers: range, stream: torch.dtype = torch.float32
+        self, config: DecoderConfig, stages: Sequence[range], stream: torch.dtype = torch.float32
     ) -> None:
-        """`layers`: those of this stage; `stream`: of what flows from stage to stage."""
+        """`stages`: the layers of each that this rank has; `stream`: of what flows between."""
         super().__init__(config)
-        self.stream = stream
-        self.first, self.last = layers.start == 0, layers.stop == config.layers
+        self.stages, self.stream = tuple(stages), stream
+        self._chunk = 0  # which of `stages` the forward pass is of
+        self._before: tuple[Tensor, ...] = ()  # of the routers of earlier stages, in order
+        self.first, self.last = stages[0].start == 0, stages[-1].stop == config.layers
         held = nn.ModuleList()
-        for number in layers:
+        for number in (n for layers in stages for n in layers):
             held.add_module(str(number), self.layers[number])
         self.layers = held
-        self._local = self._local[layers.start : layers.stop]
         if not self.first:
             self.position_embedding = None
         if not self.first and not self.copies_embedding:
@@ -45,19 +54,56 @@ class StageDecoder(Decoder):
         """Whether it has a copy of the embedding, which is the first stage's, for its head."""
         return self.last and not self.first and self.config.shapes.head is None
 
-    def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        return super()._embed(ids_BT, positions) if self.first else ids_BT
+    def begin(self, chunk: int, routers_RK: Tensor | None) -> None:
+        """The next forward pass is of that stage, before which routers gave `routers_RK`."""
+        self._chunk = chunk
+        self._before = () if routers_RK is None else routers_RK.unbind()
 
-    def _predict(
+    def router_shape(self, layers: int) -> tuple[int, int]:
+        """Of what the routers of so many layers, the first of the model, give together."""
+        mixture = self.config.feedforward
+        if not isinstance(mixture, MixtureOfExperts):
+            return 0, 0
+        return max(0, layers - mixture.dense_layers), len(ROUTER_TERMS) + mixture.experts
+
+    def auxiliary(self) -> Mapping[str, Tensor]:
+        """Zeros, by the names of what the last stage gives beside logits."""
+        shape = self.router_shape(self.config.layers)
+        return self._router_terms(torch.zeros(shape).unbind()) if shape[0] else {}
+
+    def begins(self, chunk: int) -> bool:
+        """Whether that is the first of all stages, which is given ids."""
+        return self.stages[chunk].start == 0
+
+    def ends(self, chunk: int) -> bool:
+        """Whether that is the last of all stages, which gives logits."""
+        return self.stages[chunk].stop == self.config.layers
+
+    def chunk_of(self, module: nn.Module) -> int:
+        """The stage that `module`, one of the layers or all of this, has parameters of. The ends of
+        the model are beside the layers: the first chunk's where it has the embedding, else the
+        last's."""
+        for chunk, layers in enumerate(self.stages):
+            if any(module is self.layers.get_submodule(str(number)) for number in layers):
+                return chunk
+        return 0 if self.first else len(self.stages) - 1
+
+    def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
+        return super()._embed(ids_BT, positions) if self.begins(self._chunk) else ids_BT
+
+    def _numbered_layers(self) -> Iterable[tuple[int, nn.Module]]:
+        for number in self.stages[self._chunk]:
+            yield number, self.layers.get_submodule(str(number))
+
+    def _finish(
         self,
         x_BTC: Tensor,
-        positions: Tensor,
-        documents_BS: Tensor | None,
-        caches: Sequence[Cache] | None,
+        routers: Sequence[Tensor],
         places_N: Tensor | None,
-        prefixes_BT: Tensor | None = None,
+        documents_BS: Tensor | None,
     ) -> ModelOutput:
-        if self.last:
-            return super()._predict(x_BTC, positions, documents_BS, caches, places_N, prefixes_BT)
-        x_BTC, _ = self._pass_layers(x_BTC, positions, documents_BS, caches, prefixes_BT)
-        return ModelOutput(x_BTC, Head(torch.empty(0, x_BTC.shape[-1], device=x_BTC.device)))
+        routers = (*self._before, *routers)
+        if self.ends(self._chunk):
+            return super()._finish(x_BTC, routers, places_N, documents_BS)
+        head = Head(torch.empty(0, x_BTC.shape[-1], device=x_BTC.device))
+        return ModelOutput(x_BTC, head, {ROUTERS: torch.stack(routers)} if routers else {})

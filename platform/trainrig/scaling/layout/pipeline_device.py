@@ -31,13 +31,14 @@ class LayerPass:
     tensor: Exchange  # of both its parts
     context: Exchange
     expert: Exchange
-    repeats: bool  # whether what is sent forward is sent again when it is computed again
+    repeats: bool  # whether the layer is computed again
 
     def waited(self) -> tuple[float, float]:
         """Seconds sent, forward and backward."""
-        ahead = [each.forward.seconds for each in (self.tensor, self.context, self.expert)]
-        back = [each.backward.seconds for each in (self.tensor, self.context, self.expert)]
-        return sum(ahead), sum(back) + (sum(ahead) if self.repeats else 0.0)
+        axes = self.tensor, self.context, self.expert
+        again = sum(each.again.seconds for each in axes) if self.repeats else 0.0
+        back = sum(each.backward.seconds for each in axes)
+        return sum(each.forward.seconds for each in axes), back + again
 
     @cached_property
     def passes(self) -> tuple[float, float]:
@@ -219,9 +220,8 @@ def _slices(degrees: Degrees) -> tuple[int, int]:
 
 
 def _waited(each: Exchange, repeats: bool) -> float:
-    return each.waited + (each.forward.seconds if repeats else 0.0)
+    return each.waited + (each.again.seconds if repeats else 0.0)
 
 
 def _sent(each: Exchange, repeats: bool) -> Sent:
-    found = each.forward + each.backward + each.hidden
-    return found + each.forward if repeats else found
+    return each.forward + each.backward + (each.again if repeats else each.hidden)
