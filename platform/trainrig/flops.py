@@ -62,9 +62,9 @@ def token_flops(
         size = window.size if window and local else None
         keys += mean_keys(sequence_length, size, causal, model.bidirectional)
         keys += keys_ahead if causal else 0
-    logits = model.outputs * shape.channels
-    products = multiplications((model.shapes.layers, model.shapes.after_layers))
-    if model.shapes.head is not None:
+    logits, shapes = model.outputs * model.logit_channels, model.shapes
+    products = multiplications((shapes.before_layers, shapes.layers, shapes.after_layers))
+    if shapes.head is not None:
         products -= logits
     return TokenFlops(
         projections=2.0 * products,
@@ -90,6 +90,30 @@ def encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) 
     attention = 4.0 * shape.heads * shape.head_channels * keys
     head = 2.0 * written * model.outputs * shape.channels
     return (2.0 * products + attention + head) * (1 + BACKWARD)
+
+
+def detection_flops(model: DecoderConfig, sequence_length: int, predicted: float) -> float:
+    """Of training on a token of replaced-token detection: `model` reads all of it, and so does its
+    generator, which makes logits for the share `predicted`. That these are made again to draw of
+    them is not counted, as what is recomputed is not."""
+    generator = model.generator_model
+    assert generator is not None, "a run without one is refused"
+    drawn = token_flops(generator, sequence_length, predicted=predicted).training
+    return drawn + token_flops(model, sequence_length).training
+
+
+def further_flops(model: DecoderConfig, sequence_length: int) -> float:
+    """Of training on a token by the heads of `model` for the tokens after the next, each of which
+    makes logits for one token of a row fewer than the one before."""
+    shape, shapes = model.shape, model.shapes
+    keys = mean_keys(sequence_length, None, True, model.bidirectional)
+    attention = 4.0 * shape.heads * shape.head_channels * keys
+    found = 0.0
+    for number, layer in enumerate(shapes.further_layers, 1):
+        predicted = max(0, sequence_length - number) / sequence_length
+        logits = 2.0 * model.outputs * model.logit_channels * predicted
+        found += 2.0 * multiplications(layer) + attention + logits
+    return found * (1 + BACKWARD)
 
 
 def mean_keys(length: int, window: int | None, causal: bool, around: bool) -> float:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from trainrig.scaling.laws.approaches.approaches import optima_line
+from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
 from trainrig.scaling.laws.fit import LawFit, fit_law, read_runs
 from trainrig.scaling.laws.fit_verb import settings_of
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.recipes import RecipeFit, compare
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"

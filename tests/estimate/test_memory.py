@@ -32,8 +32,8 @@ LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)
 class OneBatch:
     """The same micro-batch, `count` times a step."""
 
-    def __init__(self, rows: int, count: int) -> None:
-        ids = np.random.default_rng(0).integers(0, 512, (rows, 129))
+    def __init__(self, rows: int, count: int, length: int) -> None:
+        ids = np.random.default_rng(0).integers(0, 512, (rows, length + 1))
         number = np.arange(rows)
         pieces = np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
@@ -59,10 +59,10 @@ def alone(tmp_path: Path) -> Iterator[None]:
     numerics.settle(1, deterministic=False)
 
 
-def peak(training: Training, rows: int, count: int) -> int:
+def peak(training: Training, rows: int, count: int, length: int = 128) -> int:
     """Bytes that the allocator had given out at most in the second step, what was there before
     included."""
-    batches = OneBatch(rows, count)
+    batches = OneBatch(rows, count, length)
     numerics.settle(1, training.deterministic)
     job = TrainingJob(
         folder="", model=MODEL, training=training, make_batches=lambda: batches, tokenizer=""
@@ -90,6 +90,14 @@ def test_a_real_step_takes_what_is_reckoned(alone: None) -> None:
     )
     reckoned = step_memory(MODEL, training, 1, 16, 8, 128).total
     assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
+
+
+def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(alone: None) -> None:
+    """Eight virtual workers: three sums wait for their other half. So few tokens that what is left
+    is weights, gradients and their sums; docs/training.md has the same terms."""
+    training = Training(steps=10, schedule=Constant(warmup=0), virtual_workers=8)
+    reckoned = step_memory(MODEL, training, 1, 8, 1, 8).total
+    assert reckoned == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)
 
 
 def states(parallel: Any, workers: int) -> float:

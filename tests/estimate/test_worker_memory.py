@@ -32,6 +32,7 @@ AXES = {
     "context": (MODEL, {"context": {"kind": "Gathered", "ranks": 2}}),
     "pipeline": (MODEL, {"pipeline": {"ranks": 2}}),
     "expert": (EXPERTS, {"expert": {"ranks": 2}}),
+    "tensor of experts": (EXPERTS, {"tensor": {"ranks": 2, "sequence_parallel": True}}),
 }
 
 
@@ -66,6 +67,13 @@ def test_a_row_that_workers_share_takes_a_worker_its_part():
     assert gathered.activations - ring.activations == 4 * 64 * 2 * 2 * 16 * 4
 
 
+def test_what_flows_between_shared_layers_may_be_divided_as_well():
+    alone = step_memory(MODEL, training(), 1, 8, 2, 64)
+    shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
+    divided = memory(MODEL, {"tensor": {"ranks": 2, "sequence_parallel": True}}, 2)
+    assert divided.activations == alone.activations / 2 < shared.activations
+
+
 def test_experts_divide_the_rows_of_a_micro_batch():
     alone = step_memory(EXPERTS, training(), 1, 8, 2, 64)
     divided = memory(EXPERTS, {"expert": {"ranks": 2}}, 2)
@@ -85,6 +93,20 @@ def test_workers_that_share_layers_keep_less_of_each():
     shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
     assert alone.activations / 2 < shared.activations < alone.activations
     assert shared.gathered < 0.51 * alone.gathered  # norms are whole on both
+
+
+def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_path):
+    run = make_run(
+        tmp_path,
+        tokens=str(tmp_path / "none"),
+        model=MODEL.model_dump(exclude_unset=True) | {"channels": 512, "positions": 8192},
+        batches={"sequence_length": 4096},
+        objective={"kind": "SpanCorruption", "joined": True},
+    )
+    facts, places = estimate_pretraining(run, DeviceChoice()), run.objective.row_length(4096)
+    wanted = worker_memory(run.model, run.training, 1, 8, 2, places).total / 2**30
+    assert places > 4096
+    assert facts["memory_per_device_gib"] == round(wanted, 3)
 
 
 def test_check_deals_micro_batches_to_replicas(make_run, tmp_path):

@@ -10,9 +10,11 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
     gathered           b N                     parameters of the step (reshard = "step"), or of the
                                                root and two layers ("layer")
     summing            4 N                     while several micro-batches are added up (none with
-                                               reduce = "micro_batch": the slices of the sum are
-                                               there from the first on), and in deterministic mode
-                                               4 N log2(virtual workers a rank)
+                                               reduce = "micro_batch": slices of sums are there
+                                               from the first on), and in deterministic mode
+                                               4 N log2(virtual workers a rank); where workers are
+                                               no divisor of these, as many more as a virtual
+                                               worker has micro-batches
     sending            8 bytes                 in deterministic mode, of each of the three largest
                                                parts gathered by themselves: what is sent, received
     activations        by layer and token      see `per_token`
@@ -52,7 +54,7 @@ from trainrig.train.run_file import Training
 MASTER = 4  # bytes of a float32
 HEAD_BLOCK = 2**26  # logits that are there at once at most
 RESERVE = 0.1  # of a device's memory
-UNITS_AT_ONCE = 3  # of parallel/deterministic.py: two on their way, and the one that begins
+UNITS_AT_ONCE = 3  # of parallel/exact/deterministic.py: two on their way, and the one that begins
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ def step_memory(
     tokens = micro_batch * sequence_length
     root, layer = _units(model)
     kept, in_a_layer = (tokens * each for each in per_token(model, training))
+    head = at_the_head(model, training.precision.bytes, tokens)
+    if (generator := model.generator_model) is not None:  # it goes first, and is kept beside
+        own, within = (tokens * each for each in per_token(generator, training))
+        kept, in_a_layer = kept + own, max(in_a_layer, within)
+        head = max(head, at_the_head(generator, training.precision.bytes, tokens))
     return peak_memory(
         HeldParameters(
             total=total,
@@ -141,7 +148,7 @@ def step_memory(
             optimizer=state_bytes(shapes, training.optimizer, training.groups) / sliced,
             gradients=MASTER * trained / sliced,
         ),
-        HeldActivations(kept, in_a_layer, at_the_head(model, training.precision.bytes, tokens)),
+        HeldActivations(kept, in_a_layer, head),
         training,
         workers,
         math.ceil(global_batch / micro_batch / workers),
@@ -166,8 +173,10 @@ def peak_memory(
     # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
     # the whole sum; activations are gone by then.
     sending = _sending(root, layer, held.layers) if training.deterministic and workers > 1 else 0.0
-    each = not training.deterministic and training.parallel.reduce == "micro_batch"
-    slices_early = held.gradients if each and turns > 1 else 0.0
+    slices_early = 0.0
+    if turns > 1 and _reduces_each(training, workers):
+        levels = math.log2(training.virtual_workers) + 1 if training.deterministic else 1
+        slices_early = held.gradients * math.ceil(levels) + sending
     before = slices_early + summing + compute * gathered + activations.kept + fleeting + passing
     last = 0.0 if sending else passing
     after = sending + last + held.gradients
@@ -186,7 +195,7 @@ def peak_memory(
 
 def at_the_head(model: DecoderConfig, compute: int, tokens: int) -> float:
     """Bytes of the logits of a block, the slopes of hidden states, and those of the weight."""
-    entries, channels = model.outputs, model.shape.channels
+    entries, channels = model.outputs, model.logit_channels
     block = min(tokens * entries, max(HEAD_BLOCK, entries))
     return float(compute * (block + 3 * tokens * channels) + MASTER * entries * channels)
 
@@ -202,20 +211,31 @@ def _units(model: DecoderConfig) -> tuple[int, int]:
     """Parameters that are gathered with the root (embedding, head, norm), and with the
     largest layer."""
     shapes = model.shapes
+    beside = sum(count(each) - count(each.layers) for each in shapes.beside if each)
     ends = (shapes.before_layers, shapes.norm, shapes.after_layers)
-    return count(ends), max(count(layer) for layer in set(shapes.layers))
+    return count(ends) + beside, max(count(layer) for layer in set(shapes.layers))
 
 
 def _summing(training: Training, workers: int, turns: int) -> tuple[float, bool]:
     """Whole gradients held before the last backward pass; whether micro-batches are added up where
     they were computed."""
-    if not training.deterministic and training.parallel.reduce == "micro_batch":
+    if _reduces_each(training, workers):
         return 0.0, False
     if not training.deterministic:
         return (1.0 if turns > 1 else 0.0), turns > 1
     virtual = min(math.ceil(training.virtual_workers / workers), turns)
     several = turns > virtual
-    return math.ceil(math.log2(virtual)) + (1.0 if several else 0.0), several
+    whole = math.ceil(math.log2(virtual)) + (1.0 if several else 0.0)
+    if training.virtual_workers % workers:  # virtual workers have micro-batches on several
+        of_one = math.ceil(turns * workers / min(training.virtual_workers, turns * workers))
+        whole = min(whole + of_one, max(whole, turns - 1.0))
+    return whole, several
+
+
+def _reduces_each(training: Training, workers: int) -> bool:
+    """Whether each micro-batch's gradients are sliced in its own backward pass."""
+    each = training.parallel.by_micro_batch
+    return each and (not training.deterministic or slices(training, workers) > 1)
 
 
 def _sending(root: int, layer: int, layers: int) -> float:
@@ -227,7 +247,12 @@ def _sending(root: int, layer: int, layers: int) -> float:
 def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
     """Bytes a token that all layers together keep for the backward pass, and what there is for a
     moment beside within one of them."""
-    return per_token_of(model.shapes.layers, model, training)
+    shapes = model.shapes
+    kept, in_a_layer = per_token_of((*shapes.layers, *shapes.further_layers), model, training)
+    # Of each further head the stream after its layer, the normed one, and the norm's intermediates.
+    size = training.precision.bytes
+    of_head = model.channels * (2 * size + (6 if size < MASTER else 4))
+    return kept + len(shapes.further_layers) * of_head, in_a_layer
 
 
 def per_token_of(

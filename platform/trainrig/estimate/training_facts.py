@@ -8,13 +8,12 @@ from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_afte
 from trainrig.estimate.cost import Cost, cost
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.memory import cache_memory
+from trainrig.estimate.objective_flops import position_flops
 from trainrig.estimate.worker_memory import worker_memory
-from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
+from trainrig.flops import six_n_d
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import CausalLM, MaskedLM, PrefixLM, SpanCorruption
-from trainrig.objectives.contract import find_parts
+from trainrig.objectives.denoising.row_shapes import widest_row
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
@@ -54,7 +53,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
             workers,
             stage.global_batch,
             stage.micro_batch,
-            stage.sequence_length,
+            widest_row(run.objective, stage.sequence_length),
         ).total
         for stage in run.batches.resolved()
     )
@@ -83,9 +82,9 @@ def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     replicas = parallel.data_workers(bounds(run.workers).most)
     batches = run.batches.resolved()
     count = min(each.global_batch // each.micro_batch // replicas for each in batches)
-    share = idle_share(parallel.stages, max(count, 1))
+    share = idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
     return {
-        "stages": describe_cut(model, parallel.stages),
+        "stages": describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks),
         "bubble": f"{share:.1%} of a step, of {count} micro-batches of a replica",
     }
 
@@ -104,15 +103,14 @@ def _at_work(run: Pretraining, taken: Cost) -> str:
     parallel = run.training.parallel
     left = sizes_after_losses(workers.most, workers.least, of_a_node)
     sizes = [count for each in left if (count := parallel.data_workers(each))]
-    virtual = run.training.virtual_workers if run.training.deterministic else None
     stage = min(
         run.batches.resolved(),
         key=lambda each: min(
-            busy_share(each.global_batch // each.micro_batch, virtual, size) for size in sizes
+            busy_share(each.global_batch // each.micro_batch, size) for size in sizes
         ),
     )
     unit = "workers" if parallel.replica == 1 else "replicas"
-    return describe_busy(stage.global_batch, stage.micro_batch, virtual, sizes, unit)
+    return describe_busy(stage.global_batch, stage.micro_batch, sizes, unit)
 
 
 def _rented(taken: Cost) -> str:
@@ -127,26 +125,16 @@ def _flops(run: Pretraining, model: DecoderConfig) -> float:
     ends.append(run.batches.positions(run.training.steps))
     return sum(
         (end - begin)
-        * share
-        * _position_flops(objective, model, stage.sequence_length, run.training.steps)
+        * position_flops(run.objective, model, stage.sequence_length, run.training.steps)
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
-        for share, objective in find_parts(run.objective)
     )
-
-
-def _position_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int) -> float:
-    """Of one position of rows of `length` in a run of `steps`."""
-    if isinstance(model, EncoderDecoderConfig) and isinstance(objective, SpanCorruption):
-        return encoder_decoder_flops(model, *objective.lengths(length)) / length
-    if isinstance(objective, PrefixLM):
-        predicted, ahead = objective.trained_share(length), objective.keys_ahead(length)
-        return token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
-    predicted = objective.mean_rate(steps) if isinstance(objective, MaskedLM) else 1.0
-    return token_flops(model, length, predicted=predicted).training
 
 
 def sizes_of(model: DecoderConfig) -> dict[str, int]:
     """The parameters of `model`."""
     count = count_parameters(model)
     idle = {"parameters_of_a_token": count.active} if count.idle else {}
-    return {"parameters": count.total, **idle, "parameters_of_embedding": count.embedding}
+    beside = {"parameters_of_generator": count.generator} if count.generator else {}
+    if count.further_heads:
+        beside["parameters_of_further_heads"] = count.further_heads
+    return {"parameters": count.total, **beside, **idle, "parameters_of_embedding": count.embedding}

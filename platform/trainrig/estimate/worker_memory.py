@@ -3,7 +3,8 @@
 By `estimate.memory`, of the part of the model that one worker has (`estimate.model_share`):
 
     tensor     heads, feed-forward channels and entries of the vocabulary are divided; what flows
-               between layers is whole on each worker, and once more while it is added up
+               between layers is whole on each worker, and once more while it is added up; with
+               `sequence_parallel` that is divided as well, and gathered for a moment
     expert     experts and the rows of a micro-batch are divided
     context    each row is divided; `Gathered` has the keys and values of whole rows, in each layer
                until its backward pass unless that computes them again; `RingAttention` has two
@@ -25,8 +26,8 @@ from trainrig.estimate.memory import (
 )
 from trainrig.estimate.model_share import ModelParts, cut, cut_shapes, sliced
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.parallel.pipeline.cut import cut_layers
-from trainrig.parallel.pipeline.schedule import turns
+from trainrig.parallel.pipeline.cut import cut_for_ranks
+from trainrig.parallel.pipeline.schedule import held_at_once, turns
 from trainrig.train.run_file import Training
 
 
@@ -52,20 +53,26 @@ def worker_memory(
     count = math.ceil(global_batch / micro_batch / replicas)
     local, shapes = cut(model, tensor, expert), cut_shapes(model, tensor, expert)
     parts = ModelParts.of(model, training, tensor, expert)
-    over = slices(training, workers // (tensor * parallel.stages))
+    ranks, chunks = parallel.pipeline_ranks, parallel.pipeline_chunks
+    over = slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
+    of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     found = []
-    for stage, layers in enumerate(cut_layers(model, parallel.stages)):
-        counted, root = parts.held([layers])
+    for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
+        counted, root = parts.held(stages)
         mine = sliced(counted, over, expert)
-        own = [shapes.layers[number] for number in layers]
-        kept, in_a_layer = per_token_of(own, local, training)
-        kept += len(own) * _gathered_rows(local, training, context)
-        at_once = _kept_at_once(training, stage, count)
-        last = layers.stop == model.layers
+        kept, in_a_layer = 0.0, 0.0
+        held = _held_at_once(training, rank, count)
+        for chunk, layers in enumerate(stages):
+            own = [shapes.layers[number] for number in layers]
+            of_chunk, widest = per_token_of(own, local, training, of_places)
+            of_chunk += len(own) * _gathered_rows(local, training, context)
+            kept += of_chunk * held[chunk]
+            in_a_layer = max(in_a_layer, widest)
+        last = stages[-1].stop == model.layers
         size = training.precision.bytes
         activations = HeldActivations(
-            kept=kept * tokens * at_once,
+            kept=kept * tokens,
             in_a_layer=in_a_layer * tokens,
             at_the_head=at_the_head(local, size, tokens) if last else 0.0,
             buffers=tokens * _received(local, training, context),
@@ -74,8 +81,8 @@ def worker_memory(
             total=counted.total,
             trained=counted.trained,
             root=root,
-            layer=max(parts.layer[number] for number in layers),
-            layers=len(own),
+            layer=max(parts.layer[number] for layers in stages for number in layers),
+            layers=sum(map(len, stages)),
             weights=mine.weights,
             optimizer=mine.optimizer,
             gradients=mine.gradients,
@@ -84,16 +91,15 @@ def worker_memory(
     return max(found, key=lambda each: each.total)
 
 
-def _kept_at_once(training: Training, stage: int, count: int) -> int:
-    """Micro-batches of a step's `count` that `stage` has between their passes."""
+def _held_at_once(training: Training, rank: int, count: int) -> list[int]:
+    """Micro-batches of a step's `count` that each stage of `rank` has between their passes, when
+    all of them together have the most."""
     pipeline = training.parallel.pipeline
     if pipeline is None:
-        return 1
-    held = most = 0
-    for turn in turns(pipeline.schedule, stage, pipeline.ranks, count):
-        held += 1 if turn.forward else -1
-        most = max(most, held)
-    return most
+        return [1]
+    order = turns(pipeline.schedule, rank, pipeline.ranks, count, pipeline.chunks)
+    held = held_at_once(order)
+    return [sum(turn.chunk == chunk for turn in held) for chunk in range(pipeline.chunks)]
 
 
 def _keys_and_values(local: DecoderConfig, training: Training) -> float:
@@ -112,7 +118,9 @@ def _gathered_rows(local: DecoderConfig, training: Training, context: int) -> fl
 def _received(local: DecoderConfig, training: Training, context: int) -> float:
     """Bytes a token of its own of what other workers send, for a moment."""
     parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
-    found = stream if parallel.tensor else 0.0
+    found = 0.0
+    if parallel.tensor:  # what is added up; or what is gathered, and what comes back to it
+        found += 2 * stream if parallel.tensor.sequence_parallel else stream
     if parallel.pipeline:
         found += 2 * stream  # from the stage before, and the gradient from the one after
     if parallel.context:

@@ -75,6 +75,82 @@ def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, reco
     )
 
 
+AGAIN = {"nothing": None, "full": {"kind": "Full"}, "selective": {"kind": "Selective"}}
+
+
+@pytest.mark.parametrize(
+    ("world", "recompute", "sequence_parallel", "block"),
+    [
+        (2, "nothing", True, "PreNorm"),
+        (2, "nothing", False, "PreNorm"),
+        (2, "full", True, "PreNorm"),
+        (2, "full", True, "OutputNorm"),
+        pytest.param(4, "nothing", True, "PreNorm", marks=pytest.mark.soak),
+        pytest.param(2, "selective", True, "PreNorm", marks=pytest.mark.soak),
+        pytest.param(2, "selective", True, "OutputNorm", marks=pytest.mark.soak),
+        pytest.param(2, "full", True, "SandwichNorm", marks=pytest.mark.soak),
+        pytest.param(2, "full", True, "PostNorm", marks=pytest.mark.soak),
+    ],
+)
+def test_bytes_of_shared_layers(
+    ranks, make_job, tmp_path, world, recompute, sequence_parallel, block
+):
+    shared = {"ranks": 2, "sequence_parallel": sequence_parallel}
+    job = make_job(
+        tmp_path,
+        world,
+        training={
+            "steps": 10,
+            "deterministic": False,
+            "virtual_workers": world,
+            "parallel": {"kind": "FSDP", "tensor": shared},
+            "recompute": AGAIN[recompute],
+        },
+        model={"block": {"kind": block}},
+        batches={"global_batch": 8, "micro_batch": 2, "sequence_length": 16},
+    )
+    counted = ranks(world, "sent_bytes", job=job)[0]
+    layout = DeviceLayout(Degrees(1, world // 2, tensor=2), 2, recompute=recompute)
+    sent = predicted(job, layout)
+    shape = job.model.shape
+    stream = 2 * 16 * shape.channels * 4 // 2 * (8 // 2 // (world // 2))  # sent of all places once
+    if sequence_parallel:
+        # The gradients of norms are added up once a step, each rank's slice of them.
+        of_layer = 4 if block == "SandwichNorm" else 2
+        norms = of_layer * job.model.layers + (block != "PostNorm")
+        norms *= shape.channels * 4 // (world // 2)
+        planned = sent.tensor.inside + sent.gathered.inside + sent.reduced.inside
+        assert counted.get("allreduce_", 0) == 0
+        assert sum(counted.values()) - norms == planned
+    else:  # nothing is gathered once more
+        assert counted == {"allreduce_": sent.tensor.inside - 2 * job.model.layers * stream}
+
+
+def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
+    job = make_job(
+        tmp_path,
+        4,
+        model={"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 4}},
+        training={
+            "steps": 10,
+            "deterministic": False,
+            "parallel": {
+                "kind": "FSDP",
+                "tensor": {"ranks": 2, "sequence_parallel": True},
+                "expert": {"ranks": 2},
+            },
+        },
+        batches={"global_batch": 8, "micro_batch": 4, "sequence_length": 16},
+    )
+    counted = ranks(4, "sent_bytes", job=job)[0]
+    sent = predicted(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
+    logged = 2 * (1 + 2 * 2 + 2) * 8  # as above
+    # Slices of the gradients of norms, which are added up once a step.
+    norms = (2 * job.model.layers + 1) * job.model.shape.channels * 4 // 2
+    traffic = sent.tensor.inside + sent.expert.inside + sent.gathered.inside + sent.reduced.inside
+    assert sum(counted.values()) - logged - norms == traffic
+
+
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     """Bytes of hidden states and of their gradients, and micro-batches between their passes."""
@@ -92,3 +168,21 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     assert [each["received"] for each in found] == [each_way, 2 * each_way, each_way]
     assert planned in (each_way, 2 * each_way)  # of the slowest device
     assert [each["most"] for each in found] == [in_flight(n, layout, 6) for n in range(3)]
+
+
+def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
+    """Two stages of each of two ranks: three hidden states of a micro-batch go between them."""
+    pipeline = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
+    job = make_job(
+        tmp_path,
+        2,
+        model={"layers": 4, "tie_embeddings": False},
+        training={"parallel": {"kind": "FSDP", "pipeline": pipeline}},
+        batches={"global_batch": 12, "micro_batch": 2},
+    )
+    found = ranks(2, "stages", job=job)
+    layout = DeviceLayout(Degrees(pipeline=2), 2, schedule="interleaved", chunks=2)
+    planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
+    sent = 3 * 6 * 2 * 32 * job.model.channels * 4  # and as many gradients, by both together
+    assert [each["received"] for each in found] == [sent, sent] and planned == sent
+    assert [each["most"] / 2 for each in found] == [in_flight(n, layout, 6) for n in range(2)]

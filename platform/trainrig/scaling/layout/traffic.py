@@ -16,7 +16,8 @@ class Exchange:
 
     forward: Sent = NOTHING
     backward: Sent = NOTHING
-    hidden: Sent = NOTHING  # of the backward pass, behind a product
+    hidden: Sent = NOTHING  # of the backward pass, behind a product, of what is not computed again
+    again: Sent = NOTHING  # in the backward pass, of what is computed again
 
     @property
     def waited(self) -> float:
@@ -34,16 +35,25 @@ def of_tensor(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
     group = cluster.group(degrees, ["tensor"])
     gather = cluster.send("all-gather", stream, group)
     both = gather + cluster.send("reduce-scatter", stream, group)
-    return Exchange(both, both, gather)
+    return Exchange(both, both, gather, both)
+
+
+def of_two_parts(part: Exchange, mixture: bool, normed: bool) -> Exchange:
+    """Of a layer of two such parts. Computing it again ends before the last sum, of which there is
+    its first gather alone, unless that sum is `normed`: nothing else in the backward pass needs it.
+    A `mixture` of experts keeps what it has gathered."""
+    forward, backward = part.forward.times(2), part.backward.times(2)
+    hidden = part.hidden.times(1 if mixture else 2)
+    again = part.again.times(2) if normed else part.again + part.hidden
+    return Exchange(forward, backward, hidden, again)
 
 
 def of_context(cluster: Cluster, degrees: Degrees, keys_and_values: float) -> Exchange:
     """Of one layer: keys and values of the whole sequence are `keys_and_values` bytes."""
     group = cluster.group(degrees, ["context"])
-    return Exchange(
-        cluster.send("all-gather", keys_and_values, group),
-        cluster.send("reduce-scatter", keys_and_values, group),
-    )
+    gathered = cluster.send("all-gather", keys_and_values, group)
+    slopes = cluster.send("reduce-scatter", keys_and_values, group)
+    return Exchange(gathered, slopes, again=gathered)
 
 
 def of_experts(cluster: Cluster, degrees: Degrees, copies: float, experts: int) -> Exchange:
@@ -52,7 +62,8 @@ def of_experts(cluster: Cluster, degrees: Degrees, copies: float, experts: int) 
     group = cluster.group(degrees, ["expert"])
     both = cluster.send("all-to-all", copies, group).times(2)
     counts = cluster.send("all-gather", COUNT * experts * group.size, group)
-    return Exchange(both + counts if copies else both, both)
+    ahead = both + counts if copies else both
+    return Exchange(ahead, both, again=ahead)
 
 
 def of_stages(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
