@@ -1,8 +1,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainrig.models.embedding import Embedding
+from trainrig.models.embedding import Embedding, add_slopes
 
 
 def slopes_of(table: Embedding, ids: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
@@ -32,3 +34,30 @@ def test_a_token_that_comes_up_a_thousand_times_gets_the_slopes_of_all_of_them()
     slopes = slopes_of(table, ids, torch.ones(1025, 2))
     assert slopes.dtype == torch.bfloat16
     assert slopes.tolist() == [[0, 0], [1024, 1024], [1, 1]]
+
+
+class Called(TorchDispatchMode):
+    """Notes the kernels that are called, with the dtype of what they are given first."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if args and isinstance(args[0], torch.Tensor):
+            self.kernels[func.overloadpacket.__name__] = args[0].dtype
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_a_gpu_they_are_added_by_the_kernel_that_sorts_and_in_float32():
+    with FakeTensorMode(), Called() as called:  # no GPU is there: shapes alone are worked out
+        slope = torch.empty(2, 5, 3, device="cuda", dtype=torch.bfloat16)
+        total = add_slopes(slope, torch.empty(2, 5, device="cuda", dtype=torch.long), 7)
+    assert called.kernels["embedding_dense_backward"] == torch.float32
+    assert (total.dtype, total.shape) == (torch.bfloat16, (7, 3))
+
+
+def test_that_kernel_adds_as_we_do():
+    slope, ids = torch.randint(-8, 8, (4, 30, 5)).float(), torch.randint(11, (4, 30))
+    theirs = torch.ops.aten.embedding_dense_backward(slope, ids, 11, -1, False)
+    assert torch.equal(theirs, add_slopes(slope, ids, 11))

@@ -16,11 +16,20 @@ from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.flops import encoder_decoder_flops, token_flops
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import count_parameters
+from trainrig.models.encoder.model import build_model
 from trainrig.models.sampling import Sampling
-from trainrig.objectives.contract import DeviceBatch, find_corruption
+from trainrig.objectives.contract import DeviceBatch, find_corruption, find_parts
 from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.tokens.batches import IGNORE, TARGETS, TOKENS, MicroBatchSlot
+from trainrig.tokens.batches import (
+    IGNORE,
+    PLACES,
+    PREFIXES,
+    TARGETS,
+    TEXT_PLACES,
+    TOKENS,
+    MicroBatchSlot,
+)
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.trace import trace
 from trainrig.train.checkpoint import newest_valid
@@ -54,6 +63,25 @@ MIXED = {
     }
 }
 OBJECTIVES["MixtureOfObjectives"] = MIXED
+OBJECTIVES["UL2"] = {"objective": {"kind": "UL2"}, **T5}  # dealt by micro-batch
+OBJECTIVES["UL2 in a decoder"] = {
+    "objective": {"kind": "UL2", "joined": True},
+    "batches": {"sequence_length": 24},
+}
+DETECTION = {
+    "model": {
+        "kind": "Encoder", "layers": 2, "channels": 32, "heads": 4, "positions": 48,
+        "embedding_channels": 16, "head": "replaced",
+        "generator": {"layers": 1, "channels": 16, "heads": 2},
+    },
+    "objective": {"kind": "ReplacedTokenDetection"},
+}  # fmt: skip
+OBJECTIVES["ReplacedTokenDetection"] = DETECTION
+SEVERAL = {
+    "model": {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "further_heads": 2},
+    "objective": {"kind": "MultiTokenPrediction", "further_weights": (0.5, 0.25)},
+}
+OBJECTIVES["MultiTokenPrediction"] = SEVERAL
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
@@ -61,13 +89,24 @@ def test_denominators_are_the_targets_of_the_rows_before_any_is_read(
     kind, make_job, corrupted_tokens, tmp_path
 ):
     for attend in ("window", "document"):
-        changes = {"batches": {"attend": attend}, **OBJECTIVES[kind]}
+        if attend == "document" and kind.startswith("UL2"):
+            continue
+        changes = {**OBJECTIVES[kind]}
+        changes["batches"] = {"attend": attend, **changes.get("batches", {})}
         batches = make_job(tmp_path, tokens=corrupted_tokens, **changes).make_batches()
         for step in (0, 3, 11):
             counted = sum(int((micro.targets != IGNORE).sum()) for micro in batches.at(step))
-            assert batches.denominators(step) == {TOKENS: counted}
+            found = batches.denominators(step)
+            if kind == "ReplacedTokenDetection":
+                text = sum(int(micro.arrays[TEXT_PLACES].sum()) for micro in batches.at(step))
+                assert found.pop(PLACES) == text > counted
+            for ahead in (2, 3) if kind == "MultiTokenPrediction" else ():
+                arrays = (micro.arrays[f"ahead_{ahead}"] for micro in batches.at(step))
+                there = sum(int((array != IGNORE).sum()) for array in arrays)
+                assert 0 < found.pop(f"tokens_{ahead}") == there < counted
+            assert found == {TOKENS: counted}
             assert batches.targets(step) == counted > 0
-        assert batches.data_before(3)["corruption"]["kind"] == kind
+        assert batches.data_before(3)["corruption"]["kind"] == kind.split()[0]
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
@@ -251,6 +290,32 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
     assert facts["parameters"] == count_parameters(model).total
 
 
+@pytest.mark.parametrize("kind", ["UL2", "UL2 in a decoder"])
+def test_operations_of_denoisers_are_those_of_their_rows(
+    kind, make_run, corrupted_tokens, tmp_path
+):
+    """By the shapes of rows as they are trained on, and of a prefix by the keys that it sees."""
+    run = make_run(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])
+    model = prepare(run).model
+    plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
+    total = 0.0
+    for share, each in find_parts(run.objective):
+        micro = each.corruption(Encoder.load(run.tokens)).apply(plain, 0)
+        places, written = micro.ids.shape[1], int((micro.targets[0] != IGNORE).sum())
+        if "decoder" in kind:
+            seen = micro.arrays[PREFIXES][0].sum()
+            keys = sum(max(query + 1, seen if query < seen else 0) for query in range(places))
+            of_token = token_flops(model, places)
+            causal = places * (places + 1) / 2
+            row = places * of_token.projections + written * of_token.head
+            total += share * 3 * (row + places * of_token.attention * keys / causal)
+        else:
+            total += share * encoder_decoder_flops(model, places, written)
+    facts = estimate_pretraining(run, DeviceChoice())
+    rows = run.training.steps * run.batches.global_batch
+    assert facts["flops"] == pytest.approx(rows * total, rel=1e-12)
+
+
 def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     make_run, corrupted_tokens, tmp_path
 ):
@@ -274,11 +339,79 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
         ({**PREFIX, "model": {"attention": {"window": {"size": 5}}}}, "model.attention.window is"),
         ({**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}}, r"\(Alibi\) is computed"),
         ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder sees"),
+        ({"objective": {"kind": "UL2"}}, "or joined = true of the objective"),
+        ({"objective": {"kind": "UL2", "joined": True}, **T5}, "set joined = false"),
+        (
+            {**OBJECTIVES["UL2"], "batches": {"attend": "document"}},
+            'and objective UL2 makes one text .* set batches.attend = "window"',
+        ),
+        (  # 32 tokens with 5 spans, their sentinels twice, a mode and two ends
+            {"objective": {"kind": "UL2", "joined": True}, "model": {"positions": 43}},
+            r"sequence_length \(44 tokens\) is beyond the model's 43",
+        ),
+        ({"objective": DETECTION["objective"]}, r"small generator .* set model.kind = .Encoder"),
+        ({"objective": SEVERAL["objective"]}, r"further_heads \(0\) is not the 2 .* = 2"),
+        (
+            {**SEVERAL, "batches": {"packing": {"kind": "BestFit"}}},
+            'packed by BestFit .* set batches.packing.kind = "Concatenate"',
+        ),
+        ({"model": SEVERAL["model"]}, "set model.further_heads = 0, or objective.kind"),
+        ({"model": DETECTION["model"]}, "which objective CausalLM does not ask; set objective"),
+        ({**DETECTION, "model": {**DETECTION["model"], "head": "tokens"}}, 'set head = "replaced"'),
+        (
+            {
+                **DETECTION,
+                "model": {**DETECTION["model"], "generator": {"channels": 9, "heads": 2}},
+            },
+            r"generator: channels \(9\) must be a multiple of heads",
+        ),
+        (
+            {
+                **DETECTION,
+                "model": {
+                    **DETECTION["model"],
+                    "feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2},
+                },
+            },
+            "generator: a mixture of experts .* choose a dense feedforward",
+        ),
     ],
 )
 def test_prefixes_that_cannot_be_are_refused(changes, message, make_run, tmp_path):
     with pytest.raises(ValidationError, match=message):
         make_run(tmp_path, **changes)
+
+
+def test_operations_of_detection_are_those_of_the_model_and_its_generator(
+    make_run, corrupted_tokens, tmp_path
+):
+    run = make_run(tmp_path, tokens=corrupted_tokens, **DETECTION)
+    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
+    assert facts["parameters"] == sum(each.numel() for each in build_model(model).parameters())
+    assert facts["parameters_of_generator"] == count_parameters(model).generator > 0
+    entries, attended = model.vocabulary, 4 * 32  # two products of queries or weights by 32 keys
+    of_layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
+    of_encoder = 2 * (16 * 32 + 2 * of_layer + 32 * 32 + 32) + 2 * 32 * attended
+    generator = model.generator_model
+    of_layer = 4 * 16 * 16 + 3 * 16 * generator.shape.feedforward_channels
+    of_generator = 2 * (of_layer + 16 * 16 + 0.15 * entries * 16) + 16 * attended
+    expected = 3 * (of_encoder + of_generator) * facts["positions"]
+    assert facts["flops"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_operations_of_further_heads_are_their_layers_and_logits(
+    make_run, corrupted_tokens, tmp_path
+):
+    run = make_run(tmp_path, tokens=corrupted_tokens, **SEVERAL)
+    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
+    plain = make_run(tmp_path, tokens=corrupted_tokens)
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
+    logits = model.vocabulary * 32 * (31 + 30) / 32
+    added = 3 * (2 * (2 * layer + logits) + 2 * 4 * 32 * 33 / 2) * facts["positions"]
+    assert facts["flops"] == pytest.approx(
+        estimate_pretraining(plain, DeviceChoice())["flops"] + added, rel=1e-12
+    )
+    assert facts["parameters"] == sum(each.numel() for each in build_model(model).parameters())
 
 
 def corruption_of(run):

@@ -1,11 +1,13 @@
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trainrig.config import build, to_toml
 from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.models.decoder import Decoder, initialise
 from trainrig.train import checkpoint
 from trainrig.train.elastic import trainer
 from trainrig.train.initial_weights import warn_of_high_rate
@@ -72,6 +74,45 @@ def test_another_content_of_the_checkpoint_is_another_run(make_continued, earlie
     monkeypatch.setattr(trainer, "run", lambda *_: pytest.fail("there was nothing to train"))
     with pytest.raises(OutputTaken, match="input `continue_from` has other contents"):
         pretrain(make_continued(path=f"{earlier}/checkpoints/step_00000003"))
+
+
+def test_further_heads_are_kept_where_they_are_there_drawn_where_not_and_dropped_where_unasked(
+    make_continued, make_run, ranks, earlier, tmp_path
+):
+    def started(path, weights):
+        objective = {"kind": "CausalLM"}
+        if weights:
+            objective = {"kind": "MultiTokenPrediction", "further_weights": weights}
+        run = make_continued(path=path)
+        job = prepare(Pretraining.model_validate(dict(run) | {"objective": objective}))
+        (begun,) = ranks(1, "tensors", job=job, weights_from=job.initial_weights)
+        assert job.model.further_heads == len(weights)
+        return job, {
+            name.removeprefix("model."): value
+            for name, value in begun.items()
+            if name.startswith("model.")
+        }
+
+    there = checkpoint.open_model(earlier)
+    job, begun = started(earlier, (1.0,))
+    fresh = Decoder(job.model)
+    initialise(fresh, job.training.seed)
+    drawn = {n: value for n, value in fresh.state_dict().items() if n.startswith("further_layers")}
+    assert begun.keys() == there.weights.keys() | drawn.keys() > there.weights.keys()
+    for name, value in {**there.weights, **drawn}.items():
+        assert (begun[name] == value.numpy()).all(), name
+    job = replace(job, folder=str(tmp_path / "one_head"))
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    _, both = started(job.folder, (1.0, 1.0))
+    _, none = started(job.folder, ())
+    kept = [name for name in both if name.startswith("further_layers.0.")]
+    assert {each.partition(".")[0] for each in both.keys() - none.keys()} == {"further_layers"}
+    assert none.keys() == there.weights.keys()
+    (trained,) = ranks(1, "tensors", job=job, resume_from=checkpoint.resolve(job.folder))
+    for name in (*none, *kept):
+        assert (both[name] == trained[f"model.{name}"]).all(), name
+    changed = "further_layers.0.attention.query.weight"
+    assert (both[changed] != drawn[changed].numpy()).any()
 
 
 def test_the_sizes_of_the_model_are_taken_from_there(make_continued, earlier, make_run):

@@ -1,5 +1,5 @@
 """Masked prediction in runs: the same bits at any number of ranks and after a kill (of span
-corruption, too), and decoders that become encoders."""
+corruption and replaced tokens, too), and decoders that become encoders."""
 
 import logging
 import signal
@@ -22,6 +22,18 @@ SPANS = {
     },
     "objective": {"kind": "SpanCorruption"},
 }  # fmt: skip
+DETECTION = {
+    "model": {
+        **ENCODER, "layers": 2, "channels": 32, "heads": 4, "positions": 48,
+        "embedding_channels": 16, "head": "replaced",
+        "generator": {"channels": 16, "heads": 2},
+    },
+    "objective": {"kind": "ReplacedTokenDetection"},
+}  # fmt: skip
+SEVERAL = {
+    "model": {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "further_heads": 1},
+    "objective": {"kind": "MultiTokenPrediction", "further_weights": (0.5,)},
+}
 BY_DOCUMENT = {"batches": {"attend": "document"}}
 
 
@@ -55,7 +67,14 @@ def weights(job) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "own"), [({}, "head_bias"), (SPANS, "encoder_bias.weight")], ids=["masked", "spans"]
+    ("changes", "own"),
+    [
+        ({}, "head_bias"),
+        (SPANS, "encoder_bias.weight"),
+        (DETECTION, "generator.layers.1.attention.query.weight"),
+        (SEVERAL, "layers.1.attention.query.weight"),
+    ],
+    ids=["masked", "spans", "replaced", "several"],
 )
 def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     changes, own, mortal_ranks, ranks, make_masked

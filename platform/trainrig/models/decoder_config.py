@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from trainrig.config import Settings, did_you_mean
 from trainrig.errors import ConfigError
@@ -51,7 +51,7 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.architecture.width_transfer import MuP
 
-Head = Literal["tokens", "score", "classes", "spans"]
+Head = Literal["tokens", "score", "classes", "spans", "replaced"]
 
 # Matrix kernels work in tiles of up to 64 rows; a dim that does not fill its last one wastes it.
 ALIGNMENT = 64
@@ -78,6 +78,8 @@ class ParameterCount:
     layers: int  # with the norm after the last of them
     head: int
     idle: int = 0  # of experts that are not chosen for a token; the others count them too
+    generator: int = 0  # of a model that is trained with it and shares its embedding
+    further_heads: int = 0  # of heads for the tokens after the next
 
     @property
     def active(self) -> int:
@@ -87,7 +89,8 @@ class ParameterCount:
     @property
     def total(self) -> int:
         """All that an optimizer sees."""
-        return self.embedding + self.layers + self.head
+        in_training = self.generator + self.further_heads
+        return self.embedding + self.layers + self.head + in_training
 
 
 def _let_a_preset_stand_for_sizes(schema: dict[str, Any]) -> None:
@@ -131,9 +134,13 @@ class DecoderConfig(Settings):
     biases: Biases = Biases()  # which products have a vector added
     # What the head makes of each place: logits of the next token, or one score, as reward models
     # have; of a whole text a logit of each class, or of each place two, of a span's first and last
-    # token. All but the first are made by `posttrain`, and neither tied nor capped.
+    # token, or one, of whether its token was replaced. All but the first are neither tied nor
+    # capped; `posttrain` makes them, but for the last.
     head: Head = "tokens"
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the head's outputs
+    # Heads in training beside that of the next token, for the tokens after it: each is a layer of
+    # its own before the norm and the head that all share (Gloeckle et al. 2024, arXiv:2404.19737).
+    further_heads: int = Field(default=0, ge=0)
     tie_embeddings: bool = True  # whether the output head uses the embedding's weights
     # Factor on the embedding; Gemma's is sqrt(channels).
     embedding_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -216,12 +223,21 @@ class DecoderConfig(Settings):
                 f'labels names {len(self.labels)} classes, but the head is "{self.head}"; there '
                 'are two or more where it is "classes", and none elsewhere'
             )
-        if self.head == "spans" and not self.bidirectional:
-            raise ValueError('head = "spans": a decoder has not read what follows; take an encoder')
+        if self.head in ("spans", "replaced") and not self.bidirectional:
+            raise ValueError(
+                f'head = "{self.head}": a decoder has not read what follows; take an encoder'
+            )
         if self.biases.head and self.tie_embeddings and not self.biased_when_tied:
             raise ValueError("biases.head needs a head of its own: set tie_embeddings = false")
         mixture = self.feedforward
+        if self.further_heads and (self.head != "tokens" or self.bidirectional):
+            raise ValueError("further_heads: a model that predicts no next token; leave it out")
         if isinstance(mixture, MixtureOfExperts):
+            if self.further_heads:
+                raise ValueError(
+                    "further_heads: a mixture of experts balances the layers of the model alone; "
+                    "leave it out, or choose a dense feedforward"
+                )
             if self.biases.feedforward:
                 raise ValueError("biases.feedforward: experts have no biases; leave it out")
             if mixture.dense_layers >= self.layers:
@@ -306,6 +322,7 @@ class DecoderConfig(Settings):
             "score": "a reward model",
             "classes": "a classifier",
             "spans": "a model that finds answers",
+            "replaced": "a model that finds replaced tokens",
         }[self.head]
 
     @property
@@ -313,7 +330,36 @@ class DecoderConfig(Settings):
         """Numbers that the head makes of a place, or of a text."""
         if self.head == "tokens":
             return self.shape.vocabulary
-        return {"score": 1, "classes": len(self.labels), "spans": 2}[self.head]
+        return {"score": 1, "classes": len(self.labels), "spans": 2, "replaced": 1}[self.head]
+
+    @property
+    def logit_channels(self) -> int:
+        """Width of what logits are made of."""
+        return self.channels
+
+    @property
+    def generator_model(self) -> "DecoderConfig | None":
+        """The model that is trained with this one and replaces tokens for it; None: there is
+        none."""
+        return None
+
+    @property
+    def without_generator(self) -> Self:
+        """The same without what replaces tokens for it in training."""
+        return self
+
+    @property
+    def without_further_heads(self) -> Self:
+        """The same with the head of the next token alone."""
+        return self.model_copy(update={"further_heads": 0}) if self.further_heads else self
+
+    def with_further_heads(self, count: int) -> Self:
+        """The same with `count` heads for the tokens after the next. Raises ValueError for a model
+        that can have none."""
+        try:
+            return type(self).model_validate({**dict(self), "preset": None, "further_heads": count})
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
     @property
     def shape(self) -> Shape:
@@ -346,6 +392,7 @@ class DecoderConfig(Settings):
             layers=tuple(self._layer_shape(shape, index) for index in range(self.layers)),
             norm=None if isinstance(self.block, PostNorm) else self._norm_shape(shape.channels),
             head=self._head_shape(shape),
+            further_layers=(self._layer_shape(shape, self.layers),) * self.further_heads,
         )
 
     def _head_shape(self, shape: Shape) -> ProjectionShape | None:
@@ -436,6 +483,8 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
         layers=sum(count(layer) for layer in shapes.layers) + count(shapes.norm),
         head=count(shapes.after_layers),
         idle=count_idle(shapes.layers),
+        generator=count(shapes.beside),
+        further_heads=count(shapes.further_layers),
     )
 
 

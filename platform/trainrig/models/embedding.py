@@ -14,13 +14,14 @@ from torch.autograd.function import once_differentiable
 class Embedding(nn.Embedding):
     """A row of `weight` [V, C] for each id, whose slopes are added up in float32.
 
-    On a CPU, torch adds the slopes of a row in the dtype of the weight. In bfloat16 a sum stops
-    growing once it is 256 times what is added, and frequent tokens come up that often in one batch.
+    torch adds the slopes of a row in the dtype of the weight: on a CPU always, and on a GPU where
+    ids are few. In bfloat16 a sum stops growing once it is 256 times what is added, and frequent
+    tokens come up that often in one batch.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """[...] ids to [..., C]."""
-        if self.weight.dtype == torch.float32 or self.weight.is_cuda:  # CUDA's kernel does as we do
+        if self.weight.dtype == torch.float32:
             return F.embedding(input, self.weight)
         rows: Tensor = _Lookup.apply(self.weight, input)  # type: ignore[no-untyped-call]
         return rows
@@ -37,7 +38,17 @@ class _Lookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         (ids,) = ctx.saved_tensors
-        channels = slope.shape[-1]
-        total_VC = torch.zeros(ctx.entries, channels, dtype=torch.float32, device=slope.device)
-        total_VC.index_add_(0, ids.reshape(-1), slope.reshape(-1, channels).float())
-        return total_VC.to(slope.dtype), None
+        return add_slopes(slope, ids, ctx.entries), None
+
+
+def add_slopes(slope: Tensor, ids: Tensor, entries: int) -> Tensor:
+    """The sums of `slope` [..., C] by `ids` [...] of that many `entries`, [V, C]: in float32, and
+    then rounded once."""
+    if slope.is_cuda:  # `index_add_` adds in no fixed order there; this kernel sorts by id
+        add: Any = torch.ops.aten.embedding_dense_backward
+        total_VC: Tensor = add(slope.float(), ids, entries, -1, False)
+        return total_VC.to(slope.dtype)
+    channels = slope.shape[-1]
+    total_VC = torch.zeros(entries, channels, dtype=torch.float32, device=slope.device)
+    total_VC.index_add_(0, ids.reshape(-1), slope.reshape(-1, channels).float())
+    return total_VC.to(slope.dtype)

@@ -65,8 +65,14 @@ TASKS = {
     "score": "text-classification",
     "classes": "text-classification",
     "spans": "question-answering",
+    "replaced": "feature-extraction",
 }
-DESCRIPTIONS = {"tokens": "model", "score": "reward model", "classes": "classifier"}
+DESCRIPTIONS = {
+    "tokens": "model",
+    "score": "reward model",
+    "classes": "classifier",
+    "replaced": "discriminator",
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

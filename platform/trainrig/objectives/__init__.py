@@ -10,11 +10,12 @@ from trainrig.objectives.classification import AnswerSpan, Classification
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.mixture import MixtureOfObjectives
+from trainrig.objectives.denoising.multi_token import MultiTokenPrediction
 from trainrig.objectives.denoising.prefix import PrefixLM
+from trainrig.objectives.denoising.replaced_tokens import ReplacedTokenDetection
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
-from trainrig.objectives.distillation import Distillation
+from trainrig.objectives.denoising.ul2 import UL2
 from trainrig.objectives.kto import KTO
-from trainrig.objectives.on_policy_distillation import OnPolicyDistillation
 from trainrig.objectives.policy import (
     CISPO,
     DAPO,
@@ -38,9 +39,21 @@ from trainrig.objectives.preference import (
 )
 from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
+from trainrig.objectives.teachers.distillation import Distillation
+from trainrig.objectives.teachers.on_policy_distillation import OnPolicyDistillation
 
 # Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
-OfText = CausalLM | FillInTheMiddle | MaskedLM | MixtureOfObjectives | PrefixLM | SpanCorruption
+OfText = (
+    CausalLM
+    | FillInTheMiddle
+    | MaskedLM
+    | MixtureOfObjectives
+    | MultiTokenPrediction
+    | PrefixLM
+    | ReplacedTokenDetection
+    | SpanCorruption
+    | UL2
+)
 PretrainingObjective = Annotated[
     OfText, Field(discriminator="kind"), without_kind("CausalLM"), FitsSeveral()
 ]
@@ -75,6 +88,7 @@ __all__ = [
     "PPO",
     "RLOO",
     "SFT",
+    "UL2",
     "APODown",
     "APOZero",
     "AnswerSpan",
@@ -87,6 +101,7 @@ __all__ = [
     "IPOPerToken",
     "MaskedLM",
     "MixtureOfObjectives",
+    "MultiTokenPrediction",
     "Objective",
     "OfLabels",
     "OnPolicyDistillation",
@@ -97,6 +112,7 @@ __all__ = [
     "ProcessReward",
     "Referenced",
     "ReinforcePlusPlus",
+    "ReplacedTokenDetection",
     "Reward",
     "RobustDPO",
     "Scoring",

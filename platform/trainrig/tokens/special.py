@@ -54,8 +54,12 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
 FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
 FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")
 FIM_MIDDLE = ("<|fim_middle|>", "<fim_middle>", "<｜fim▁end｜>")
-# Say which denoiser a row is of, arXiv:2205.05131.
-MODES = ("[R]", "[S]", "[X]")
+# Say which denoiser a row is of: the names of the paper, arXiv:2205.05131, and of its checkpoints.
+MODES: Mapping[str, tuple[str, ...]] = {
+    "R": ("[R]", "[NLU]"),
+    "S": ("[S]", "[S2S]"),
+    "X": ("[X]", "[NLG]"),
+}
 
 
 def sentinel(number: int) -> str:

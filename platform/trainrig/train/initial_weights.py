@@ -31,7 +31,8 @@ class InitialWeights:
 def find_initial_weights(
     path: str, tokens: str, encoder: Encoder, model: DecoderConfig | None
 ) -> InitialWeights:
-    """The newest whole checkpoint at `path`, a run folder or one checkpoint in it.
+    """The newest whole checkpoint at `path`, a run folder or one checkpoint in it, without further
+    heads.
 
     Raises ConfigError if it is of another model than `model` (None: whatever it is of), DataError
     if `tokens`, whose tokenizer is `encoder`, were made by another than it was trained with.
@@ -44,7 +45,7 @@ def find_initial_weights(
             f"the documents with {found}/tokenizer.json"
         )
     if model is not None:
-        settled = model.for_tokenizer(there.shape.vocabulary)
+        settled = model.for_tokenizer(there.shape.vocabulary).without_further_heads
         differing = difference_of(there.model_dump(mode="json"), settled.model_dump(mode="json"))
         if differing:
             raise ConfigError(

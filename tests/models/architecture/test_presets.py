@@ -55,6 +55,10 @@ PARAMETERS = {
     "bert-large": (335_174_458,),
     "roberta-base": (124_697_433,),
     "roberta-large": (355_412_057,),
+    # With the generator that each is trained with, less the embedding that the two share.
+    "electra-small": (14_196_219,),
+    "electra-base": (119_386_427,),
+    "electra-large": (354_655_291,),
     "modernbert-base": (149_655_232,),
     "modernbert-large": (395_881_664,),
 }
@@ -83,7 +87,15 @@ def test_the_ladder_climbs_by_its_names_and_no_preset_is_left_unasserted():
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt-2-1.5b", "mixtral-8x7b", "gemma-3-1b", "olmo-2-1b", "roberta-base", "modernbert-base"],
+    [
+        "gpt-2-1.5b",
+        "mixtral-8x7b",
+        "gemma-3-1b",
+        "olmo-2-1b",
+        "roberta-base",
+        "modernbert-base",
+        "electra-small",
+    ],
 )
 def test_the_built_model_has_what_was_counted(name):
     config = settings(preset=name)

@@ -27,6 +27,8 @@ SMALL = {
 THEIRS = {
     "bert": ("Bert", {"pad_token_id": 0}),
     "bert-tanh": ("Bert", {"pad_token_id": 0, "hidden_act": "gelu_new", "type_vocab_size": 3}),
+    "electra": ("Electra", {"pad_token_id": 0, "embedding_size": 24}),
+    "electra-wide": ("Electra", {"pad_token_id": 0, "embedding_size": 32}),
     "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
     "modernbert": (
         "ModernBert", {"pad_token_id": None, "cls_token_id": None, "sep_token_id": None,

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainrig.errors import DataError
+from trainrig import cli
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.families import read_config
-from trainrig.models.huggingface import open_folder, write_folder
+from trainrig.models.families.safetensors_files import PlannedTensor
+from trainrig.models.huggingface import HubFolder, open_folder, write_folder
+from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
+from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train import checkpoint
 
 BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"))
 SMALL = {
@@ -24,6 +31,7 @@ MODERN = {"cls_token_id": None, "sep_token_id": None, "local_attention": 8}
 LABELS = ("sport", "politics", "weather")
 CLASSIFIERS = {
     "bert": ("Bert", {}),
+    "electra": ("Electra", {"embedding_size": 24}),
     "roberta": ("Roberta", {"type_vocab_size": 1}),
     "modernbert": ("ModernBert", MODERN),
     "modernbert-mean": (
@@ -33,7 +41,8 @@ CLASSIFIERS = {
     "llama": ("Llama", {"num_key_value_heads": 2}),
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
 }
-FINDERS = {name: CLASSIFIERS[name] for name in ("bert", "roberta", "modernbert")}
+FINDERS = {name: CLASSIFIERS[name] for name in ("bert", "electra", "roberta", "modernbert")}
+DETECTORS = {f"electra-{width}": ("Electra", {"embedding_size": width}) for width in (24, 32)}
 LENGTHS = (20, 13, 7)  # of three rows, padded to the longest
 IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
 THERE = (torch.arange(20) < torch.tensor(LENGTHS)[:, None]).long()
@@ -43,7 +52,7 @@ BOUND = 1e-5
 
 def make(transformers, name, ending, folder):
     """A random model of Transformers', saved to `folder`, and ours of that."""
-    kind, settings = {**CLASSIFIERS, **FINDERS}[name]
+    kind, settings = {**CLASSIFIERS, **DETECTORS}[name]
     labels = {"id2label": dict(enumerate(LABELS))} if ending == "SequenceClassification" else {}
     small = {"vocab_size": 331, "pad_token_id": 1} if kind == "GPT2" else SMALL
     config = getattr(transformers, f"{kind}Config")(**small | settings | labels)
@@ -181,3 +190,55 @@ def test_a_head_without_the_names_that_it_needs_is_refused():
             DecoderConfig.model_validate(sizes | {"head": head, "labels": labels})
     with pytest.raises(ValueError, match="take an encoder"):
         DecoderConfig.model_validate(sizes | {"head": "spans"})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [24, 32])
+def test_a_discriminator_is_transformers_and_goes_out_as_it_came(width, transformers, tmp_path):
+    theirs, ours, hub = make(transformers, f"electra-{width}", "PreTraining", tmp_path)
+    assert hub.config.head == "replaced"
+    segments = (torch.arange(20) >= 5).long().expand(3, -1)
+    expected = theirs(IDS, attention_mask=THERE, token_type_ids=segments).logits
+    found = ours(IDS, **inputs(hub.config, segments)).logits.squeeze(-1)
+    assert expected.std() > 0.05
+    assert (found - expected).abs()[THERE > 0].max() <= BOUND
+    out = tmp_path / "out"
+    write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
+    assert (out / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
+    back = transformers.AutoModel.from_pretrained(out, attn_implementation="eager").eval()
+    states = back(IDS, attention_mask=THERE, token_type_ids=segments).last_hidden_state
+    mine = ours.states(IDS, documents_BS=THERE, segments_BT=segments)
+    assert (states - mine).abs()[THERE > 0].max() <= BOUND
+
+
+@torch.no_grad()
+def test_of_a_model_trained_with_a_generator_each_goes_out_by_itself(transformers, tmp_path):
+    config = EncoderConfig.model_validate(
+        {
+            "preset": "electra-small", "layers": 2, "channels": 32, "heads": 4, "vocabulary": 320,
+            "feedforward_channels": 64, "positions": 32, "embedding_channels": 24,
+            "generator": {"channels": 16, "heads": 2}, "initial_std": 0.2,
+        }
+    )  # fmt: skip
+    model = build_model(config)
+    initialise(model, 3)
+    files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)
+    run, tensors = str(tmp_path / "run"), model.state_dict()
+    planned = {name: PlannedTensor(tuple(each.shape), each.clone) for name, each in tensors.items()}
+    checkpoint.write_model(run, config, files.tokenizer, planned, {})
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["export", run, str(tmp_path / "discriminator")])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["export", run, str(tmp_path / "generator"), "--generator"])
+    assert ended.value.code == 0
+    ids = 2 + IDS % 300
+    whole = model(ids, replace=lambda _: ids)
+    found = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "discriminator").eval()
+    assert (found(ids).logits - whole.detected.logits.squeeze(-1)).abs().max() <= BOUND
+    drawn = transformers.ElectraForMaskedLM.from_pretrained(tmp_path / "generator").eval()
+    assert (drawn(ids).logits - whole.generated.logits).abs().max() <= BOUND
+    with pytest.raises(ConfigError, match="without a generator"):
+        imported = str(tmp_path / "imported")
+        import_checkpoint(str(tmp_path / "discriminator"), imported)
+        export_checkpoint(imported, str(tmp_path / "none"), HubFolder(), generator=True)

@@ -81,6 +81,15 @@ def test_the_first_batch_of_one_source_is_its_windows_in_the_order_of_the_permut
     assert {m.ids.dtype for m in micro_batches} == {np.dtype(np.int64)}
 
 
+def test_losses_are_divided_by_sums_over_micro_batches_and_never_by_0(make):
+    class Counts:
+        def denominators(self, step, samples, targets):
+            return {"tokens": int(targets.sum()), "first": int((samples == 0).sum()), "none": 0}
+
+    batches = PretrainBatches(make(web=26), settings(), corruption=Counts())  # 3 micro-batches
+    assert batches.denominators(0) == {"tokens": 24, "first": 1, "none": 1}
+
+
 @tries(max_examples=50, deadline=None)
 @given(length=st.integers(1, 9), tokens=st.integers(2, 60), seed=st.integers(0, 2**40))
 def test_each_token_is_a_target_exactly_once_an_epoch_but_the_stated_rest(

@@ -164,6 +164,17 @@ def _bert(segments: int, epsilon: float, offset: int) -> Preset:
 
 _BERT, _ROBERTA = _bert(2, 1e-12, 0), _bert(1, 1e-5, 2)
 
+
+def _electra(embedded: int, heads: int, generator: int) -> Preset:
+    """arXiv:2003.10555, table 6; heads of generators as in its published models."""
+    return _BERT | {
+        "head": "replaced",
+        "embedding_channels": embedded,
+        "pooler": "GELU",
+        "generator": {"channels": generator, "heads": heads, "feedforward_channels": 4 * generator},
+    }
+
+
 # arXiv:2412.13663.
 _MODERNBERT: Preset = _LLAMA | {
     "kind": "Encoder",
@@ -239,6 +250,9 @@ PRESETS: Mapping[str, Preset] = {
     "bert-large": _BERT | _sizes(24, 1024, 16, 16, 4096, 30_522, 512),
     "roberta-base": _ROBERTA | _sizes(12, 768, 12, 12, 3072, 50_265, 512),
     "roberta-large": _ROBERTA | _sizes(24, 1024, 16, 16, 4096, 50_265, 512),
+    "electra-small": _electra(128, 1, 64) | _sizes(12, 256, 4, 4, 1024, 30_522, 512),
+    "electra-base": _electra(768, 4, 256) | _sizes(12, 768, 12, 12, 3072, 30_522, 512),
+    "electra-large": _electra(1024, 4, 256) | _sizes(24, 1024, 16, 16, 4096, 30_522, 512),
     "modernbert-base": _MODERNBERT | _sizes(22, 768, 12, 12, 1152, 50_368, 8192),
     "modernbert-large": _MODERNBERT | _sizes(28, 1024, 16, 16, 2624, 50_368, 8192),
     # By parameters without the embedding.

@@ -153,13 +153,15 @@ class CrossLayerShape(LayerShape):
 
 @dataclass(frozen=True)
 class DecoderShapes:
-    """A whole decoder; a tied head has no parameters of its own."""
+    """A whole decoder; a tied head has no parameters of its own. Each of `further_layers` stands
+    between `layers` and the norm, for one more token ahead."""
 
     embedding: TableShape
     position_embedding: TableShape | None
     layers: tuple[LayerShape, ...]
     norm: NormShape | None
     head: ProjectionShape | None
+    further_layers: tuple[LayerShape, ...]
 
     @property
     def before_layers(self) -> tuple[object, ...]:
@@ -171,35 +173,50 @@ class DecoderShapes:
         """What makes logits of what `norm` gives."""
         return (self.head,)
 
+    @property
+    def beside(self) -> "tuple[DecoderShapes | None, ...]":
+        """What else is trained with it."""
+        return ()
+
 
 @dataclass(frozen=True)
 class TransformShape:
-    """What each place goes through before its logits: a product and a norm."""
+    """What each place goes through before its logits: a product and, if it has one, a norm."""
 
     dense: ProjectionShape
-    norm: NormShape
+    norm: NormShape | None
 
 
 @dataclass(frozen=True)
 class EncoderShapes(DecoderShapes):
     """A whole encoder. `head_bias` is added to the logits of a tied head; the first place goes
-    through the `pooler` before a text's classes are told."""
+    through the `pooler` before a text's classes are told. What is embedded goes through
+    `embedding_projection` where it is of another width than the layers. The `generator` has its
+    tables from this encoder."""
 
     segment_embedding: TableShape | None
     embedding_norm: NormShape | None
+    embedding_projection: ProjectionShape | None
     transform: TransformShape | None
     pooler: ProjectionShape | None
     head_bias: VectorShape | None
+    generator: "EncoderShapes | None"
 
     @property
     def before_layers(self) -> tuple[object, ...]:
         """See DecoderShapes."""
-        return (*super().before_layers, self.segment_embedding, self.embedding_norm)
+        own = (self.segment_embedding, self.embedding_norm, self.embedding_projection)
+        return (*super().before_layers, *own)
 
     @property
     def after_layers(self) -> tuple[object, ...]:
         """See DecoderShapes."""
         return (self.transform, self.pooler, *super().after_layers, self.head_bias)
+
+    @property
+    def beside(self) -> tuple[DecoderShapes | None, ...]:
+        """See DecoderShapes."""
+        return (self.generator,)
 
 
 @dataclass(frozen=True)

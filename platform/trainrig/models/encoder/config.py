@@ -6,11 +6,11 @@ What follows from them (sizes, parameters, operations) needs no torch.
 import dataclasses
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trainrig.config import Settings
 from trainrig.models.architecture.attention import Biases, SlidingWindow
-from trainrig.models.architecture.feedforward import GEGLU, FeedForward
+from trainrig.models.architecture.feedforward import GEGLU, FeedForward, MixtureOfExperts
 from trainrig.models.architecture.norms import LayerNorm, Normalisation, PostNorm, PreNorm
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.architecture.shapes import (
@@ -21,7 +21,7 @@ from trainrig.models.architecture.shapes import (
     TransformShape,
     VectorShape,
 )
-from trainrig.models.decoder_config import DecoderConfig, Shape
+from trainrig.models.decoder_config import DecoderConfig, Head, Shape
 
 
 class HeadTransform(Settings):
@@ -29,6 +29,19 @@ class HeadTransform(Settings):
     2018, arXiv:1810.04805; in their code, not in the paper)."""
 
     bias: bool = False  # whether a learnt vector is added to the product
+
+
+class GeneratorSizes(Settings):
+    """A small encoder that is trained with one that is to find replaced tokens, and draws them. It
+    has all else from that one, its embedding too (Clark et al. 2020, arXiv:2003.10555, section
+    3.2)."""
+
+    # Number of layers; None: as many as the model.
+    layers: int | None = Field(default=None, ge=1)
+    channels: int = Field(ge=1)  # width; a quarter to a half of the model's is the paper's advice
+    heads: int = Field(ge=1)  # attention heads
+    # Width of the feed-forward network; None: what it would be for a model of these channels.
+    feedforward_channels: int | None = Field(default=None, ge=1)
 
 
 class EncoderConfig(DecoderConfig):
@@ -45,6 +58,10 @@ class EncoderConfig(DecoderConfig):
     # Whether embedded tokens are normed; then, with PreNorm, the first layer has no norm of its
     # own before attention: it would norm twice.
     embedding_norm: bool = True
+    # Width of what is embedded, positions and segments with it, and of what logits of tokens are
+    # made of; where it is not `channels`, a product leads from it to the first layer. None:
+    # `channels`.
+    embedding_channels: int | None = Field(default=None, ge=1)
     # Learnt vectors of segments, added to a token's by which text of a pair it is in; 0: none.
     segments: int = Field(default=0, ge=0)
     # Entries of the learnt positions that come before the first position's; RoBERTa has 2.
@@ -53,6 +70,11 @@ class EncoderConfig(DecoderConfig):
     transform: HeadTransform | None = HeadTransform()
     # What of a text its classes are told by: its first token, or the mean of all.
     pooling: Literal["first", "mean"] = "first"
+    # With PostNorm, what the first token's product goes through before its classes: BERT's, or
+    # ELECTRA's.
+    pooler: Literal["tanh", "GELU"] = "tanh"
+    # What is trained with it and replaces tokens for it to find; only with head = "replaced".
+    generator: GeneratorSizes | None = None
 
     @model_validator(mode="after")
     def _check_encoder(self) -> Self:
@@ -63,6 +85,38 @@ class EncoderConfig(DecoderConfig):
                 f"positions_offset is set, but the position_embedding is "
                 f"{self.position_embedding.kind}; leave it out, or choose LearnedPositions"
             )
+        width = self.embedding_width
+        fits = self.tie_embeddings and self.transform is not None
+        if width != self.channels and self.head == "tokens" and not fits:
+            raise ValueError(
+                f"embedding_channels ({width}) is not channels ({self.channels}): logits are made "
+                "by the embedding, of what `transform` gives; leave tie_embeddings and transform "
+                "out"
+            )
+        if self.mup is not None and (self.generator or width != self.channels):
+            raise ValueError("mup: it knows no generator and no embedding_channels; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> Self:
+        generator = self.generator_model
+        if generator is None:
+            return self
+        if self.head != "replaced":
+            raise ValueError(
+                f'generator: it replaces tokens for a model to find; set head = "replaced", not '
+                f'"{self.head}", or leave it out'
+            )
+        if isinstance(self.feedforward, MixtureOfExperts):
+            raise ValueError(
+                "generator: a mixture of experts balances the layers of the model alone; leave it "
+                "out, or choose a dense feedforward"
+            )
+        try:
+            EncoderConfig.model_validate(generator.model_dump())
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ValueError(f"generator: {message}") from None
         return self
 
     def _check_window(self, window: SlidingWindow) -> None:
@@ -89,11 +143,53 @@ class EncoderConfig(DecoderConfig):
         return cls.model_validate({**written, "embedding_norm": False, "transform": None})
 
     @property
+    def embedding_width(self) -> int:
+        """Width of what is embedded."""
+        return self.embedding_channels or self.channels
+
+    @property
+    def logit_channels(self) -> int:
+        """See DecoderConfig."""
+        return self.embedding_width if self.head == "tokens" else self.channels
+
+    @property
+    def generator_model(self) -> "EncoderConfig | None":
+        """See DecoderConfig. It has the same embedding."""
+        sizes = self.generator
+        if sizes is None:
+            return None
+        update = {
+            "layers": sizes.layers or self.layers,
+            "channels": sizes.channels,
+            "heads": sizes.heads,
+            "kv_heads": None,
+            "head_channels": None,
+            "feedforward_channels": sizes.feedforward_channels,
+            "embedding_channels": self.embedding_width,
+            "transform": self.transform or HeadTransform(),
+            "tie_embeddings": True,
+            "head": "tokens",
+            "generator": None,
+        }
+        return EncoderConfig.model_copy(self, update=update)
+
+    @property
+    def without_generator(self) -> Self:
+        """See DecoderConfig."""
+        return self.model_copy(update={"generator": None})
+
+    def with_head(self, head: Head, labels: tuple[str, ...] = ()) -> Self:
+        """See DecoderConfig. With another head than it is trained for, nothing is replaced."""
+        changed = super().with_head(head, labels)
+        return changed if head == "replaced" else changed.without_generator
+
+    @property
     def tells_from_stream(self) -> bool:
         """Whether classes and spans are told from the last hidden states as BERT does: classes
         through its pooler, a product and tanh, and spans as they are. Else both are told from what
         `transform` makes, as ModernBERT does."""
-        return self.head != "tokens" and isinstance(self.block, PostNorm)
+        of_text = self.head in ("classes", "spans")
+        return of_text and isinstance(self.block, PostNorm)
 
     @property
     def shapes(self) -> EncoderShapes:
@@ -105,24 +201,34 @@ class EncoderConfig(DecoderConfig):
     def _declare_shapes(self) -> EncoderShapes:
         shape, plain = self.shape, super()._declare_shapes()
         channels = shape.channels
-        norm, transform = self._norm_shape(channels), None
-        if self.transform is not None and not self.tells_from_stream:
-            dense = ProjectionShape(channels, channels, self.transform.bias)
-            transform = TransformShape(dense, norm)
+        transform = None
+        width, generator = self.embedding_width, self.generator_model
+        if self.head == "replaced":  # ELECTRA's has no norm
+            bias = self.transform is None or self.transform.bias
+            transform = TransformShape(ProjectionShape(channels, channels, bias), None)
+        elif self.transform is not None and not self.tells_from_stream:
+            between = self.logit_channels
+            dense = ProjectionShape(channels, between, self.transform.bias)
+            transform = TransformShape(dense, self._norm_shape(between))
         pooled = self.tells_from_stream and self.head == "classes"
         parts = {each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)}
         if isinstance(self.position_embedding, LearnedPositions):
             entries = self.positions + self.positions_offset
-            parts["position_embedding"] = TableShape(entries, channels)
+            parts["position_embedding"] = TableShape(entries, width)
+        parts["embedding"] = TableShape(shape.vocabulary, width)
         return EncoderShapes(
             **parts,
-            segment_embedding=TableShape(self.segments, channels) if self.segments else None,
-            embedding_norm=norm if self.embedding_norm else None,
+            segment_embedding=TableShape(self.segments, width) if self.segments else None,
+            embedding_norm=self._norm_shape(width) if self.embedding_norm else None,
+            embedding_projection=ProjectionShape(width, channels, bias=True)
+            if width != channels
+            else None,
             transform=transform,
             pooler=ProjectionShape(channels, channels, bias=True) if pooled else None,
             head_bias=VectorShape(shape.vocabulary)
             if self.head == "tokens" and self.tie_embeddings and self.biases.head
             else None,
+            generator=None if generator is None else _without_tables(generator.shapes),
         )
 
     def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
@@ -130,3 +236,12 @@ class EncoderConfig(DecoderConfig):
         if index == 0 and self.embedding_norm and isinstance(self.block, PreNorm):
             return dataclasses.replace(layer, attention_norm=None)
         return layer
+
+
+# What a generator has from the model that it is trained with.
+SHARED = ("embedding", "position_embedding", "segment_embedding", "embedding_norm")
+
+
+def _without_tables(shapes: EncoderShapes) -> EncoderShapes:
+    """Of a generator, what is its own."""
+    return dataclasses.replace(shapes, **dict.fromkeys(SHARED))  # type: ignore[arg-type]

@@ -6,9 +6,11 @@ arXiv:2412.13663). Layers, attention and feed-forward parts are the decoder's.
 Shapes: B batch, T positions, C channels, V entries of the vocabulary, N places asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainrig.models.architecture.feedforward import Network
@@ -17,10 +19,11 @@ from trainrig.models.architecture.shapes import TransformShape
 from trainrig.models.attention import Cache, document_numbers
 from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.config import SHARED, EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.encoder_decoder.model import EncoderDecoder
 from trainrig.models.feedforward import activate, projection
+from trainrig.models.initial_values import GENERATOR
 from trainrig.models.norm import Norm
 from trainrig.models.output import ModelOutput
 
@@ -32,12 +35,21 @@ class Transform(nn.Module):
         super().__init__()
         self.network = network
         self.dense = projection(shape.dense)
-        self.norm = Norm(shape.norm, norm)
+        self.norm = None if shape.norm is None else Norm(shape.norm, norm)
 
     def forward(self, x_C: Tensor) -> Tensor:
         """[..., C] to [..., C]."""
-        changed_C: Tensor = self.norm(activate(self.network, self.dense(x_C)))
-        return changed_C
+        changed_C = activate(self.network, self.dense(x_C))
+        return changed_C if self.norm is None else self.norm(changed_C)
+
+
+class Detection(NamedTuple):
+    """What replaced-token detection comes to: see `BidirectionalEncoder.forward`. A named tuple for
+    the reason that ModelOutput is one."""
+
+    generated: ModelOutput  # the generator's, of the ids it was given
+    ids_BT: Tensor  # what was made of them
+    detected: ModelOutput  # one logit for each place of these
 
 
 class BidirectionalEncoder(Decoder):
@@ -60,6 +72,9 @@ class BidirectionalEncoder(Decoder):
             if shapes.transform is None
             else Transform(shapes.transform, config.network, config.norm)
         )
+        self.embedding_projection = (
+            None if shapes.embedding_projection is None else projection(shapes.embedding_projection)
+        )
         self.pooler = None if shapes.pooler is None else projection(shapes.pooler)
         self.head_bias = (
             None
@@ -68,8 +83,17 @@ class BidirectionalEncoder(Decoder):
         )
         self._offset = config.positions_offset
         self._pools_all = config.head == "classes" and config.pooling == "mean"
+        self._pooler_is_tanh = config.pooler == "tanh"
+        generator = config.generator_model
+        self.generator = None if generator is None else Generator(generator, self)
 
-    def forward(
+    @property
+    def every_layer(self) -> list[nn.Module]:
+        """See Decoder."""
+        beside = [] if self.generator is None else self.generator.every_layer
+        return [*super().every_layer, *beside]
+
+    def forward(  # type: ignore[override]
         self,
         ids_BT: Tensor,
         caches: Sequence[Cache] | None = None,
@@ -77,7 +101,9 @@ class BidirectionalEncoder(Decoder):
         documents_BS: Tensor | None = None,
         places_N: Tensor | None = None,
         segments_BT: Tensor | None = None,
-    ) -> ModelOutput:
+        branches_BT: Tensor | None = None,
+        replace: Callable[[ModelOutput], Tensor] | None = None,
+    ) -> ModelOutput | Detection:
         """What gives the logits [B, T, V] of the token at each place of `ids_BT` [B, T].
 
         With `places_N`, indices into the B * T places, only those of these: [N, V]; of a head for
@@ -85,8 +111,19 @@ class BidirectionalEncoder(Decoder):
         `positions_BT` [B, T], each token's place in its own document, rows hold several documents
         and no token sees another's; `documents_BS` [B, T] numbers them instead, where rows hold
         padding, say. `segments_BT` [B, T]: in which text of a pair each is; None: in the first.
-        Raises ValueError for caches: what comes later changes what was read.
+        With `replace`, the generator reads `ids_BT`, and the model what `replace` makes of what the
+        generator gives: in one pass, so that what they share is gathered and reduced once.
+        Raises ValueError for caches: what comes later changes what was read; and for branches.
         """
+        if branches_BT is not None:
+            raise ValueError("an encoder sees all of a document: it has no branches")
+        if replace is not None:
+            assert self.generator is not None, "a model without one is refused"
+            generated = self.generator(ids_BT, None, positions_BT, documents_BS)
+            ids_BT = replace(generated)
+            detected = self.forward(ids_BT, None, positions_BT, documents_BS)
+            assert isinstance(detected, ModelOutput)
+            return Detection(generated, ids_BT, detected)
         if caches is not None:
             raise ValueError("an encoder reads whole rows, so it has no use for caches")
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
@@ -129,6 +166,8 @@ class BidirectionalEncoder(Decoder):
             x_BTC = x_BTC + self.segment_embedding(segments_BT)
         if self.embedding_norm is not None:
             x_BTC = self.embedding_norm(x_BTC)
+        if self.embedding_projection is not None:
+            x_BTC = self.embedding_projection(x_BTC)
         return x_BTC, positions, documents_BS
 
     def _read_places(
@@ -147,11 +186,29 @@ class BidirectionalEncoder(Decoder):
 
     def _before_head(self, x_BTC: Tensor) -> Tensor:
         if self.pooler is not None:
-            return torch.tanh(self.pooler(x_BTC))
+            pooled = self.pooler(x_BTC)
+            return torch.tanh(pooled) if self._pooler_is_tanh else F.gelu(pooled)
         return x_BTC if self.transform is None else self.transform(x_BTC)
 
     def _head_bias(self) -> Tensor | None:
         return super()._head_bias() if self.head_bias is None else self.head_bias
+
+
+class Generator(BidirectionalEncoder):
+    """Says what stands at hidden places, with the embedding of the model that it is part of."""
+
+    def __init__(self, config: EncoderConfig, owner: BidirectionalEncoder) -> None:
+        super().__init__(config)
+        for name in SHARED:
+            delattr(self, name)
+            # Past torch, which would take it for a part of this one, too, and name it twice.
+            self.__dict__[name] = getattr(owner, name)
+
+
+def read_of_generator(read: Callable[[str], Tensor], name: str) -> Tensor:
+    """The tensor `name` of a generator by itself, of the model whose tensors `read` gives."""
+    shared = name.partition(".")[0] in SHARED
+    return read(name if shared else f"{GENERATOR}{name}")
 
 
 def build_model(config: DecoderConfig) -> Decoder:

@@ -24,6 +24,7 @@ _UNUSED = (
     "biases",
     "block",
     "embedding_multiplier",
+    "further_heads",
     "head",
     "logit_cap",
     "mup",

@@ -9,6 +9,7 @@ from typing import Any
 from trainrig.errors import DataError
 from trainrig.models.decoder_config import DecoderConfig, Head
 from trainrig.models.families.encoders.bert import BERT
+from trainrig.models.families.encoders.electra import ELECTRA
 from trainrig.models.families.encoders.modernbert import MODERNBERT
 from trainrig.models.families.encoders.roberta import ROBERTA
 from trainrig.models.families.gemma2 import GEMMA2
@@ -27,7 +28,7 @@ from trainrig.models.families.t5 import T5
 # In the order in which a model that is none's yet is tried.
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
-    BERT, ROBERTA, MODERNBERT, T5,
+    BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 
@@ -70,11 +71,11 @@ def _with_head(
 ) -> DecoderConfig:
     """`config` with the head that `given` describes: of a decoder with one class, a score. Raises
     DataError for what no head here does."""
-    if head == "spans":
+    if head in ("spans", "replaced"):
         if not config.bidirectional:
             raise DataError(
-                f"{path}: finds spans by a decoder, which has not read what follows a token; only "
-                "encoders that do can be imported"
+                f"{path}: tells of each token by a decoder, which has not read what follows it; "
+                "only encoders that do can be imported"
             )
         return config.with_head(head)
     labels = read_labels(given)

@@ -27,6 +27,7 @@ ENDINGS: Mapping[Head, str] = {
     "score": "ForSequenceClassification",
     "classes": "ForSequenceClassification",
     "spans": "ForQuestionAnswering",
+    "replaced": "ForPreTraining",
 }
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 # Tables of rotary rates, causal masks and places in old checkpoints: they follow from settings.
@@ -97,6 +98,8 @@ class Family:
 
     def holds(self, config: DecoderConfig) -> bool:
         """Whether a model of `config` can be written as one of this family's."""
+        if self.heads is not None and config.head not in ("tokens", *self.heads):
+            return False
         written = self.write(config.plain)
         if written is None:
             return False
@@ -104,14 +107,21 @@ class Family:
             again = self.read(HubConfig(written, "config.json"))
         except (DataError, ConfigError):
             return False
+        poolers = {getattr(each, "pooler", None) for each in (again, config)}
+        if config.head == "classes" and len(poolers) > 1:
+            return False
         return bare(again) == bare(config.with_head("tokens"))
 
 
 def bare(config: DecoderConfig) -> dict[str, Any]:
     """What a model of `config` computes by: sizes settled, without what matters in training alone:
-    fresh weights, and losses of routers."""
+    fresh weights, losses of routers, and a generator; and without how classes are pooled, which
+    models of other heads do not do."""
     config = config.plain
-    written = config.model_dump(mode="json", exclude={"initial_std", "initialisation"})
+    left_out = {"initial_std", "initialisation", "generator", "pooler", "further_heads"}
+    written = config.model_dump(mode="json", exclude=left_out)
+    if "embedding_channels" in written:
+        written["embedding_channels"] = written["embedding_channels"] or config.channels
     network = written["feedforward"]
     for key in ("balance_loss", "router_z_loss"):
         network.pop(key, None)

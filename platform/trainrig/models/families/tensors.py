@@ -36,8 +36,9 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     found, covered = list[TensorName](), set[str]()
     table = family.tensors
     if config.head != "tokens":
-        table = tuple(entry for entry in table if entry.ours != HEAD)
-        table = (*table, *family.head_tensors(config.head))
+        own = family.head_tensors(config.head)
+        taken = {HEAD, *(entry.ours for entry in own)}
+        table = (*(entry for entry in table if entry.ours not in taken), *own)
     for entry in _by_layer(table, config):
         if all(name in shapes for name in entry.ours):
             found.append(entry)

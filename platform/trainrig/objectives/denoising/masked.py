@@ -199,6 +199,10 @@ class MaskedTokens:
         groups: Integers = np.cumsum(begins_T | alone_T | before_T) - 1
         return groups
 
+    def is_special(self, ids: Integers) -> NDArray[np.bool_]:
+        """Whether each of `ids` is never replaced."""
+        return np.isin(ids, self.special)
+
     def _key(self, what: str) -> RandomKey:
         return RandomKey(self.settings.corruption_seed, "masked prediction", what)
 

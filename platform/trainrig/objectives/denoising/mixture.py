@@ -5,6 +5,10 @@ of is drawn by its number, so it is the same at any number of workers and anothe
 loss is the mean over the targets of the global batch, whichever objective they are of: an objective
 counts by its samples and by how many targets it makes of each.
 
+Where objectives make rows of different widths of the same text, all samples of a micro-batch are of
+one, drawn by the number of its first: none is padded for another's sake, and no text is left out to
+make widths alike.
+
 Shapes: B rows of a micro-batch, T places of a row, R rows.
 """
 
@@ -33,7 +37,7 @@ from trainrig.objectives.contract import (
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
-from trainrig.objectives.denoising.span_corruption import SpanCorruption
+from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
 from trainrig.randomness import RandomKey, uniforms
 from trainrig.tokens.batches import (
     DECODER_IDS,
@@ -76,45 +80,58 @@ class MixtureMember(Settings):
         return self.objective.kind if self.name is None else self.name
 
 
-class MixtureOfObjectives(CausalLM):
-    """Cross-entropy of several objectives, each sample of one of them, a mean over all targets of
-    the global batch."""
+@dataclass(frozen=True)
+class NamedObjective:
+    """One of several objectives that samples are dealt to."""
 
-    kind: Literal["MixtureOfObjectives"] = "MixtureOfObjectives"  # type: ignore[assignment]  # what tells the two apart
-    members: tuple[MixtureMember, ...] = Field(min_length=2)  # objectives, with the share of each
+    name: str  # in metrics
+    weight: float  # its share of samples is this over the sum of all
+    objective: Alone
+
+
+class DealtObjectives(CausalLM):
+    """Cross-entropy of several objectives, each sample of one of them; what mixtures share."""
+
     mixture_seed: int = 0  # random seed of which objective a sample is of
+    # Whether each sample is dealt by itself, or all of a micro-batch together, which wastes no
+    # place where objectives make rows of different widths; None: together if they do.
+    deal: Literal["sample", "micro_batch"] | None = None
 
-    @model_validator(mode="after")
-    def _check_members(self) -> Self:
-        name, count = Counter(each.called for each in self.members).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"members: {count} are named {name!r}; give each a `name` of its own")
-        for each in self.members:
-            if each.objective.z_loss or each.objective.label_smoothing:
-                raise ValueError(
-                    f"members: {each.called!r} has z_loss or label_smoothing of its own, and there "
-                    "is one loss for all; set them under [objective]"
-                )
-        return self
+    def named(self) -> tuple[NamedObjective, ...]:
+        """The objectives."""
+        raise NotImplementedError
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
         """The objectives that samples are dealt to, each with its share of them."""
-        whole = sum(each.weight for each in self.members)
-        return tuple((each.weight / whole, each.objective) for each in self.members)
+        whole = sum(each.weight for each in self.named())
+        return tuple((each.weight / whole, each.objective) for each in self.named())
+
+    @property
+    def deals_micro_batches(self) -> bool:
+        """Whether all samples of a micro-batch are of one objective."""
+        if self.deal is not None:
+            return self.deal == "micro_batch"
+        shapes = {
+            each.objective.shape if isinstance(each.objective, SpanCorruption) else None
+            for each in self.named()
+        }
+        return len(shapes) > 1
 
     def corruption(self, encoder: Encoder) -> DealtRows:
         """What deals rows to objectives and has each corrupt its own. Raises DataError if the
         tokenizer lacks what one of them needs."""
         return DealtRows(
-            names=tuple(each.called for each in self.members),
+            kind=self.kind,
+            names=tuple(each.name for each in self.named()),
             shares=tuple(share for share, _ in self.parts()),
             corruptions=tuple(
                 each.objective.corruption(encoder)
                 if isinstance(each.objective, Corrupting)
                 else None
-                for each in self.members
+                for each in self.named()
             ),
             seed=self.mixture_seed,
+            by_micro_batch=self.deals_micro_batches,
             padding=encoder.special_tokens.padding,
         )
 
@@ -130,33 +147,65 @@ class MixtureOfObjectives(CausalLM):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each target of `batch`, and beside them the loss of each member."""
+        """Nats of each target of `batch`, and beside them the loss of each objective."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
         rows_B, members_B = found.rows_B(), batch.arrays[MEMBERS]
         losses = {}
-        for number, member in enumerate(self.members):
+        for number, each in enumerate(self.named()):
             mine_B = members_B == number
-            losses[LOSS_OF + member.called] = Contributions(
-                rows_B * mine_B, found.counts_B * mine_B
-            )
+            losses[LOSS_OF + each.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
         return replace(computed, diagnostics=losses)
+
+
+class MixtureOfObjectives(DealtObjectives):
+    """Cross-entropy of several objectives, each sample of one of them, a mean over all targets of
+    the global batch."""
+
+    kind: Literal["MixtureOfObjectives"] = "MixtureOfObjectives"  # type: ignore[assignment]  # what tells the two apart
+    members: tuple[MixtureMember, ...] = Field(min_length=2)  # objectives, with the share of each
+
+    @model_validator(mode="after")
+    def _check_members(self) -> Self:
+        name, count = Counter(each.called for each in self.members).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"members: {count} are named {name!r}; give each a `name` of its own")
+        for each in self.members:
+            if each.objective.z_loss or each.objective.label_smoothing:
+                raise ValueError(
+                    f"members: {each.called!r} has z_loss or label_smoothing of its own, and there "
+                    "is one loss for all; set them under [objective]"
+                )
+        return self
+
+    def named(self) -> tuple[NamedObjective, ...]:
+        """The members."""
+        return tuple(
+            NamedObjective(each.called, each.weight, each.objective) for each in self.members
+        )
 
 
 @dataclass(frozen=True)
 class DealtRows:
     """Rows that are each of one of several objectives."""
 
+    kind: str  # of the objective whose rows they are
     names: tuple[str, ...]
     shares: tuple[float, ...]  # of samples, 1 together
     corruptions: tuple[Corruption | None, ...]  # None: rows stay as they are
     seed: int
+    by_micro_batch: bool  # whether all samples of a micro-batch are dealt together
     padding: int  # id
+
+    def by_sample(self) -> DealtRows:
+        """The same, but that each sample is dealt by itself."""
+        return replace(self, by_micro_batch=False)
 
     def identity(self) -> dict[str, Any]:
         """See Corruption."""
         return {
-            "kind": "MixtureOfObjectives",
+            "kind": self.kind,
+            **({"deal": "micro_batch"} if self.by_micro_batch else {}),
             "seed": self.seed,
             "shares": list(self.shares),
             "members": [
@@ -165,13 +214,18 @@ class DealtRows:
         }
 
     def check_length(self, longest: int) -> None:
-        """Raise DataError if rows of `longest` positions are too long for one of them."""
-        for each in self.corruptions:
+        """Raise DataError if rows of `longest` positions are too long for one of them: for that
+        which needs the most."""
+        spans = [each for each in self.corruptions if isinstance(each, SpansLeftOut)]
+        spans.sort(key=lambda each: -each.needed_sentinels(longest))
+        for each in (*spans, *self.corruptions):
             if isinstance(each, LengthLimited):
                 each.check_length(longest)
 
     def deal(self, samples: Integers) -> Integers:
-        """[R] the number of the objective that each of `samples` [R] is of."""
+        """[R] the number of the objective that each of `samples` [R] of a micro-batch is of."""
+        if self.by_micro_batch:
+            samples = np.full_like(samples, samples.min())
         key = RandomKey(self.seed, "objective of a sample")
         drawn = uniforms(key, np.zeros_like(samples), samples)
         ends = np.cumsum(self.shares)[:-1]
@@ -190,7 +244,7 @@ class DealtRows:
         return {TOKENS: total}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro`, each row by its own objective, as wide as the widest of them is."""
+        """`micro`, each row by its own objective, as wide as the widest of those that it has."""
         of_B = self.deal(micro.samples)
         rows, parts = [], []
         for number in np.unique(of_B).tolist():

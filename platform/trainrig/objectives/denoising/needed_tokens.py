@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainrig.errors import DataError
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import find_named, sentinel
+from trainrig.tokens.special import MODES, find_named, sentinel
 
 
 def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) -> list[int]:
@@ -27,6 +27,12 @@ def find_sentinels(encoder: Encoder) -> list[int]:
     there = encoder.special_ids
     count = next(number for number in itertools.count() if sentinel(number) not in there)
     return [there[sentinel(number)] for number in range(count)]
+
+
+def find_modes(encoder: Encoder, kind: str, modes: Sequence[str]) -> list[int]:
+    """The id of the token of each of `modes`, of R, S and X, which objective `kind` needs. Raises
+    DataError as `need_tokens` does."""
+    return need_tokens(encoder, kind, [MODES[mode] for mode in modes])
 
 
 def check_sentinels(where: str, kind: str, there: int, needed: int) -> None:

@@ -24,14 +24,16 @@ class Noise:
     """How much of a text is left out."""
 
     density: float  # share of tokens
-    mean_span: float  # tokens of a span
+    mean_span: float | None  # tokens of a span; None: all are in one
 
     def count(self, lengths: Integers) -> tuple[Integers, Integers]:
         """[R] tokens left out of texts of `lengths` [R], and [R] the spans that they are in; none
         of texts of fewer than two tokens."""
         noise = np.rint(lengths * self.density).astype(np.int64)
         noise = np.clip(noise, 1, np.maximum(lengths - 1, 1))
-        spans = np.rint(noise / self.mean_span).astype(np.int64)
+        spans = np.ones_like(noise)
+        if self.mean_span is not None:
+            spans = np.rint(noise / self.mean_span).astype(np.int64)
         spans = np.clip(spans, 1, np.minimum(noise, lengths - noise + 1).clip(1))
         some = lengths >= 2
         return np.where(some, noise, 0), np.where(some, spans, 0)

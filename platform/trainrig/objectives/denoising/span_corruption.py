@@ -8,6 +8,10 @@ T5's objective (Raffel et al. 2019, arXiv:1910.10683, section 3.1.4):
 A row of as many positions always gives as many tokens to encoder and decoder, so nothing is padded
 but what was before.
 
+Denoisers of UL2 (ul2.py) are made of the same: a token before the text says how it is corrupted,
+and the one span may be the text's end. For a decoder, text and spans stand in one row, and the text
+is a prefix that is read from both sides.
+
 Shapes: B rows of a micro-batch, N tokens of the text of a row, S places of the encoder, T of the
 decoder, P pieces of documents in one row, R rows.
 """
@@ -23,8 +27,16 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import DeviceBatch, Output
-from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
-from trainrig.objectives.denoising.noise_spans import Denoising, Noise, draw_spans, leave_out
+from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
+from trainrig.objectives.denoising.noise_spans import (
+    Denoising,
+    Flags,
+    Noise,
+    Spans,
+    draw_spans,
+    leave_out,
+)
+from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.texts import RowText, read_texts
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import (
@@ -32,6 +44,7 @@ from trainrig.tokens.batches import (
     DECODER_SEGMENTS,
     IDS,
     IGNORE,
+    PREFIXES,
     SEGMENTS,
     TARGETS,
     TOKENS,
@@ -44,6 +57,9 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
     from torch import nn
 
 
+Mode = Literal["R", "S", "X"]  # regular, sequential and extreme denoising
+
+
 class SpanCorruption(CausalLM):
     """Cross-entropy of the spans left out of a text, each after its sentinel, a mean over the
     targets of the global batch."""
@@ -54,13 +70,24 @@ class SpanCorruption(CausalLM):
     # Whether one more sentinel ends what the decoder says, as in the paper's figures; its code has
     # the end of text alone.
     closing_sentinel: bool = False
+    # Whether one span is left out, the end of each row's text: prefix language modelling.
+    # `mean_span` says nothing then.
+    suffix: bool = False
+    # Mode of UL2 whose token stands before the text, [R], [S] or [X]; None: none does.
+    mode: Mode | None = None
+    # Whether text and spans stand in one row, for a decoder, instead of one each for an encoder and
+    # a decoder.
+    joined: bool = False
     corruption_seed: int = 0  # random seed of what is left out
 
     def corruption(self, encoder: Encoder) -> SpansLeftOut:
         """What leaves spans out. Raises DataError without an end of text."""
         special = encoder.special_tokens
         return SpansLeftOut(
-            noise=Noise(self.noise_density, self.mean_span),
+            noise=self._noise,
+            suffix=self.suffix,
+            mode=None if self.mode is None else find_modes(encoder, self.kind, [self.mode])[0],
+            joined=self.joined,
             closing_sentinel=self.closing_sentinel,
             seed=self.corruption_seed,
             tokenizer=encoder.files.where,
@@ -70,15 +97,43 @@ class SpanCorruption(CausalLM):
             special=tuple(sorted(special.names.values())),
         )
 
+    @property
+    def _noise(self) -> Noise:
+        return Noise(self.noise_density, None if self.suffix else self.mean_span)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What widths of rows follow from: alike for objectives whose rows are as wide."""
+        return self._noise, self.closing_sentinel, self.mode is None, self.joined
+
     def lengths(self, sequence_length: int) -> tuple[int, int]:
-        """Places of the encoder and of the decoder that a row of so many positions fills."""
-        noise, spans = Noise(self.noise_density, self.mean_span).count(np.array([sequence_length]))
-        encoded = sequence_length - noise + spans + 1
+        """Tokens of the text, and of the spans, that a row of so many positions gives: places of
+        the encoder and of the decoder."""
+        noise, spans = self._noise.count(np.array([sequence_length]))
+        encoded = sequence_length - noise + spans + 1 + (self.mode is not None)
         return int(encoded[0]), int(noise[0] + spans[0]) + 1 + self.closing_sentinel
+
+    def row_length(self, sequence_length: int) -> int:
+        """Places that a decoder's row of so many positions fills; the last span's end is not
+        read."""
+        return sum(self.lengths(sequence_length)) - 1 if self.joined else sequence_length
+
+    def check_documents(self, of: str) -> None:
+        """Raise ValueError, for the objective of kind `of` that it is or is a part of, if it makes
+        rows that documents cannot be told apart in."""
+        found = [("suffix", self.suffix), ("mode", self.mode is not None), ("joined", self.joined)]
+        if set_ := [name for name, given in found if given]:
+            raise ValueError(
+                f'batches.attend: "document" keeps documents of a row apart, and objective {of} '
+                f"makes one text of a row{f' by {set_[0]}' if of == self.kind else ''}; set "
+                'batches.attend = "window"'
+            )
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """What gives the logits of the decoder's targets."""
         arrays = batch.arrays
+        if DECODER_IDS not in arrays:
+            return PrefixLM.predict(self, model, batch)  # type: ignore[arg-type]
         output: Output = model(
             arrays[IDS], arrays[DECODER_IDS], arrays[SEGMENTS], arrays[DECODER_SEGMENTS]
         )
@@ -90,6 +145,9 @@ class SpansLeftOut:
     """Rows of which spans are left out."""
 
     noise: Noise
+    suffix: bool  # whether the one span is the text's end
+    mode: int | None  # id of the token before the text
+    joined: bool  # whether text and spans stand in one row
     closing_sentinel: bool
     seed: int
     tokenizer: str  # named in errors
@@ -103,13 +161,19 @@ class SpansLeftOut:
         """See Corruption."""
         parts = asdict(self)
         del parts["tokenizer"]  # where it lies changes no row
+        for name, plain in (("suffix", False), ("mode", None), ("joined", False)):
+            if parts[name] == plain:
+                del parts[name]
         return {"kind": "SpanCorruption", **parts}
 
     def check_length(self, longest: int) -> None:
         """Raise DataError if rows of `longest` positions have more spans than sentinels."""
-        spans = int(self.noise.count(np.array([longest]))[1][0])
-        needed = spans + self.closing_sentinel
+        needed = self.needed_sentinels(longest)
         check_sentinels(self.tokenizer, "SpanCorruption", len(self.sentinels), needed)
+
+    def needed_sentinels(self, longest: int) -> int:
+        """How many rows of `longest` positions take."""
+        return int(self.noise.count(np.array([longest]))[1][0]) + self.closing_sentinel
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """Tokens left out, sentinels and ends."""
@@ -120,12 +184,14 @@ class SpansLeftOut:
         where nothing can be left out."""
         noise, spans = self.noise.count(texts)
         some = spans > 0
-        encoded = texts - noise + spans + 1
+        encoded = texts - noise + spans + 1 + (self.mode is not None)
         decoded = noise + spans + 1 + self.closing_sentinel
         return np.where(some, encoded, 0), np.where(some, decoded, 0)
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro` for an encoder and a decoder."""
+        """`micro` for an encoder and a decoder; for a decoder alone, where rows are joined."""
+        if self.joined:
+            return self._join(micro)
         rows, length = micro.ids.shape
         encoded, decoded = (int(each[0]) for each in self._lengths(np.array([length])))
         ids_BS, segments_BS = np.full((rows, encoded), self.padding), np.zeros((rows, encoded), int)
@@ -140,10 +206,7 @@ class SpansLeftOut:
             ids_BS[row, :source], targets_BT[row, :target] = found.ids, found.targets
             segments_BS[row, :source] = text.documents[found.places]
             segments_BT[row, :target] = text.documents[found.target_places]
-            mine = pieces[:, 0] == row
-            begins = np.searchsorted(text.places, pieces[mine, 1]).clip(max=len(text.ids) - 1)
-            # A piece that begins inside a span begins at its sentinel.
-            pieces[mine, 1] = np.searchsorted(found.places, begins, side="right") - 1
+            _move_pieces(pieces, row, text, found)
         pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
         if micro.positions is None:  # documents of a row see one another
             segments_BS, segments_BT = segments_BS.clip(max=1), segments_BT.clip(max=1)
@@ -156,23 +219,60 @@ class SpansLeftOut:
         }
         return MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
+    def _join(self, micro: MicroBatch) -> MicroBatch:
+        """`micro` with the text of each row as a prefix, and the spans after it."""
+        rows, length = micro.ids.shape
+        encoded, decoded = (int(each[0]) for each in self._lengths(np.array([length])))
+        shape = rows, encoded + decoded - 1
+        ids_BT, targets_BT = np.full(shape, self.padding), np.full(shape, IGNORE)
+        prefixes_BT = np.zeros(shape, dtype=np.bool_)
+        pieces = micro.pieces.copy()
+        for row, text in enumerate(read_texts(micro, self.special, self.end)):
+            found = self._corrupted(int(micro.samples[row]), text)
+            if found is None:
+                continue
+            read, both = len(found.ids), np.concatenate([found.ids, found.targets])
+            ids_BT[row, : len(both) - 1] = both[:-1]
+            targets_BT[row, read - 1 : len(both) - 1] = found.targets
+            prefixes_BT[row, :read] = True
+            _move_pieces(pieces, row, text, found)
+        pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
+        arrays = {IDS: ids_BT, TARGETS: targets_BT, PREFIXES: prefixes_BT}
+        return MicroBatch(arrays, micro.samples, micro.sources, pieces)
+
+    def _spans(self, sample: int, walls: Flags) -> Spans:
+        if not self.suffix:
+            return draw_spans(RandomKey(self.seed, "spans left out"), sample, self.noise, walls)
+        noise, spans = self.noise.count(np.array([len(walls)]))
+        some = spans > 0
+        return Spans((len(walls) - noise)[some], noise[some])
+
     def _corrupted(self, sample: int, text: RowText) -> Denoising | None:
         """The text of `sample` without some of its spans, both sides ended; None: it is too
         short."""
-        key = RandomKey(self.seed, "spans left out")
-        spans = draw_spans(key, sample, self.noise, text.walls)
+        spans = self._spans(sample, text.walls)
         if not len(spans.begins):
             return None
         sentinels = np.array(self.sentinels)
         found = leave_out(text.ids, spans, sentinels)
         closing = sentinels[len(spans.begins) :][: self.closing_sentinel]
         last = len(text.ids) - 1
+        mode = [] if self.mode is None else [self.mode]
         return Denoising(
-            ids=np.append(found.ids, self.end),
+            ids=np.concatenate([mode, found.ids, [self.end]]).astype(np.int64),
             targets=np.concatenate([found.targets, closing, [self.end]]),
-            places=np.append(found.places, last),
+            places=np.concatenate([[0] * len(mode), found.places, [last]]).astype(np.int64),
             target_places=np.concatenate([found.target_places, [last] * (len(closing) + 1)]),
         )
+
+
+def _move_pieces(pieces: Integers, row: int, text: RowText, found: Denoising) -> None:
+    """Have `pieces` of `row` say where each begins in the text that is read."""
+    mine = np.flatnonzero(pieces[:, 0] == row)
+    begins = np.searchsorted(text.places, pieces[mine, 1]).clip(max=len(text.ids) - 1)
+    # A piece that begins inside a span begins at its sentinel; the first at what is before it.
+    pieces[mine, 1] = np.searchsorted(found.places, begins, side="right") - 1
+    pieces[mine[:1], 1] = 0
 
 
 def shifted(targets_BT: Integers, segments_BT: Integers, start: int) -> Integers:

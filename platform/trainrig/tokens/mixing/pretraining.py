@@ -17,7 +17,14 @@ import numpy as np
 
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.batches import IGNORE, TOKENS, Corruption, MicroBatch, token_arrays
+from trainrig.tokens.batches import (
+    IGNORE,
+    TOKENS,
+    Corruption,
+    DealtCorruption,
+    MicroBatch,
+    token_arrays,
+)
 from trainrig.tokens.mixing import epoch_caps
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 from trainrig.tokens.mixing.timeline import Places, Timeline
@@ -154,11 +161,17 @@ class PretrainBatches:
         return self.denominators(step)[TOKENS]
 
     def denominators(self, step: int) -> dict[str, int]:
-        """What losses of the global batch of `step` are divided by."""
+        """What losses of the global batch of `step` are divided by. Beside the targets, which are
+        as many as there are, at least 1: a sum of nothing stays 0."""
         samples, counts = self.row_targets(step)
         if self.corruption is None:
             return {TOKENS: int(counts.sum())}
-        return dict(self.corruption.denominators(step, samples, counts))
+        total: dict[str, int] = {}
+        size = self.timeline.stage_of(step).micro_batch
+        for rows in zip(samples.reshape(-1, size), counts.reshape(-1, size), strict=True):
+            for name, count in self.corruption.denominators(step, *rows).items():
+                total[name] = total.get(name, 0) + count
+        return {name: count if name == TOKENS else max(1, count) for name, count in total.items()}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
@@ -233,6 +246,7 @@ class PretrainBatches:
         corruption = self.corruption
         return {
             **({} if corruption is None else {"corruption": dict(corruption.identity())}),
+            **self._dealt_before(samples),
             "shards": self.shards.fingerprint,
             "packing": self.settings.packing.model_dump(mode="json"),
             "plan": self._layout.fingerprint,
@@ -242,6 +256,19 @@ class PretrainBatches:
             "longest_sequence_length": self.settings.longest_length,
             "samples": samples,
             "segments": self.timeline.before(samples),
+        }
+
+    def _dealt_before(self, samples: int) -> dict[str, Any]:
+        """The sizes of micro-batches before `samples`, where a corruption depends on them."""
+        if not isinstance(self.corruption, DealtCorruption) or not self.corruption.by_micro_batch:
+            return {}
+        stages = self.timeline.stages
+        return {
+            "micro_batches": [
+                [each.first_sample, each.micro_batch]
+                for each in stages
+                if each.first_sample < max(samples, 1)
+            ]
         }
 
     def check_epochs(self, steps: int) -> dict[str, float]:

@@ -1,0 +1,67 @@
+"""ELECTRA: BERT whose embedding may be narrower than its layers, with a head that finds replaced
+tokens; its generator has one for tokens (Clark et al. 2020, arXiv:2003.10555)."""
+
+from typing import Any
+
+from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.families.encoders.bert import (
+    PARTS,
+    body,
+    head_of,
+    read_settings,
+    write_settings,
+)
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, one
+
+PROJECTION = tuple(
+    one(f"embedding_projection.{part}", f"electra.embeddings_project.{part}") for part in PARTS
+)
+TENSORS = (
+    *body("electra"),
+    *PROJECTION,
+    *(one(f"transform.dense.{part}", f"generator_predictions.dense.{part}") for part in PARTS),
+    *(one(f"transform.norm.{part}", f"generator_predictions.LayerNorm.{part}") for part in PARTS),
+    one("head_bias", "generator_lm_head.bias"),
+)
+HEADS: dict[Head, tuple[TensorName, ...]] = {
+    **head_of("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    "replaced": tuple(
+        one(f"{ours}.{part}", f"discriminator_predictions.{theirs}.{part}")
+        for ours, theirs in {"transform.dense": "dense", "head": "dense_prediction"}.items()
+        for part in PARTS
+    ),
+}
+# The tied weight again.
+SURPLUS = r"generator_lm_head\.weight"
+
+
+def _read(config: HubConfig) -> DecoderConfig:
+    config.only("hidden_act", "gelu")  # that of its heads, whatever the layers have
+    channels = config.need("hidden_size")
+    width = config.get("embedding_size", 128)
+    return config.build(
+        EncoderConfig,
+        **read_settings(config, 512),
+        embedding_channels=None if width == channels else width,
+        pooler="GELU",
+    )
+
+
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    settings = write_settings(config)
+    if settings is None or not isinstance(config, EncoderConfig):
+        return None
+    return settings | {"embedding_size": config.embedding_width}
+
+
+ELECTRA = Family(
+    "electra",
+    "ElectraForMaskedLM",
+    TENSORS,
+    _read,
+    _write,
+    prefix="electra.",
+    heads=HEADS,
+    surplus=SURPLUS,
+)

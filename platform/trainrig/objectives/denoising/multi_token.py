@@ -1,0 +1,145 @@
+"""Multi-token prediction: heads beside that of the next token say those after it.
+
+Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction",
+arXiv:2404.19737, section 2: each head is a layer of its own on what the others' layers make of a
+place, before a norm and an output head that all share. All are computed in one forward pass. What
+is generated, evaluated and exported is the model with the head of the next token alone.
+
+Shapes: B rows of a micro-batch, T positions, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
+from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.packing.choices import Packing
+from trainrig.tokens.permutation import Integers
+
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import Tensor, nn
+
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def term_of(ahead: int) -> str:
+    """The name of the term, and of the array of targets, of the token so many places ahead."""
+    return f"ahead_{ahead}"
+
+
+def denominator_of(ahead: int) -> str:
+    """The name of how many targets there are so many places ahead."""
+    return f"{TOKENS}_{ahead}"
+
+
+class MultiTokenPrediction(CausalLM):
+    """Cross-entropy of the next token and of those after it, each a mean over its targets of the
+    global batch."""
+
+    kind: Literal["MultiTokenPrediction"] = "MultiTokenPrediction"  # type: ignore[assignment]  # what tells the two apart
+    # Weight of the cross-entropy of each token after the next, beside 1 for the next: as many as
+    # the model has `further_heads`. The paper's four heads count alike.
+    further_weights: tuple[Weight, ...] = Field(default=(1.0, 1.0, 1.0), min_length=1)
+
+    @property
+    def ahead(self) -> range:
+        """How many places ahead each further token is."""
+        return range(2, len(self.further_weights) + 2)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The next token's, and what the settings ask for beside it; then those of the others."""
+        further = (
+            Term(term_of(ahead), per=denominator_of(ahead), weight=weight)
+            for ahead, weight in zip(self.ahead, self.further_weights, strict=True)
+        )
+        return (*super().terms, *further)
+
+    def corruption(self, encoder: Encoder) -> FurtherTargets:
+        """What adds the targets of the further heads; ids stay as they are."""
+        return FurtherTargets(tuple(self.ahead))
+
+    def check_packing(self, packing: Packing) -> None:
+        """Raise ValueError if rows of `packing` have no text that goes on over their places."""
+        if packing.kind == "BestFit":
+            raise ValueError(
+                "objective MultiTokenPrediction predicts tokens several places ahead, where rows "
+                "packed by BestFit may have the middle of another document; set "
+                'batches.packing.kind = "Concatenate"'
+            )
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if rows of `length` tokens have none so far ahead."""
+        last = self.ahead[-1]
+        if length < last:
+            raise ValueError(
+                f"objective MultiTokenPrediction predicts the token {last} places ahead, but "
+                f"sequences have {length}; lengthen them, or set fewer further_weights"
+            )
+
+    def compute(
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
+        """Nats of each target of `batch` under the heads of `model`."""
+        from trainrig.objectives.chunked_head import head_loss
+
+        arrays = batch.arrays
+        rows = {} if POSITIONS not in arrays else {"positions_BT": arrays[POSITIONS]}
+        first, *others = model(arrays[IDS], further=True, **rows)
+        terms = self.losses(first, arrays[TARGETS])
+        for ahead, output in zip(self.ahead, others, strict=True):
+            targets_BT: Tensor = arrays[term_of(ahead)]
+            nats_BT = head_loss(output.hidden, output.head, targets_BT).nats_BT
+            terms[term_of(ahead)] = Contributions(nats_BT, (targets_BT != IGNORE).sum(1))
+        return Computed(terms, first.auxiliary)
+
+
+@dataclass(frozen=True)
+class FurtherTargets:
+    """Rows as they are, with the targets that are further ahead.
+
+    Of a row's c targets the first c - k have one for the head k places further, known before the
+    row is read: it is what the text has there, whether or not that was read before a change of
+    length and is no target of the next token again. What follows in the next row is none.
+    """
+
+    ahead: tuple[int, ...]
+
+    def identity(self) -> dict[str, Any]:
+        """See Corruption."""
+        return {"kind": "MultiTokenPrediction", "ahead": list(self.ahead)}
+
+    def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
+        """See Corruption."""
+        further = {
+            denominator_of(each): int(np.maximum(targets - (each - 1), 0).sum())
+            for each in self.ahead
+        }
+        return {TOKENS: int(targets.sum()), **further}
+
+    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+        """`micro` with an array of targets for each head."""
+        arrays = dict(micro.arrays)
+        for ahead in self.ahead:
+            arrays[term_of(ahead)] = further_targets(micro.ids, micro.targets, ahead - 1)
+        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
+
+
+def further_targets(ids_BT: Integers, targets_BT: Integers, places: int) -> Integers:
+    """[B, T] at each target of a row what its text has `places` further; IGNORE at the last ones,
+    as many as that."""
+    text_BT = np.concatenate([ids_BT[:, 1:], targets_BT[:, -1:]], axis=1)
+    found_BT = np.full_like(targets_BT, IGNORE)
+    for row, targets_T in enumerate(targets_BT):
+        there = np.flatnonzero(targets_T != IGNORE)
+        chosen = there[: max(0, len(there) - places)]
+        found_BT[row, chosen] = text_BT[row, chosen + places]
+    return found_BT

@@ -1,0 +1,41 @@
+"""What rows and models objectives of pretraining ask for, checked before a run starts."""
+
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.contract import find_parts
+from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.multi_token import MultiTokenPrediction
+from trainrig.objectives.denoising.prefix import PrefixLM
+from trainrig.objectives.denoising.span_corruption import SpanCorruption
+from trainrig.tokens.mixing.stages import BatchSettings
+
+
+def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
+    """Raise ValueError if `objective` can make nothing of the rows of `batches`."""
+    shortest = min(each.sequence_length for each in batches.resolved())
+    for _, each in find_parts(objective):
+        if isinstance(each, PrefixLM | MultiTokenPrediction):
+            each.check_length(shortest)
+        if isinstance(each, MultiTokenPrediction):
+            each.check_packing(batches.packing)
+        if isinstance(each, SpanCorruption) and batches.attend == "document":
+            each.check_documents(objective.kind)
+
+
+def widest_row(objective: CausalLM, length: int) -> int:
+    """Places that the widest rows of a decoder fill, of rows of `length` tokens."""
+    parts = [each for _, each in find_parts(objective) if isinstance(each, SpanCorruption)]
+    return max([length, *(each.row_length(length) for each in parts)])
+
+
+def further_heads_of(objective: CausalLM) -> int:
+    """How many heads for the tokens after the next `objective` trains."""
+    return len(objective.further_weights) if isinstance(objective, MultiTokenPrediction) else 0
+
+
+def model_kind_of(objective: CausalLM) -> str:
+    """The kind of model that `objective` teaches from fresh weights."""
+    parts = [each for _, each in find_parts(objective)]
+    if all(isinstance(each, MaskedLM) for each in parts):
+        return "Encoder"
+    apart = any(isinstance(each, SpanCorruption) and not each.joined for each in parts)
+    return "EncoderDecoder" if apart else "Decoder"

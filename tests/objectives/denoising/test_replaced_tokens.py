@@ -1,0 +1,152 @@
+"""Replaced tokens: what is hidden and drawn, and both losses beside a plain computation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trainrig.models.decoder import initialise
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.models.output import Head, ModelOutput
+from trainrig.objectives import ReplacedTokenDetection
+from trainrig.objectives.contract import DeviceBatch, differentiable_loss
+from trainrig.objectives.denoising.replaced_tokens import draw_entries
+from trainrig.tokens.batches import (
+    DRAWS,
+    IDS,
+    IGNORE,
+    PLACES,
+    POSITIONS,
+    TARGETS,
+    TEXT_PLACES,
+    TOKENS,
+)
+
+SIZES = {
+    "layers": 2, "channels": 32, "heads": 4, "positions": 64, "embedding_channels": 16,
+    "head": "replaced", "generator": {"layers": 1, "channels": 24, "heads": 2},
+    "initial_std": 0.2,
+}  # fmt: skip
+
+
+def test_rates_and_draws_are_those_asked_for_and_special_tokens_stay(encoder, make_rows):
+    micro = make_rows(200, 512, mean=40)  # 10^5 tokens
+    corruption = ReplacedTokenDetection().corruption(encoder)
+    hidden = corruption.apply(micro, 0)
+    drawn, text = hidden.arrays[DRAWS], micro.targets != IGNORE
+    predicted = hidden.targets != IGNORE
+    assert abs(predicted.sum() - 0.15 * text.sum()) < 4 * math.sqrt(200) / 2
+    assert (hidden.ids[predicted] == corruption.mask).all()
+    np.testing.assert_array_equal(hidden.arrays[TEXT_PLACES], text)
+    np.testing.assert_array_equal(drawn >= 0, predicted)
+    assert not np.isin(micro.ids, corruption.special)[drawn >= 0].any()
+    count = int(predicted.sum())
+    tenths = np.bincount((drawn[predicted] * 10).astype(int), minlength=10)
+    assert len(tenths) == 10
+    assert np.abs(tenths - count / 10).max() < 4 * math.sqrt(count * 0.09) + 1
+
+
+def test_denominators_are_known_of_rows_that_are_padded_or_special(encoder, make_rows):
+    micro = make_rows(64, 256, mean=3, padded=True)
+    corruption = ReplacedTokenDetection(rate=0.95).corruption(encoder)
+    hidden = corruption.apply(micro, 0)
+    counts = (micro.targets != IGNORE).sum(1)
+    assert corruption.denominators(0, micro.samples, counts) == {
+        TOKENS: (hidden.targets != IGNORE).sum(),
+        PLACES: hidden.arrays[TEXT_PLACES].sum(),
+    }
+    special = (hidden.targets != IGNORE) & np.isin(micro.ids, corruption.special)
+    assert special.any() and (hidden.arrays[DRAWS][special] < 0).all()
+
+
+def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+    both, first = make_rows(2, 128, first=7), make_rows(1, 128, first=7)
+    corruption = ReplacedTokenDetection().corruption(encoder)
+    together, alone = corruption.apply(both, 0), corruption.apply(first, 5)
+    for name in (TARGETS, DRAWS):
+        np.testing.assert_array_equal(alone.arrays[name][0], together.arrays[name][0])
+    other = make_rows(1, 128, first=8)  # the next epoch has another number for the same row
+    assert (corruption.apply(other, 0).arrays[DRAWS] != alone.arrays[DRAWS]).any()
+
+
+def test_entries_are_drawn_by_their_shares():
+    """Beside a search in running sums, and as often as their probabilities say."""
+    dice = torch.Generator().manual_seed(2)
+    weight, hidden = torch.randn(50, 8, generator=dice), torch.randn(4, 1, 8, generator=dice)
+    output = ModelOutput(hidden.expand(4, 5000, 8), Head(weight))
+    draws = torch.rand(4, 5000, dtype=torch.float64, generator=dice)
+    draws[:, ::10] = -1.0
+    text = torch.full((4, 5000), 99)
+    found = draw_entries(output, text, draws)
+    shares = (hidden[:, 0] @ weight.T).double().softmax(-1)
+    for row in range(4):
+        assert (found[row, ::10] == 99).all()
+        free = draws[row] >= 0
+        expected = torch.searchsorted(shares[row].cumsum(0), draws[row, free])
+        assert (found[row, free] == expected).float().mean() > 0.999
+        often = torch.bincount(found[row, free], minlength=50) / free.sum()
+        assert (often - shares[row]).abs().max() < 4 * math.sqrt(0.25 / 4500)
+
+
+@pytest.fixture(scope="module")
+def model(encoder):
+    config = EncoderConfig.model_validate(SIZES).for_tokenizer(encoder.vocabulary_size)
+    made = build_model(config)
+    initialise(made, 5)
+    return made
+
+
+def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model):
+    """The generator's of hidden tokens, the detection's of all text, weighted 1 and 50; nothing
+    goes back through what is drawn."""
+    objective = ReplacedTokenDetection(rate=0.4)
+    micro = objective.corruption(encoder).apply(make_rows(3, 40, padded=True), 0)
+    micro.arrays[POSITIONS] = np.tile(np.arange(40) % 13, (3, 1))
+    batch = DeviceBatch.copy(micro, torch.device("cpu"))
+    denominators = {TOKENS: 31, PLACES: 97}
+    computed = objective.compute(model, batch, {})
+    loss = differentiable_loss(objective, computed, denominators, 1)
+    loss.backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    model.zero_grad()
+
+    ids, targets, positions = (batch.arrays[each] for each in (IDS, TARGETS, POSITIONS))
+    hidden, text = targets != IGNORE, batch.arrays[TEXT_PLACES].bool()
+    logits = model.generator(ids, positions_BT=positions).logits
+    of_generator = F.cross_entropy(logits[hidden], targets[hidden], reduction="sum")
+    whole = torch.where(hidden, targets, ids)
+    drawn = whole.clone()
+    upto = logits.detach().double().softmax(-1).cumsum(-1)
+    for place in (batch.arrays[DRAWS] >= 0).nonzero():
+        row, at = place.tolist()
+        drawn[row, at] = torch.searchsorted(upto[row, at], batch.arrays[DRAWS][row, at])
+    detected = model(drawn, positions_BT=positions).logits.squeeze(-1)
+    replaced = (drawn != whole).float()
+    assert 0 < replaced.sum() < hidden.sum()
+    of_detection = F.binary_cross_entropy_with_logits(
+        detected[text], replaced[text], reduction="sum"
+    )
+    plain = of_generator / 31 + 50 * of_detection / 97
+    plain.backward()
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
+    for name, each in model.named_parameters():
+        assert (gradients[name] - each.grad).abs().max() <= 1e-5 * (1 + each.grad.abs().max()), name
+    model.zero_grad()
+    told = (detected > 0) & text
+    watched = {name: each.values.sum() / each.counts_B.sum() for name, each in
+               computed.diagnostics.items()}  # fmt: skip
+    assert watched["replaced"] == pytest.approx(float(replaced.sum() / hidden.sum()))
+    right = (told == replaced.bool())[text].float().mean()
+    assert watched["accuracy"] == pytest.approx(float(right))
+    assert watched["found"] == pytest.approx(float((told & (replaced > 0)).sum() / replaced.sum()))
+
+
+def test_generator_and_model_share_one_embedding(model):
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name in names if "embedding.weight" in name] == ["embedding.weight"]
+    assert model.generator.embedding is model.embedding
+    assert any(name.startswith("generator.layers.0.") for name in names)
+    assert set(model.state_dict()) == set(names)
