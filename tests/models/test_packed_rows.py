@@ -14,6 +14,7 @@ from trainrig.models.attention import (
     document_mask,
     document_numbers,
 )
+from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import LLAMA
 from trainrig.models.families.tensors import table_of, tensor_shapes
@@ -147,6 +148,44 @@ def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
         assert torch.equal(
             together[row], Rotation(positions[row], 16, Rope(theta=100.0))(x[row : row + 1])[0]
         )
+
+
+def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypatch):
+    """torch itself makes numbers of true and false, for each layer anew."""
+    model, ids, positions = build(), random_ids(2), packed_positions([[3, T - 3], [T]])
+    kept, found = {}, []
+
+    def keep(tensor):
+        if tensor.shape[-2:] == (T, T):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    for numbers in (True, False):
+        if not numbers:
+            monkeypatch.setattr(Sight, "mask_for", lambda sight, dtype: sight.mask_B1TS)
+        kept.clear()
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = model(ids, positions_BT=positions)
+        output.logits.sum().backward()
+        slopes = torch.cat([each.grad.flatten() for each in model.parameters()])
+        found.append((len(kept), output.logits.detach().clone(), slopes))
+    assert [count for count, *_ in found] == [1, len(model.layers)]
+    assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cap", "made"),
+    [(("local",), None, False), (("local", "global"), None, True), (("global",), 5.0, False)],
+)
+def test_numbers_are_made_of_a_mask_only_where_a_kernel_takes_them(pattern, cap, made):
+    window = {"size": 4, "pattern": pattern} if "local" in pattern else None
+    attention = {"window": window, "logit_cap": cap}
+    sizes = {"layers": 2, "channels": 8, "heads": 2, "vocabulary": 4, "positions": T}
+    model = Decoder(DecoderConfig.model_validate(sizes | {"attention": attention}))
+    positions = packed_positions([[3, T - 3]])
+    sights = model.sights(positions, document_numbers(positions), dtype=torch.float32)
+    assert [sight.added_B1TS is not None for sight in sights.values()] == [made] * len(sights)
 
 
 def test_slopes_under_a_mask_are_those_of_the_values():

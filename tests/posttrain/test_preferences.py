@@ -160,3 +160,7 @@ def test_what_cannot_work_is_refused_in_one_line(pairs, tuning, fresh, tmp_path,
     )
     with pytest.raises(ConfigError, match=r"reference: .* has another tokenizer"):
         prepare(tuning(pairs, reference=str(tmp_path / "foreign")))
+    short = opened.config.model_copy(update={"positions": 16})
+    checkpoint.write_model(str(tmp_path / "short"), short, opened.tokenizer, opened.weights)
+    with pytest.raises(ConfigError, match=r"reference: .* has 16 positions"):
+        prepare(tuning(pairs, reference=str(tmp_path / "short")))

@@ -6,6 +6,7 @@ stream, H query heads, K key and value heads, D channels of one head.
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -66,6 +67,15 @@ class KeyValueCache:
         return chosen
 
 
+@dataclass(frozen=True)
+class MaskRegions:
+    """What tokens see of their document, where that is not what is before them."""
+
+    prefixes_BS: Tensor | None = None  # true: all of the document sees the token
+    # Of which branch of the document a token is: it sees those of branch 0, and of its own.
+    branches_BS: Tensor | None = None
+
+
 class Sight:
     """What the tokens of a row may see in layers of one kind, and how they are turned for it.
 
@@ -79,13 +89,23 @@ class Sight:
         window: int | None = None,
         mask_B1TS: Tensor | None = None,
         causal: bool = True,
+        added_B1TS: Tensor | None = None,
     ) -> None:
         """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
         for kernels that take one: true where a query may look, whatever the window; or numbers
-        [B, H, T, S] that are added to logits, minus infinity where it may not. `causal` false:
-        also those after it are seen, and the window is around it."""
+        [B, H, T, S] that are added to logits, minus infinity where it may not. `added_B1TS`: what
+        is true or false there, as such numbers. `causal` false: also those after it are seen, and
+        the window is around it."""
         self.rotation, self.window, self.causal = rotation, window, causal
         self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
+        self.added_B1TS = added_B1TS
+
+    def mask_for(self, dtype: torch.dtype) -> Tensor | None:
+        """What a kernel takes whose queries have that `dtype`. Given true and false, torch makes
+        numbers of them at each call, which every layer then keeps for its backward pass; numbers
+        that are there already are one tensor for all layers."""
+        added = self.added_B1TS
+        return added if added is not None and added.dtype == dtype else self.mask_B1TS
 
     def hides_by_distance(self, seen: int) -> bool:
         """Whether the window is narrow enough to hide any of `seen` positions."""
@@ -156,7 +176,7 @@ class Attention(nn.Module):
         windowed = sight.hides_by_distance(seen)
         if windowed or self.logit_cap is not None or self.sinks is not None or self.alibi:
             return self._attend_in_blocks(query_BHTD, key_BKSD, value_BKSD, sight)
-        mask_B1TS, causal = sight.mask_B1TS, False
+        mask_B1TS, causal = sight.mask_for(query_BHTD.dtype), False
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
         elif not sight.causal:
@@ -228,22 +248,32 @@ def document_numbers(positions_BT: Tensor) -> Tensor:
 
 
 def document_mask(
-    documents_BS: Tensor, new: int, causal: bool = True, prefixes_BS: Tensor | None = None
+    documents_BS: Tensor, new: int, causal: bool = True, marks: MaskRegions | None = None
 ) -> Tensor:
     """[B, 1, T, S], true where one of the last `new` positions may look: at itself and before it,
-    in its own document; not `causal`, anywhere in it. `prefixes_BS` [B, S]: which positions all of
-    their document may look at.
+    in its own document, but for what `marks` say; not `causal`, anywhere in it.
 
     Takes B * T * S bytes, and attention is computed over whole rows, of which it drops most.
     """
-    own_BT = documents_BS[:, documents_BS.shape[1] - new :]
-    together_BTS = own_BT[:, :, None] == documents_BS[:, None, :]
+    past = documents_BS.shape[1] - new
+    together_BTS = documents_BS[:, past:, None] == documents_BS[:, None, :]
+    marks = marks or MaskRegions()
+    if marks.branches_BS is not None:
+        branches_BS = marks.branches_BS
+        same_BTS = branches_BS[:, past:, None] == branches_BS[:, None, :]
+        together_BTS = together_BTS & (same_BTS | (branches_BS == 0)[:, None, :])
     if causal:
-        seen_BTS = together_BTS.tril(documents_BS.shape[1] - new)
-        if prefixes_BS is not None:
-            seen_BTS = seen_BTS | (together_BTS & prefixes_BS[:, None])
+        seen_BTS = together_BTS.tril(past)
+        if marks.prefixes_BS is not None:
+            seen_BTS = seen_BTS | (together_BTS & marks.prefixes_BS[:, None])
         together_BTS = seen_BTS
     return together_BTS[:, None]
+
+
+def added_mask(mask_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, 1, T, S], what to add to logits of `dtype` for `mask_B1TS`, as torch's kernels do."""
+    shown = torch.zeros((), dtype=dtype, device=mask_B1TS.device)
+    return torch.where(mask_B1TS, shown, -math.inf)
 
 
 def _causal_mask(new: int, seen: int, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ Shapes: B batch, T positions, S positions with those that caches hold, C channel
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,15 @@ from trainrig.models.architecture.shapes import (
     MixtureShape,
     NormShape,
 )
-from trainrig.models.attention import Attention, Cache, Sight, document_mask, document_numbers
+from trainrig.models.attention import (
+    Attention,
+    Cache,
+    MaskRegions,
+    Sight,
+    added_mask,
+    document_mask,
+    document_numbers,
+)
 from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape, count_parameters
 from trainrig.models.embedding import Embedding
 from trainrig.models.feedforward import DenseFeedForward, projection
@@ -106,6 +114,7 @@ class Decoder(nn.Module):
             None if learnt is None else nn.Embedding(learnt.entries, learnt.channels)
         )
         self.layers = nn.ModuleList(Layer(shape, config) for shape in shapes.layers)
+        self.further_layers = nn.ModuleList(Layer(shape, config) for shape in shapes.further_layers)
         # Which layers see a window only.
         self._local = [window is not None and window.is_local(n) for n in range(config.layers)]
         self.norm = None if shapes.norm is None else Norm(shapes.norm, config.norm)
@@ -121,7 +130,9 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None = None,
         places_N: Tensor | None = None,
         prefixes_BT: Tensor | None = None,
-    ) -> ModelOutput:
+        branches_BT: Tensor | None = None,
+        further: bool = False,
+    ) -> ModelOutput | tuple[ModelOutput, ...]:
         """What gives the logits [B, T, V] of the token after each of `ids_BT` [B, T].
 
         With `places_N`, indices into the B * T places, only those of these: [N, V].
@@ -133,7 +144,12 @@ class Decoder(nn.Module):
         those that the caches have read first.
 
         `prefixes_BT` [B, T], true for tokens that all of their document sees, those before them
-        too. Raises ValueError for it beside caches, or where attention takes no such mask.
+        too. `branches_BT` [B, T], beside positions and documents: the branch of its document that
+        each token is of, several that go on after one beginning; tokens of a branch see those of
+        branch 0 and of their own. Raises ValueError for either beside caches, or where attention
+        takes no such mask.
+
+        With `further`, also what gives those of the tokens after that one, by its further heads.
         """
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
@@ -147,16 +163,63 @@ class Decoder(nn.Module):
             positions = positions_BT
             if documents_BS is None:
                 documents_BS = document_numbers(positions_BT)
-        if prefixes_BT is not None:
+        marks = None
+        if prefixes_BT is not None or branches_BT is not None:
+            what = "branches" if prefixes_BT is None else "prefixes"
             if caches:
-                raise ValueError("prefixes are read whole, so they have no use for caches")
+                raise ValueError(f"{what} are read whole, so they have no use for caches")
             setting = takes_no_mask(self.config.attention, self.config.position_embedding)
             if setting:
-                raise ValueError(f"{setting} is computed by a kernel that takes no prefixes")
+                raise ValueError(f"{setting} is computed by a kernel that takes no {what}")
             if documents_BS is None:
                 documents_BS = torch.ones_like(ids_BT)
+            marks = MaskRegions(prefixes_BT, branches_BT)
         x_BTC = self._embed(ids_BT, positions)
-        return self._predict(x_BTC, positions, documents_BS, caches, places_N, prefixes_BT)
+        if further:
+            if marks is not None:
+                raise ValueError("further heads read neither prefixes nor branches")
+            return self._predict_several(x_BTC, positions, documents_BS)
+        return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks)
+
+    @property
+    def reads_branches(self) -> bool:
+        """Whether what it makes of a text in branches is what it makes of each after the beginning
+        alone: no kernel hides by distance in the row, nothing is balanced or drawn by the row."""
+        if takes_no_mask(self.config.attention, self.config.position_embedding):
+            return False
+        if self.config.bidirectional or isinstance(self.config.feedforward, MixtureOfExperts):
+            return False
+        dropped = torch.is_grad_enabled() and any(
+            getattr(each, "drops_by_row", False) for each in self.modules()
+        )
+        return not dropped
+
+    def _predict_several(
+        self, x_BTC: Tensor, positions: Tensor, documents_BS: Tensor | None
+    ) -> tuple[ModelOutput, ...]:
+        """What gives the logits of the next token, and of those after it: see `forward`."""
+        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, None)
+        sight = self.sights(positions, documents_BS, dtype=x_BTC.dtype)[False]
+        streams = [x_BTC, *(layer(x_BTC, sight)[0] for layer in self.further_layers)]
+        return tuple(self._finish(each, routers, None, documents_BS) for each in streams)
+
+    def _keeps_masks(self, seen: int) -> bool:
+        """Whether a kernel of some layer takes a mask of `seen` positions, whose numbers it keeps:
+        what is done in blocks takes none."""
+        attention = self.config.attention
+        if attention.logit_cap is not None or attention.sinks:
+            return False
+        if isinstance(self.config.position_embedding, Alibi):
+            return False
+        causal = not self.config.bidirectional
+        window = None if attention.window is None else attention.window.size
+        hides = Sight(None, None, window, causal=causal).hides_by_distance(seen)
+        return not all(self._local) or not hides
+
+    @property
+    def every_layer(self) -> list[nn.Module]:
+        """Its layers, and those of what is trained with it."""
+        return [*self.layers, *self.further_layers]
 
     def _predict(
         self,
@@ -165,10 +228,20 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
         caches: Sequence[Cache] | None,
         places_N: Tensor | None,
-        prefixes_BT: Tensor | None = None,
+        marks: MaskRegions | None = None,
     ) -> ModelOutput:
         """What gives the logits, from the embedded tokens `x_BTC` on: see `forward`."""
-        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, prefixes_BT)
+        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, marks)
+        return self._finish(x_BTC, routers, places_N, documents_BS)
+
+    def _finish(
+        self,
+        x_BTC: Tensor,
+        routers: Sequence[Tensor],
+        places_N: Tensor | None,
+        documents_BS: Tensor | None,
+    ) -> ModelOutput:
+        """What gives the logits, from what the layers made of the stream on."""
         x_BTC = self._before_head(self._read_places(x_BTC, places_N, documents_BS))
         layer = self.embedding if self.head is None else self.head
         # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
@@ -186,17 +259,21 @@ class Decoder(nn.Module):
         positions: Tensor,
         documents_BS: Tensor | None,
         caches: Sequence[Cache] | None,
-        prefixes_BT: Tensor | None = None,
+        marks: MaskRegions | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
-        sights = self.sights(positions, documents_BS, prefixes_BT)
+        sights = self.sights(positions, documents_BS, marks, x_BTC.dtype)
         routers: list[Tensor] = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in self._numbered_layers():
             sight = sights[self._local[index]]
             x_BTC, router = layer(x_BTC, sight, caches[index] if caches else None)
             if router is not None:
                 routers.append(router)
         return x_BTC, routers
+
+    def _numbered_layers(self) -> Iterable[tuple[int, nn.Module]]:
+        """The layers that a forward pass goes through, with their numbers in the whole model."""
+        return enumerate(self.layers)
 
     def _read_places(
         self, x_BTC: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
@@ -230,23 +307,27 @@ class Decoder(nn.Module):
         self,
         positions: Tensor,
         documents_BS: Tensor | None,
-        prefixes_BT: Tensor | None = None,
+        marks: MaskRegions | None = None,
+        dtype: torch.dtype | None = None,
     ) -> dict[bool, Sight]:
-        """What is seen in global (False) and in local layers (True).
+        """What is seen in global (False) and in local layers (True), for queries of `dtype`.
 
         Apart so that another way to lay out rows (over devices, say) can take its place.
         """
         new, width = positions.shape[-1], self.shape.head_channels
         causal = not self.config.bidirectional
-        mask_B1TS = None
+        mask_B1TS = added_B1TS = None
         if documents_BS is not None:
-            mask_B1TS = document_mask(documents_BS, new, causal, prefixes_BT)
+            mask_B1TS = document_mask(documents_BS, new, causal, marks)
+            seen = documents_BS.shape[-1]
+            if dtype is not None and self._keeps_masks(seen) and torch.is_grad_enabled():
+                added_B1TS = added_mask(mask_B1TS, dtype)
         rope, window = self.config.position_embedding, self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
-        sights = {False: Sight(rotation, documents_BS, None, mask_B1TS, causal)}
+        sights = {False: Sight(rotation, documents_BS, None, mask_B1TS, causal, added_B1TS)}
         if window is not None:
             local = rotation if window.rope is None else Rotation(positions, width, window.rope)
-            sights[True] = Sight(local, documents_BS, window.size, mask_B1TS, causal)
+            sights[True] = Sight(local, documents_BS, window.size, mask_B1TS, causal, added_B1TS)
         return sights
 
     def _router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:

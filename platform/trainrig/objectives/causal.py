@@ -63,10 +63,13 @@ class CausalLM(Settings):
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
         """Nats of each target of `batch` under `model`."""
+        output = self.predict(model, batch)
+        return Computed(self.losses(output, batch.arrays[TARGETS]), output.auxiliary)
+
+    def losses(self, output: Output, targets_BT: Tensor) -> dict[str, Contributions]:
+        """What each of `targets_BT` comes to under the logits of `output`, by term."""
         from trainrig.objectives.chunked_head import Extras, head_loss
 
-        output = self.predict(model, batch)
-        targets_BT = batch.arrays[TARGETS]
         counts_B = (targets_BT != IGNORE).sum(1)
         # The slopes of all terms go with the cross-entropy's, by its weight: they have one
         # denominator.
@@ -74,5 +77,8 @@ class CausalLM(Settings):
         extras = Extras(self.z_loss / own, self.label_smoothing / own)
         loss = head_loss(output.hidden, output.head, targets_BT, extras)
         values = {CROSS_ENTROPY: loss.nats_BT, Z_LOSS: loss.z_BT, UNIFORM: loss.uniform_BT}
-        terms = {each.name: Contributions(values[each.name], counts_B) for each in self.terms}
-        return Computed(terms, output.auxiliary)
+        return {
+            name: Contributions(values_BT, counts_B)
+            for name, values_BT in values.items()
+            if name in {each.name for each in self.terms}
+        }

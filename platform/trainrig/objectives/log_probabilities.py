@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.objectives.contract import Output
 from trainrig.objectives.cross_entropy import token_nats
+from trainrig.objectives.shared_prompts import read_answers
 from trainrig.tokens.batches import IGNORE
 
 
@@ -32,14 +32,15 @@ def read_completions(
     model: nn.Module, *rows: tuple[Tensor, Tensor]
 ) -> tuple[list[Completions], Mapping[str, Tensor]]:
     """The completions of each of `rows`, pairs of ids and targets [B, T], by one forward pass over
-    all of them; and the model's auxiliary terms.
+    all of them, which reads once what two answers to a prompt begin with; and the model's
+    auxiliary terms.
 
     Sums are in float64: of hundreds of tokens, a difference between two models may be small.
     """
     ids_BT, targets_BT = stack_rows(*rows)
     flat = targets_BT.flatten()
     places_N = (flat != IGNORE).nonzero().squeeze(1)
-    output: Output = model(ids_BT, places_N=places_N)
+    output = read_answers(model, ids_BT, targets_BT, places_N, sets=len(rows))
     nats_N = token_nats(output.logits, flat[places_N])
     zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
     nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)

@@ -185,8 +185,9 @@ def score_answers(
     import torch
 
     from trainrig.objectives.log_probabilities import last_places, stack_rows
+    from trainrig.objectives.shared_prompts import read_answers
 
     ids_BT, targets_BT = stack_rows(*rows)
-    output: Output = model(ids_BT, places_N=last_places(targets_BT))
+    output = read_answers(model, ids_BT, targets_BT, last_places(targets_BT), sets=len(rows))
     scores_B = output.logits.squeeze(-1).float()
     return list(torch.split(scores_B, [len(ids) for ids, _ in rows])), output.auxiliary

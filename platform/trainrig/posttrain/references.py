@@ -87,10 +87,11 @@ def reference_folder(conversations: str, model: str, sequence_length: int) -> st
     return storage.join(conversations, FOLDER, key[:KEY_LENGTH])
 
 
-def find_reference(path: str | None, start: str, encoder: Encoder) -> str:
+def find_reference(path: str | None, start: str, encoder: Encoder, sequence_length: int) -> str:
     """The checkpoint that preferences are measured from: at `path`, or `start`.
 
-    Raises ConfigError for a model with another tokenizer than `encoder`.
+    Raises ConfigError for a model with another tokenizer than `encoder`, or with fewer positions
+    than `sequence_length`.
     """
     if path is None:
         return start
@@ -99,6 +100,12 @@ def find_reference(path: str | None, start: str, encoder: Encoder) -> str:
         raise ConfigError(
             f"reference: {found} has another tokenizer than the model to be tuned, so their "
             "log-probabilities can't be compared; name a model with the same one"
+        )
+    positions = checkpoint.describe(found)[0].positions
+    if sequence_length > positions:
+        raise ConfigError(
+            f"reference: {found} has {positions} positions, and batches.sequence_length is "
+            f"{sequence_length}; name a model with as many, or lower sequence_length to {positions}"
         )
     return found
 
@@ -155,14 +162,20 @@ def _of_source(
 
     device = next(model.parameters()).device
     for first in range(0, pairs, AT_ONCE):
-        numbers = range(2 * first, 2 * min(first + AT_ONCE, pairs))
-        read = [answers.answer(source, number) for number in numbers]
+        numbers = range(first, min(first + AT_ONCE, pairs))
+        read = [answers.answer(source, 2 * pair + of) for of in (0, 1) for pair in numbers]
         width = max(len(ids) for ids, _ in read) - 1
         ids_BT = np.zeros((len(read), width), dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)
         for row, (ids, weights) in enumerate(read):
             fill_row(ids_BT[row], targets_BT[row], ids, weights)
-        rows = (torch.from_numpy(ids_BT).to(device), torch.from_numpy(targets_BT).to(device))
+        sides = [
+            (
+                torch.from_numpy(ids_BT[side]).to(device),
+                torch.from_numpy(targets_BT[side]).to(device),
+            )
+            for side in (slice(len(numbers)), slice(len(numbers), None))
+        ]
         with torch.no_grad():
-            (completions,), _ = read_completions(model, rows)
-        yield completions.sums_B.cpu().numpy().reshape(-1, 2)
+            completions, _ = read_completions(model, *sides)
+        yield torch.stack([each.sums_B for each in completions], dim=1).cpu().numpy()

@@ -1,0 +1,134 @@
+"""Both answers to a prompt after one reading of it (Wang and Hegde 2024, arXiv:2410.20305).
+
+A pair is laid out as what both rows begin with, the rest of the chosen one, the rest of the
+rejected one, which sees the beginning and itself alone and whose positions go on after the
+beginning. Several pairs are put into a row, up to the length of the longest, so that little is
+padding. Logits are what they are of each answer by itself, but for rounding.
+
+Shapes: B rows of answers, T positions; R rows of pairs, W positions; N places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainrig.objectives.contract import Output
+from trainrig.tokens.batches import IGNORE
+
+CHOSEN, REJECTED = 1, 2  # branches; 0 is what both begin with
+NOWHERE = -1
+
+
+def read_answers(
+    model: nn.Module, ids_BT: Tensor, targets_BT: Tensor, places_N: Tensor, sets: int
+) -> Output:
+    """What `model` makes of the places `places_N` of the B * T of `ids_BT`, all of which have a
+    target. Of two `sets` of rows below one another, the n-th of each are answers to one prompt.
+
+    Reads what they share once where the model can and that leaves it less to look at.
+    """
+    if sets == 2 and len(ids_BT) and getattr(model, "reads_branches", False):
+        layout = lay_out(ids_BT, targets_BT)
+        if layout.looks < ids_BT.numel() * ids_BT.shape[1]:
+            found: Output = model(
+                **layout.inputs(ids_BT), places_N=layout.on(places_N.device, layout.cells)[places_N]
+            )
+            return found
+    apart: Output = model(ids_BT, places_N=places_N)
+    return apart
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Where each token of a layout comes from, and how it is seen."""
+
+    sources_RW: NDArray[np.int64]  # place among the B * T; NOWHERE: padding
+    positions_RW: NDArray[np.int64]
+    documents_RW: NDArray[np.int64]  # number of the pair in its row; that of padding is 0
+    branches_RW: NDArray[np.int64]
+    cells: NDArray[np.int64]  # [B * T] place among the R * W of each token that is read
+
+    @property
+    def looks(self) -> int:
+        """Pairs of a query and a key that attention goes over."""
+        rows, width = self.sources_RW.shape
+        return int(rows * width * width)
+
+    def inputs(self, ids_BT: Tensor) -> Mapping[str, Tensor]:
+        """What a model reads, by the name of its argument."""
+        device = ids_BT.device
+        sources_RW = self.on(device, self.sources_RW)
+        ids_RW = ids_BT.flatten()[sources_RW.clamp(min=0)].where(sources_RW >= 0, 0)
+        return {
+            "ids_BT": ids_RW,
+            "positions_BT": self.on(device, self.positions_RW),
+            "documents_BS": self.on(device, self.documents_RW),
+            "branches_BT": self.on(device, self.branches_RW),
+        }
+
+    @staticmethod
+    def on(device: torch.device, array: NDArray[Any]) -> Tensor:
+        """`array` on `device`."""
+        return torch.from_numpy(array).to(device)
+
+
+def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
+    """How the rows of `ids_BT`, chosen answers and below them as many rejected ones, are laid out:
+    each up to its last target, the longest pairs first, each in the first row with room for it."""
+    width, pairs = ids_BT.shape[1], len(ids_BT) // 2
+    places_T = torch.arange(1, width + 1, device=ids_BT.device)
+    lengths_B = places_T.where(targets_BT != IGNORE, 1).amax(1)
+    same_PT = (ids_BT[:pairs] == ids_BT[pairs:]).long().cumprod(1)
+    lengths, same = torch.stack([lengths_B[:pairs], lengths_B[pairs:]]), same_PT.sum(1)
+    shared = torch.minimum(same, lengths.amin(0))
+    [*sides, common] = torch.cat([lengths, shared[None]]).tolist()  # the one wait for the device
+    totals = [sum(each) - both for *each, both in zip(*sides, common, strict=True)]
+    rows = _fill_rows(totals)
+    shape = len(rows), max(totals)
+    sources = np.full(shape[0] * shape[1], NOWHERE)
+    positions, documents, branches = np.zeros((3, len(sources)), dtype=np.int64)
+    cells = np.zeros(ids_BT.numel(), dtype=np.int64)
+    for row, members in enumerate(rows):
+        at = row * shape[1]
+        for number, pair in enumerate(members, 1):
+            chosen, rejected, both = pair * width, (pairs + pair) * width, common[pair]
+            for branch, first, begin, end in (
+                (0, chosen, 0, both),
+                (CHOSEN, chosen, both, sides[0][pair]),
+                (REJECTED, rejected, both, sides[1][pair]),
+            ):
+                here, there = slice(at, at + end - begin), slice(first + begin, first + end)
+                sources[here] = np.arange(there.start, there.stop)
+                positions[here] = np.arange(begin, end)
+                documents[here], branches[here] = number, branch
+                cells[there] = np.arange(here.start, here.stop)
+                at = here.stop
+            cells[rejected : rejected + both] = cells[chosen : chosen + both]
+    return SharedRows(
+        sources.reshape(shape),
+        positions.reshape(shape),
+        documents.reshape(shape),
+        branches.reshape(shape),
+        cells,
+    )
+
+
+def _fill_rows(lengths: list[int]) -> list[list[int]]:
+    """The numbers of `lengths` in rows as long as the longest."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
+        row = next((at for at, left in enumerate(room) if left >= lengths[number]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(max(lengths))
+        rows[row].append(number)
+        room[row] -= lengths[number]
+    return rows
