@@ -45,6 +45,7 @@ from trainrig.tokens.batches import (
     TEMPERATURE,
     TOKENS,
     TURNS,
+    WAVES,
 )
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -260,6 +261,8 @@ class PolicyGradient(Settings):
             # Of the weights that sampled: the same in all updates made of the batch.
             sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
             found |= means(completion_divergence=sampled_BT.double().sum(1))
+        if WAVES in arrays:
+            found |= means(waves=arrays[WAVES].double())
         if TURNS in arrays:
             found |= means(turns=arrays[TURNS].double())
         if DIVERGENCE_WEIGHT in arrays:
@@ -303,8 +306,8 @@ class DrGRPO(ClippedPolicy):
 
 class DAPO(ClippedPolicy):
     """GRPO that counts each token the same and may raise rare ones further; with
-    `rollouts.redraws`, prompts whose completions are all worth the same are drawn anew (Yu et al.
-    2025, arXiv:2503.14476, equation 8)."""
+    `rollouts.waves`, prompts whose completions are all worth the same are left out and others drawn
+    (Yu et al. 2025, arXiv:2503.14476, equation 8)."""
 
     kind: Literal["DAPO"] = "DAPO"
     # How far above 1 the probability ratio may lie and still be learnt from (section 4.1).

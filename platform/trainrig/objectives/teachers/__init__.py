@@ -1,1 +1,1 @@
-"""How far a model is from its teacher, from hidden states, with slopes."""
+"""Objectives against a teacher, and how far a model is from it, from hidden states."""

@@ -11,7 +11,7 @@ from trainrig.models.decoder import DecoderConfig
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import OnPolicyDistillation, chunked_head, cross_entropy
 from trainrig.objectives.contract import differentiable_loss
-from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
+from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 from trainrig.objectives.token_log_probabilities import read_tokens
 from trainrig.tokens.batches import (
