@@ -24,7 +24,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def make_job(tokens, tmp_path_factory):
-    """`make_job(folder, lag=1)`: reinforcement learning of a tiny model."""
+    """`make_job(folder, lag=1, …)`: reinforcement learning of a tiny model."""
     base = tmp_path_factory.mktemp("rl")
     path, fresh = base / "prompts.jsonl", str(base / "fresh")
     rows = [{"prompt": f"the sea {n}"} for n in range(16)]
@@ -59,15 +59,16 @@ def make_job(tokens, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(make_job, ranks, tmp_path_factory):
-    """`straight(lag)`: a run of one rank, without Ray, that nothing disturbed."""
+    """`straight(…)`: a run of one rank, without Ray, that nothing disturbed."""
     made = {}
 
-    def run(lag):
-        if lag not in made:
-            job = make_job(tmp_path_factory.mktemp("straight") / "run", lag=lag)
+    def run(**rollouts):
+        key = tuple(rollouts.items())
+        if key not in made:
+            job = make_job(tmp_path_factory.mktemp("straight") / "run", **rollouts)
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            made[lag] = job
-        return made[lag]
+            made[key] = job
+        return made[key]
 
     return run
 
@@ -82,11 +83,15 @@ def rollouts(job):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("lag", "how"), [(0, signal.SIGKILL), (2, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [({}, signal.SIGKILL), ({"lag": 2}, signal.SIGSTOP), ({"waves": 3}, signal.SIGKILL)],
+    ids=["on-policy", "lag", "waves"],
+)
 def test_an_actor_a_rank_and_the_driver_are_killed(
-    lag, how, make_job, straight, start_driver, assert_equal, chaos, tmp_path
+    changes, how, make_job, straight, start_driver, assert_equal, chaos, tmp_path
 ):
-    job = make_job(tmp_path / "run", lag=lag, actors=1)
+    job = make_job(tmp_path / "run", actors=1, **changes)
     events = chaos.events(job.folder)
     first = start_driver(job, 1)
     events.wait_for_a_step()
@@ -105,16 +110,17 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
     second = start_driver(job, 1)
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert events.folder.attempts()[-1].resumed_step >= 4
-    assert rollouts(job) == rollouts(straight(lag))
-    assert_equal(job, straight(lag))
+    assert rollouts(job) == rollouts(straight(**changes))
+    assert_equal(job, straight(**changes))
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("waves", [1, 3])
 def test_one_actor_three_and_two_sample_the_same(
-    several_raylets, make_job, straight, assert_equal, chaos, tmp_path
+    waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
 ):
     """Two nodes of one CPU each hold the worker and an actor; two come, and one of them dies."""
-    job = make_job(tmp_path / "run", actors=(1, 3))
+    job = make_job(tmp_path / "run", actors=(1, 3), waves=waves)
     job = dataclasses.replace(job, training=job.training.model_copy(update={"steps": STEPS}))
     events = chaos.events(job.folder)
     aside = chaos.aside(lambda: trainer.run(job, 1))
@@ -130,5 +136,5 @@ def test_one_actor_three_and_two_sample_the_same(
     aside.end()
     assert len(events.all("rollout_actor_started")) == 3
     assert len(events.all("attempt_started")) == 1
-    assert rollouts(job) == rollouts(straight(0))
-    assert_equal(job, straight(0))
+    assert rollouts(job) == rollouts(straight(waves=waves))
+    assert_equal(job, straight(waves=waves))

@@ -33,6 +33,7 @@ from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import gathered, units
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.tokens.batches import (
+    Arrays,
     BatchMaker,
     MicroBatch,
     MicroBatchSlot,
@@ -43,6 +44,9 @@ from trainrig.train.rollout_pool.asking import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.stored_batches import FOLDER, RECORD, StoredBatch
 from trainrig.train.state import TrainState
+
+# Of what is carried from batch to batch: waves that the run has drawn, where batches take several.
+WAVES_DRAWN = "waves_drawn"
 
 
 class OnlineBatches:
@@ -67,7 +71,7 @@ class OnlineBatches:
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
         self._ahead: RolloutsAhead | None = None
-        if isinstance(maker, RolloutMaker) and (actors or maker.lag):
+        if isinstance(maker, RolloutMaker) and (actors or maker.lag or maker.waves > 1):
             self._ahead = RolloutsAhead(maker, folder, attempt, self._group, actors)
 
     def prepare(self, state: TrainState, alive: Callable[[], None] = lambda: None) -> None:
@@ -82,30 +86,37 @@ class OnlineBatches:
             return
         folder = self._folder_of(number, state)
         stored = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
-        if self._ahead and not update and (stored is None or self._ahead.lag):
+        # Waves are asked for when what the one before gave is known.
+        at_once = self._ahead if self._ahead and self._ahead.maker.waves == 1 else None
+        if at_once and not update and (stored is None or at_once.lag):
             is_stored = functools.partial(self._is_stored, state)
-            self._ahead.ask(state, number, is_stored, self._slots, self._gather_once)
+            at_once.ask(state, number, is_stored, self._slots, self._gather_once)
         if stored is None:
             if update:
                 raise DataError(
                     f"{folder}: gone, and the run is {update} of {self.maker.updates} updates into "
                     "it; restore that folder, or remove the checkpoints after it"
                 )
-            if self._ahead:
-                self._ahead.check_asked(number)
+            if at_once:
+                at_once.check_asked(number)
             stored = self._make(state, number, folder, alive)
-        if self._ahead:
-            self._ahead.forget(number)
+        if at_once:
+            at_once.forget(number)
         self._stored = stored
 
     def carry(
         self, state: TrainState, objective: Objective, diagnostics: Mapping[str, float]
     ) -> None:
-        """Have what `objective` carries go on if the update that `state` has just made was the last
-        of its batch."""
-        if isinstance(objective, Carrying) and state.data_step % self.maker.updates == 0:
-            totals = self._at(state.data_step - 1).denominators
-            state.carried = dict(objective.carry(state.carried, diagnostics, totals))
+        """Have what `objective` carries, and the number of the next wave, go on if the update that
+        `state` has just made was the last of its batch."""
+        if state.data_step % self.maker.updates:
+            return
+        batch = self._at(state.data_step - 1)
+        if isinstance(objective, Carrying):
+            carried = objective.carry(state.carried, diagnostics, batch.denominators)
+            state.carried = {**state.carried, **carried}
+        if self._ahead and self._ahead.maker.waves > 1:
+            state.carried = {**state.carried, WAVES_DRAWN: _next_wave(state) + batch.waves}
 
     def micro_batches(self, step: int) -> int:
         """See tokens.batches.Batches."""
@@ -149,7 +160,7 @@ class OnlineBatches:
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
         slots = self._slots(count)
-        make = self._begin(state, number, slots, alive)
+        make, waves = self._begin(state, number, slots, alive)
         try:
             with torch.no_grad(), gathered(state.model, self._gather_once):
                 for slot in slots:
@@ -178,6 +189,7 @@ class OnlineBatches:
             "sources": list(self.sources),
             "files": [made[index][0] for index in range(count)],
             "denominators": dict(sorted(totals.items())),
+            "waves": waves,
         }
         # Not created: another attempt was the first, and what it stored is the batch.
         storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
@@ -189,17 +201,27 @@ class OnlineBatches:
         number: int,
         slots: Sequence[MicroBatchSlot],
         alive: Callable[[], None],
-    ) -> Callable[[int], MicroBatch]:
-        """What makes the micro-batches of `slots`, once all that it is going to need is there."""
+    ) -> tuple[Callable[[int], MicroBatch], int]:
+        """What makes the micro-batches of `slots`, once all that it is going to need is there, and
+        how many waves that took."""
         models, ahead = (state.model, state.others), self._ahead
         if ahead is None:
-            return functools.partial(self.maker.make, *models, number)
-        maker, sampled = ahead.maker, ahead.wait(number, [each.index for each in slots], alive)
+            return functools.partial(self.maker.make, *models, number), 1
+        maker, waves = ahead.maker, 1
+        sampled: Mapping[int, Arrays]
+        if maker.waves > 1:
+            first, count = _next_wave(state), maker.micro_batches(number)
+            mine = [each.index for each in slots if each.real]
+            gather = self._gather_once
+            units, waves = ahead.draw_waves(state, first, count, mine, gather, alive)
+            sampled = dict(enumerate(units))
+        else:
+            sampled = ahead.wait(number, [each.index for each in slots], alive)
 
         def complete(index: int) -> MicroBatch:
             return maker.complete(*models, number, index, sampled[index])
 
-        return complete
+        return complete, waves
 
     def _write(self, micro: MicroBatch, folder: str, index: int) -> dict[str, str]:
         arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
@@ -226,3 +248,8 @@ class OnlineBatches:
         held = [found]
         dist.broadcast_object_list(held, src=0, group=self._group)
         return held[0]
+
+
+def _next_wave(state: TrainState) -> int:
+    """The number of the next wave that a batch of `state` draws."""
+    return int(state.carried.get(WAVES_DRAWN, 0))

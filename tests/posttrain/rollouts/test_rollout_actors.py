@@ -4,21 +4,11 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.posttrain.rollouts.stage import reinforce
-from trainrig.ray_runtime.ray_session import connect
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray():
-    connect(2, "workers")
-    import ray
-
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 def weights(folder):

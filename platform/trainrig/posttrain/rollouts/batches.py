@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from trainrig.config import identity
 from trainrig.errors import DataError
 from trainrig.objectives.divergence import divergence
-from trainrig.objectives.on_policy_distillation import TEACHER_MODEL, OnPolicyDistillation
 from trainrig.objectives.policy import Floats
 from trainrig.objectives.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
+from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL, OnPolicyDistillation
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import RewardScores, WeightedRewards, build_rewards
 from trainrig.posttrain.rollouts.prompts import PromptSet, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.tokens.batches import (
     BEHAVIOUR,
@@ -59,8 +60,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor, nn
 
 SOURCE = "rollouts"
-# Beside the arrays of a batch, of what was sampled: weighted rewards, and numbers of prompts' rows.
-TOTALS, PROMPTS = "totals", "prompts"  # [G, S] float64, [B]
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ class RolloutBatches(RolloutMaker):
         """`prompts`: the fingerprint of their files."""
         self.sources = (SOURCE,)
         self.updates, self.lag = run.rollouts.updates, run.rollouts.lag
+        self.waves = run.rollouts.waves
         self._run, self._encoder, self._fingerprint = run, encoder, prompts
 
     def identity(self) -> dict[str, Any]:
@@ -130,6 +130,11 @@ class RolloutBatches(RolloutMaker):
             arrays[BEHAVIOUR] = self._read(model, *_on_device(model, arrays))
             self._check_gap(arrays[BEHAVIOUR], arrays)
         return arrays
+
+    def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
+        """See RolloutMaker."""
+        padding = self._encoder.encoder.special_tokens.padding
+        return fill_batch(drawn, self._run.rollouts, padding)
 
     def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[_Group]:
         """The groups of the prompts at `places`, sampled together. `draw`: times that they were

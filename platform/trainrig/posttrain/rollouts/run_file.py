@@ -59,6 +59,10 @@ class Rollouts(Settings):
     # Times that a prompt whose completions are all worth the same is replaced by another, as there
     # is nothing to learn of it (DAPO's dynamic sampling). What is flat after that is kept.
     redraws: int = Field(default=0, ge=0)
+    # Waves of `prompts` further prompts that a batch draws at most, until so many have completions
+    # that are not all worth the same; the first of those are the batch (DAPO's dynamic sampling, by
+    # whole waves). What the last wave leaves open is filled with flat ones. 1: takes what it drew.
+    waves: int = Field(default=1, ge=1)
     # Nats by which the log-probability of a token as it was sampled may differ from that which
     # training reads, on average over a micro-batch; above it the run ends, as it would learn of
     # another model than it samples from.
@@ -74,6 +78,11 @@ class Rollouts(Settings):
     # make it than those that sampled it (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
     importance_limit: float = Field(default=2.0, ge=1, allow_inf_nan=False)
 
+    @property
+    def drops_flat_by(self) -> str:
+        """The key by which flat groups are replaced; empty: they are kept."""
+        return "redraws" if self.redraws else "waves" if self.waves > 1 else ""
+
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
         if self.micro_batch % self.samples:
@@ -83,6 +92,19 @@ class Rollouts(Settings):
                 f"samples; the nearest above: {above}"
             )
         check_divides(self.prompts * self.samples, self.micro_batch)
+        return self
+
+    @model_validator(mode="after")
+    def _waves_are_of_now(self) -> Self:
+        if self.waves > 1 and self.redraws:
+            raise ValueError(
+                "waves and redraws: both replace prompts that are flat; leave one of them out"
+            )
+        if self.waves > 1 and self.lag:
+            raise ValueError(
+                "waves and lag: how many waves the batches before take is not known yet when a "
+                "later one is sampled; set lag = 0, or give redraws in place of waves"
+            )
         return self
 
 
@@ -154,6 +176,16 @@ class ReinforcementLearning(TrainingRunFile):
         return self
 
     @model_validator(mode="after")
+    def _waves_have_a_cursor(self) -> Self:
+        for name in ("spikes", "skip_data"):
+            if self.rollouts.waves > 1 and getattr(self.training, name):
+                raise ValueError(
+                    f"rollouts.waves and training.{name}: data that is gone past would be drawn by "
+                    "the next batch, as waves go on from the last one; leave one of them out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _groups_are_groups(self) -> Self:
         kind = self.objective.kind
         if self.critic and not isinstance(self.objective, PPO):
@@ -168,9 +200,9 @@ class ReinforcementLearning(TrainingRunFile):
                 f"rollouts.samples: {kind} compares the completions of a prompt with each other; "
                 "give 2 or more"
             )
-        if self.rollouts.samples == 1 and self.rollouts.redraws:
+        if self.rollouts.samples == 1 and (name := self.rollouts.drops_flat_by):
             raise ValueError(
-                "rollouts.redraws: a single completion is never worth the same as others; leave it "
+                f"rollouts.{name}: a single completion is never worth the same as others; leave it "
                 "out, or give more samples"
             )
         return self
@@ -185,9 +217,9 @@ class ReinforcementLearning(TrainingRunFile):
             )
         if taught and not self.teacher:
             raise ValueError("teacher: none; name the checkpoint that OnPolicyDistillation is of")
-        if taught and self.rollouts.redraws:
+        if taught and (name := self.rollouts.drops_flat_by):
             raise ValueError(
-                "rollouts.redraws: a teacher has something to say of each completion, also where "
+                f"rollouts.{name}: a teacher has something to say of each completion, also where "
                 "all are worth the same; leave it out"
             )
         return self

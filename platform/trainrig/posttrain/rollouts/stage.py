@@ -9,9 +9,9 @@ from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
+from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import reward_inputs

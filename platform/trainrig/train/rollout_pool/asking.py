@@ -87,6 +87,41 @@ class RolloutsAhead:
                 self._sample(state, wanted, mine, gather_once)
                 dist.barrier(self._group)  # what the others sample is there, too
 
+    def draw_waves(
+        self,
+        state: TrainState,
+        first: int,
+        count: int,
+        mine: Sequence[int],
+        gather_once: bool,
+        alive: Callable[[], None],
+    ) -> tuple[Sequence[Arrays], int]:
+        """What is sampled with the weights of `state` for one batch of `count` micro-batches, wave
+        after wave from number `first` on until it is full, and how many waves that took.
+
+        `mine`: the units that this rank samples where there are no actors. Collective.
+        """
+        weights = storage.join(self._folder_of(first), f"weights-attempt-{self._attempt.number}")
+        if self._actors:
+            self._writer.write(state, weights, self._attempt.number)
+        drawn: list[list[Arrays]] = []
+        filled: Sequence[Arrays] | None = None
+        while filled is None:
+            wave = first + len(drawn)
+            if not self._actors:
+                self._sample(state, wave, mine, gather_once)
+                dist.barrier(self._group)  # what the others sample is there, too
+            elif dist.get_rank() == 0:
+                folder = self._folder_of(wave)
+                RolloutRequest(folder, wave, count, weights, self._attempt.number).write()
+            units = self.wait(wave, range(count), alive)
+            drawn.append([units[index] for index in range(count)])
+            filled = self.maker.fill(drawn)
+        dist.barrier(self._group)  # all have read what is deleted now
+        for wave in range(first, first + len(drawn)):
+            self.forget(wave)
+        return filled, len(drawn)
+
     def check_asked(self, number: int) -> None:
         """Raise DataError unless what batch `number` lacks is going to be sampled."""
         folder, count = self._folder_of(number), self.maker.micro_batches(number)
@@ -129,7 +164,8 @@ class RolloutsAhead:
         return found
 
     def forget(self, number: int) -> None:
-        """Delete what was sampled for batch `number`, which is stored."""
+        """Delete what was sampled for batch `number`, which is stored, or as the wave `number`,
+        which has been read."""
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # an actor that was given up may still write there
                 delete_requests(self._of_batch(number))

@@ -4,7 +4,7 @@ die at any time, know nothing of each other.
     online/rollouts/batch_00000007-c0ffee01/            where there is a lag
     online/rollouts/batch_00000007-c0ffee01/attempt-2/  else: on-policy, an attempt has its own
         weights-attempt-2/  to sample with, in files as a checkpoint has them
-        request.json        once they are whole
+        request.json        once they are whole; the waves of a batch share those of the first
         00001.npz           a unit of what was sampled: whole or not there
         failed.json         why there will be none
 
@@ -34,7 +34,7 @@ class RolloutRequest:
     """Units that are to be sampled with certain weights."""
 
     folder: str
-    number: int  # of the batch
+    number: int  # of the batch; of the wave, where batches are filled by several
     units: int  # of it, numbered from 0
     weights: str  # folder
     attempt: int  # that asks

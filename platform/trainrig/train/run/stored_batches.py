@@ -29,6 +29,7 @@ class StoredBatch:
     sources: tuple[str, ...]  # names that the `sources` of micro-batches number
     files: tuple[Mapping[str, str], ...]  # name and SHA-256, by micro-batch
     denominators: Mapping[str, int]
+    waves: int = 1  # of sampling that it took
 
     @classmethod
     def read(cls, folder: str) -> "StoredBatch | None":

@@ -1,0 +1,211 @@
+"""Waves of prompts until a batch is full of groups of which something is learnt."""
+
+import contextlib
+import pickle
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainrig.posttrain.rollouts.run_file import Rollouts
+from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_batch
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
+from trainrig.train import checkpoint
+from trainrig.train.rollout_pool.requests import rollouts_of
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+STEPS, MOST = 6, 4
+# Half of the groups of the fresh model have an answer with a vowel and one without.
+REWARDS = ({"kind": "PatternShape", "pattern": "[aeo]", "whole": False},)
+
+
+def run_of(make_run, output, **rollouts):
+    training = {"steps": STEPS, "checkpoints": {"every": 1, "keep": 9}}
+    rollouts = {"waves": MOST, "updates": 2, "samples": 2, "micro_batch": 4, **rollouts}
+    return make_run(output, rollouts=rollouts, training=training, rewards=REWARDS)
+
+
+def trained(ranks, run, world):
+    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+    job, _, _ = prepare(run)
+    folder = RunFolder(job.folder)
+    newest = checkpoint.newest_valid(folder)[0]
+    attempt = folder.take_attempt(newest.step if newest else 0)
+    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
+    return job
+
+
+@contextlib.contextmanager
+def samplers(pool, run, count, last=None):
+    """So many processes that sample for `run` meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        until = Path(folder, "enough")
+        job, _, _ = prepare(run)
+        started = [
+            pool.start(1, "sample_for", job=job, until=str(until), last=last)[0]
+            for _ in range(count)
+        ]
+        try:
+            yield
+        finally:
+            until.touch()
+            answers = [pickle.load(each.stdout) for each in started]
+        assert all(fine for fine, _ in answers), answers
+
+
+def came_to(job):
+    """The bytes of each micro-batch that was trained on, losses, and bytes of the last weights."""
+    batches = {
+        (batch.number, batch.waves, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }
+    weights = checkpoint.open_model(job.folder).build().state_dict()
+    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    return batches, losses, {name: value.numpy().tobytes() for name, value in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(ranks, make_run, tmp_path_factory):
+    """A run whose one rank samples between its steps."""
+    return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
+
+
+def unit(totals, rows, width):
+    """[G, 2] totals; the row n of B has n + 1 ids, of which the last is drawn."""
+    count = len(rows)
+    arrays = {
+        IDS: np.zeros((count, width), dtype=np.int64),
+        TARGETS: np.full((count, width), IGNORE),
+        SAMPLED: np.zeros((count, width), dtype=np.float32),
+        FLAT: np.repeat([len(set(each)) == 1 for each in totals], 2).astype(np.int64),
+        TOTALS: np.array(totals, dtype=np.float64),
+        PROMPTS: np.array(rows),
+    }
+    for row, number in enumerate(rows):
+        arrays[IDS][row, : number + 1] = number
+        arrays[TARGETS][row, number] = number
+        arrays[SAMPLED][row, number] = -number
+    return arrays
+
+
+def test_a_batch_is_of_the_first_groups_that_are_not_flat():
+    flat, told = [1.0, 1.0], [0.0, 1.0]
+    wanted = Rollouts(prompts=2, samples=2, micro_batch=2, waves=3)
+    first = [unit([flat, told], [0, 0, 2, 1], 5), unit([flat, flat], [3, 3, 4, 4], 9)]
+    second = [unit([flat, told], [5, 5, 6, 6], 7), unit([told, told], [7, 7, 8, 8], 9)]
+    assert fill_batch([first], wanted, 99) is None
+    found = fill_batch([first, second], wanted, 99)
+    assert [each[PROMPTS].tolist() for each in found] == [[2, 1], [6, 6]]
+    assert [each[TOTALS].tolist() for each in found] == [[told], [told]]
+    assert found[0][IDS].tolist() == [[2, 2, 2], [1, 1, 0]]  # no wider than it needs
+    assert found[0][TARGETS].tolist() == [[IGNORE, IGNORE, 2], [IGNORE, 1, IGNORE]]
+    assert all((each[WAVES] == 2).all() for each in found)
+    # Two groups of one micro-batch, of units of other widths.
+    (joined,) = fill_batch([first, second], wanted.model_copy(update={"micro_batch": 4}), 99)
+    assert joined[IDS].tolist()[0] == [2, 2, 2, 0, 0, 99, 99]
+    assert joined[SAMPLED][2].tolist() == [0, 0, 0, 0, 0, 0, -6]
+    # After the last wave flat groups fill what is open, in the order in which all were drawn.
+    last = fill_batch([first], wanted.model_copy(update={"waves": 1}), 99)
+    assert [each[PROMPTS].tolist() for each in last] == [[0, 0], [2, 1]]
+
+
+def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
+    """Of the first: the same groups as one by one, by the model that the run began with."""
+    batches = stored_batches(RunFolder(alone.folder))
+    assert any(each.waves > 1 for each in batches)
+    maker, model = alone.make_batches(), checkpoint.open_model(fresh).build()
+    expected, waves = [], 0
+    while len(expected) < 4 and waves < MOST:
+        with torch.no_grad():
+            units = [maker.sample(model, waves, index) for index in range(2)]
+        expected += [
+            arrays[TARGETS][group * 2 : group * 2 + 2]
+            for arrays in units
+            for group in range(2)
+            if not arrays[FLAT][group * 2]
+        ]
+        waves += 1
+    assert len(expected) >= 4 and batches[0].waves == waves
+    kept = [batches[0].micro_batch(index).targets for index in range(2)]
+    said = [row[row != IGNORE].tolist() for micro in kept for row in micro]
+    assert said == [row[row != IGNORE].tolist() for group in expected[:4] for row in group]
+    saved = list(Path(alone.folder, "checkpoints").rglob("manifest.json"))
+    assert saved
+    for manifest in saved:
+        entries = checkpoint.read_entries(str(manifest.parent))
+        step = entries["step"]
+        drawn = sum(each.waves for each in batches if each.step + each.updates <= step)
+        assert entries.get("carried", {}).get("waves_drawn", 0) == drawn
+    line = metrics.series(alone.folder)[0]
+    assert line["train/diagnostics/waves"] == batches[0].waves
+    assert line["train/diagnostics/flat"] == 0
+
+
+def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, make_run, tmp_path):
+    """From the midst of the second batch; the third is gone."""
+    shutil.copytree(alone.folder, tmp_path / "run")
+    for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_00000002*"):
+        for path in list(tmp_path.glob(f"run/{gone}")):
+            shutil.rmtree(path)
+    assert checkpoint.newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
+    assert len(stored_batches(RunFolder(str(tmp_path / "run")))) == 2
+    job = trained(ranks, run_of(make_run, tmp_path / "run"), 2)
+    assert came_to(job) == came_to(alone)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("world", "actors"), [(2, 0), (2, 1), (1, 3)])
+def test_the_batch_is_the_same_whoever_draws_it(
+    world, actors, alone, ranks, revived_ranks, make_run, tmp_path
+):
+    run = run_of(make_run, tmp_path / "run", actors=actors)
+    with samplers(revived_ranks, run, actors):
+        job = trained(ranks, run, world)
+    assert came_to(job) == came_to(alone)
+    assert not list(Path(rollouts_of(RunFolder(job.folder))).rglob("*.npz"))
+
+
+@pytest.mark.chaos
+def test_a_run_that_is_killed_goes_on_with_the_waves_and_draws_the_same(
+    alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
+):
+    """In the midst of the second batch, of which a checkpoint has the cursor of before."""
+    run = run_of(make_run, tmp_path / "run", actors=1)
+    job, _, _ = prepare(run)
+    fault = (0, "die before training", 3)
+    with samplers(revived_ranks, run, 1):
+        attempt = RunFolder(job.folder).take_attempt(0)
+        (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
+        assert process.wait() == -signal.SIGKILL
+    with samplers(revived_ranks, run, 1):
+        trained(ranks, run, 2)
+    assert came_to(job) == came_to(alone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollouts": {"waves": 2, "redraws": 1}}, "waves and redraws: both replace prompts"),
+        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: how many waves"),
+        ({"rollouts": {"waves": 2}, "training": {"spikes": {}}}, r"rollouts.waves and training.sp"),
+        ({"rollouts": {"waves": 2, "samples": 1, "micro_batch": 4}}, "compares the completions"),
+        (
+            {
+                "rollouts": {"waves": 2, "samples": 1, "micro_batch": 4},
+                "objective": {"kind": "PPO"},
+            },
+            "rollouts.waves: a single completion is never worth the same",
+        ),
+    ],
+)
+def test_waves_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path / "run", **changes)
