@@ -11,7 +11,7 @@ from trainrig.models.huggingface import HubFolder
 from trainrig.models.lora.layers import adapter_shapes
 from trainrig.models.lora.settings import LoRA
 from trainrig.posttrain.huggingface import export_checkpoint
-from trainrig.posttrain.peft_adapter import export_adapter, import_adapter
+from trainrig.posttrain.peft_adapter import export_adapter, import_adapter, name_saved_module
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter
 
@@ -109,3 +109,16 @@ def test_a_tensor_without_a_place_is_refused(fresh, trained, tmp_path):
     save_file(load_file(path) | {name: torch.zeros(4, 32)}, path)
     with pytest.raises(DataError, match=r"layers\.7.* has no place in the model"):
         import_adapter(str(tmp_path / "peft"), fresh, str(tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "module"),
+    [
+        ("classifier.weight", "classifier"),  # BERT
+        ("classifier.out_proj.bias", "classifier"),  # RoBERTa, ELECTRA
+        ("bert.pooler.dense.weight", "bert.pooler.dense"),
+        ("qa_outputs.bias", "qa_outputs"),
+    ],
+)
+def test_a_classifier_is_saved_as_one_module(tensor, module):
+    assert name_saved_module(tensor) == module

@@ -171,6 +171,20 @@ def test_messages_count_by_their_weight(encode_rows, fresh, tmp_path):
     assert sums.counts_B.tolist() == [weight]
 
 
+@pytest.mark.parametrize("array", ["bin", "weights"])
+def test_one_bit_of_a_conversation_that_flips_is_found_and_its_file_named(folder, array):
+    batches = open_conversations(folder, sizes(), PAD)
+    batches.at(0)
+    (path,) = Path(folder, "train").glob(f"*.{array}")
+    with path.open("r+b") as file:  # in place: maps see it
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+    with pytest.raises(DataError, match=rf"^{path}: damaged: block 0 \(bytes 0 to"):
+        for step in range(6):
+            batches.at(step)
+
+
 def test_noise_is_a_function_of_the_sample_and_no_part_of_evaluation(folder, fresh):
     model = open_model(fresh).build()
     batches = open_conversations(folder, sizes(global_batch=4, micro_batch=4), PAD)
@@ -368,18 +382,13 @@ class Deadly:
 
 
 @pytest.fixture
-def ray_of_two():
+def ray_of_two(local_ray):
     """A Ray whose workers get what is defined here by value."""
-    from trainrig.ray_runtime.ray_session import connect
-
-    connect(2, "workers")
-    import ray
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    ray.shutdown()
 
 
 @pytest.mark.ray

@@ -19,6 +19,7 @@ from trainrig.objectives.contract import (
     Term,
     means,
 )
+from trainrig.randomness import RandomKey, uniforms
 from trainrig.tokens.batches import (
     ANSWER_ENDS,
     ANSWER_STARTS,
@@ -63,6 +64,10 @@ class Classification(_OfTexts):
     # Share of a row's weight that is spread evenly over all classes (Szegedy et al. 2016,
     # arXiv:1512.00567, section 7); 0: none.
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    # Share of what the head reads of a text that is set to 0 in training, the rest being scaled up;
+    # 0: none. Which goes by the sample and the place alone.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout_seed: int = 0  # random seed of the dropout
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
@@ -75,7 +80,7 @@ class Classification(_OfTexts):
 
         arrays = batch.arrays
         output = read_texts(model, arrays)
-        logits_BK = output.logits.float()
+        logits_BK = self._logits(output, batch.samples_B).float()
         classes_B = arrays[CLASSES]
         losses_B = cross_entropy(
             logits_BK, classes_B, reduction="none", label_smoothing=self.label_smoothing
@@ -91,6 +96,19 @@ class Classification(_OfTexts):
                 )
         terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(classes_B))}
         return Computed(terms, output.auxiliary, diagnostics)
+
+    def _logits(self, output: Output, samples_B: Tensor) -> Tensor:
+        import torch
+
+        if not self.dropout or not torch.is_grad_enabled():
+            return output.logits
+        read_BC = output.hidden
+        places_1C = torch.arange(read_BC.shape[-1], device=read_BC.device)[None]
+        drawn_BC = uniforms(
+            RandomKey(self.dropout_seed, "dropout", "head"), places_1C, samples_B[:, None]
+        )
+        kept_BC = (drawn_BC >= self.dropout).to(read_BC.dtype)
+        return output.head(read_BC * kept_BC / (1 - self.dropout))
 
     def derive(self, diagnostics: Mapping[str, float]) -> Mapping[str, float]:
         """Macro F1: the mean of F1 over the classes that are told or right anywhere."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trainrig import storage
-from trainrig.errors import OutputTaken
+from trainrig.errors import ConfigError, OutputTaken
 from trainrig.models.added_tokens import add_special_tokens
 from trainrig.models.decoder_config import count_parameters
+from trainrig.models.encoder.model import read_of_generator
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.chat import TEMPLATE
@@ -15,14 +17,27 @@ from trainrig.tokens.special_tokens import find_special_tokens
 from trainrig.train import checkpoint
 
 
-def export_checkpoint(path: str, out: str, settings: HubFolder) -> dict[str, Any]:
+def export_checkpoint(
+    path: str, out: str, settings: HubFolder, generator: bool = False
+) -> dict[str, Any]:
     """Write the newest checkpoint at `path` as the Hugging Face folder `out`; what was written.
+
+    `generator`: of a model that finds replaced tokens, what was trained with it to replace them.
+    Raises ConfigError if it has none.
 
     All but weights, README.md and what changed of config.json is what the model was brought with.
     """
     check_folder(out)
     stored = checkpoint.StoredModel(path)
-    family = write_folder(out, stored.config, stored.read, stored.files, settings, TEMPLATE)
+    config, read = stored.config.without_generator, stored.read
+    if generator:
+        if (beside := stored.config.generator_model) is None:
+            raise ConfigError(
+                f"export --generator: {stored.path} is {config.description} without a generator; "
+                "leave it out, or name a run with objective ReplacedTokenDetection"
+            )
+        config, read = beside, partial(read_of_generator, stored.read)
+    family = write_folder(out, config, read, stored.files, settings, TEMPLATE)
     return {
         "output": out,
         "checkpoint": stored.path,

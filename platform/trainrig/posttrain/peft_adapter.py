@@ -26,6 +26,10 @@ from trainrig.train.job import Adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+# What PEFT calls the work of a model, by its head.
+TASKS = {
+    "tokens": "CAUSAL_LM", "score": "SEQ_CLS", "classes": "SEQ_CLS", "spans": "QUESTION_ANS",
+}  # fmt: skip
 # Settings that would compute something else, and what they are where they do not.
 UNUSED: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -55,8 +59,14 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     lora = opened.adapter.of.lora
     theirs = _module_names(opened.path, opened.config)
     tensors = {}
+    whole = _tensor_names(opened.path, opened.config)
+    saved = set()  # modules that are trained whole
     for name, value in opened.adapter.tensors.items():
         module, _, last = name.rpartition(".")
+        if not is_adapter(name) and name in whole:
+            tensors[PREFIX + whole[name]] = value.contiguous()
+            saved.add(name_saved_module(whole[name]))
+            continue
         if module not in theirs:
             raise DataError(
                 f"{opened.path}: {module} is no matrix of its own in Transformers, where PEFT "
@@ -69,12 +79,11 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
             )
         key, value = _to_peft(last, value, module == "embedding")
         tensors[f"{PREFIX}{theirs[module]}.{key}"] = value.contiguous()
-    scored = opened.config.head == "score"
     chosen = {name.rpartition(".")[0] for name in opened.adapter.tensors if is_adapter(name)}
     settings = {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if scored else "CAUSAL_LM",
-        "modules_to_save": [theirs["head"]] if scored else None,
+        "task_type": TASKS[opened.config.head],
+        "modules_to_save": sorted(saved) or None,
         "base_model_name_or_path": opened.adapter.of.base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -90,6 +99,13 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         save_file(tensors, local, metadata={"format": "pt"})
     storage.write(storage.join(out, CONFIG), json.dumps(settings, indent=2).encode())
     return {"output": out, "checkpoint": opened.path, "step": opened.step, "rank": lora.rank}
+
+
+def name_saved_module(tensor: str) -> str:
+    """The module that PEFT saves whole for `tensor`: its own, but for a classifier of several
+    layers, which PEFT always saves as one and could not save in parts beside that."""
+    module = tensor.rpartition(".")[0]
+    return "classifier" if module.startswith("classifier.") else module
 
 
 def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
@@ -141,9 +157,14 @@ def _module_names(path: str, config: DecoderConfig) -> dict[str, str]:
     }
 
 
+def _tensor_names(path: str, config: DecoderConfig) -> dict[str, str]:
+    """Our name of each tensor that is one in Transformers too, and theirs."""
+    family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
+    table = table_of(family, config, tensor_shapes(config))
+    return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
+
+
 def _to_peft(last: str, value: Tensor, embedding: bool) -> tuple[str, Tensor]:
-    if last == "weight":  # of a head that is trained whole
-        return last, value
     if last == "magnitude":
         return "lora_magnitude_vector", value
     if embedding:  # theirs has entries as inputs

@@ -174,7 +174,7 @@ def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
 
 
 def _reference(run: FineTuning, start: str, encoder: Encoder) -> str:
-    return find_reference(run.reference, start, encoder)
+    return find_reference(run.reference, start, encoder, run.batches.sequence_length)
 
 
 def _open_rows(

@@ -10,6 +10,7 @@ import transformers
 
 from trainrig.errors import ConfigError
 from trainrig.models.huggingface import HubFolder
+from trainrig.models.lora.layers import is_adapter
 from trainrig.objectives import AnswerSpan, Classification
 from trainrig.objectives.classification import likeliest_spans
 from trainrig.objectives.contract import DeviceBatch
@@ -17,6 +18,7 @@ from trainrig.posttrain.classification.batches import TextBatches
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.peft_adapter import export_adapter
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
@@ -130,6 +132,34 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
         assert ours["score_label"] == theirs.config.id2label[int(wanted.argmax())]
 
 
+def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_and_in_peft(
+    bert, encode, tuning, tmp_path, without_ray
+):
+    peft = pytest.importorskip("peft")
+    encode(ROWS)
+    lora = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
+    run = tuning(lora=lora, steps=8)
+    posttrain(run)
+    posttrain(tuning("two", workers=2, lora=lora, steps=8))
+    one, two = (checkpoint.open_model(str(tmp_path / name)) for name in ("run", "two"))
+    assert {name for name in one.adapter.tensors if not is_adapter(name)} == {
+        f"{module}.{part}" for module in ("head", "pooler") for part in ("weight", "bias")
+    }
+    assert all(torch.equal(one.weights[name], two.weights[name]) for name in one.weights)
+    before = checkpoint.open_model(one.adapter.of.base).weights
+    changed = {n for n in one.weights if n not in before or (one.weights[n] != before[n]).any()}
+    assert {name.partition(".")[0] for name in changed} == {"head", "pooler", "layers"}
+    assert not any("norm" in name or name.endswith("bias") for name in changed if "layers" in name)
+    export_adapter(str(tmp_path / "run"), str(tmp_path / "peft"))
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(bert, num_labels=3)
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
+    micro = prepare(run)[0].make_batches().micro_batch(0, 0)
+    ids, there, second = (torch.from_numpy(micro.arrays[n]) for n in ("ids", "segments", "texts"))
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=there, token_type_ids=second).logits
+        torch.testing.assert_close(read(one.build(), micro), wanted, rtol=0, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_finder_of_answers_learns_and_is_transformers(
     encode, tuning, write_rows, tmp_path, without_ray
@@ -184,7 +214,9 @@ def read(model, micro):
     return read_texts(model, DeviceBatch.copy(micro, torch.device("cpu")).arrays).logits
 
 
-@pytest.mark.parametrize("objective", [Classification(label_smoothing=0.1), AnswerSpan()])
+@pytest.mark.parametrize(
+    "objective", [Classification(label_smoothing=0.1, dropout=0.3), AnswerSpan()]
+)
 def test_a_step_is_the_same_in_any_micro_batches(objective, encode, tuning, tmp_path):
     questions = isinstance(objective, AnswerSpan)
     encode(QUESTIONS if questions else ROWS, rows="questions" if questions else "classified")
@@ -210,6 +242,20 @@ def test_a_step_is_the_same_in_any_micro_batches(objective, encode, tuning, tmp_
         found.append({name: p.grad.clone() for name, p in model.named_parameters()})
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
+    hidden = torch.ones(50, 400)
+    output = type("O", (), {"hidden": hidden, "head": lambda _, x: x, "logits": hidden})()
+    objective, samples = Classification(dropout=0.25), torch.arange(100, 150)
+    read = objective._logits(output, samples)
+    assert torch.equal(read.unique(), torch.tensor([0.0, 1 / 0.75]))
+    four_sigma = 4 * (0.25 * 0.75 / hidden.numel()) ** 0.5
+    assert float((read == 0).double().mean()) == pytest.approx(0.25, abs=four_sigma)
+    assert not torch.equal(read[0], read[1])
+    assert torch.equal(objective._logits(output, samples.flip(0)), read.flip(0))
+    with torch.no_grad():
+        assert objective._logits(output, samples) is hidden
 
 
 def test_losses_and_f1_are_those_by_hand():
@@ -264,8 +310,6 @@ def test_what_cannot_be_taught_is_refused(encode, tuning, fresh, bert, tokens, t
     encode(ROWS)
     with pytest.raises(ConfigError, match=r"holds classified, but .* for questions"):
         prepare(tuning(objective={"kind": "AnswerSpan"}))
-    with pytest.raises(ConfigError, match="leave out \\[lora\\]"):
-        prepare(tuning(lora={"rank": 2}))
     with pytest.raises(ConfigError, match="AnswerSpan can't teach it; name an encoder"):
         prepare(tuning(checkpoint=fresh, objective={"kind": "AnswerSpan"}))
     with pytest.raises(ConfigError, match="which goes on from no text, so SFT can't"):

@@ -26,6 +26,8 @@ from trainrig.models.lora.settings import LoRA
 from trainrig.randomness import RandomKey, uniforms
 
 TRAINED = ("lora_a", "lora_b", "magnitude")  # last parts of the names of trained parameters
+# First parts of the names of what a head of scores, classes or spans has of its own.
+WHOLE = ("head", "head_bias", "pooler", "transform")
 SCALES = "scales"  # of the rows of an int8 weight, beside it
 LARGEST = 127  # of int8, the same on both sides of 0
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -109,6 +111,11 @@ class LowRankLinear(FrozenLinear):
         if lora.dora:
             self.magnitude = nn.Parameter(torch.empty(outputs, device=like.weight.device))
 
+    @property
+    def drops_by_row(self) -> bool:
+        """Whether what it makes of a token depends on which row the token is in."""
+        return self.dropout.share > 0
+
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
         low_O = F.linear(F.linear(self.dropout(x_I), self.lora_a), self.lora_b) * self.scale
@@ -171,14 +178,14 @@ class LowRankEmbedding(FrozenEmbedding):
 
 def adapt(model: nn.Module, lora: LoRA, compute: torch.dtype = torch.float32) -> None:
     """Freeze `model` in place and give it adapters, all on its device, before it is sharded. A head
-    that gives a score is one row, and is trained whole.
+    of something else than tokens is small, and is trained whole with what comes before it alone.
 
     `compute`: what its layers compute in.
 
     Raises ConfigError for a pattern that matches nothing, and for an embedding with DoRA.
     """
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(_is_score_head(model, name))
+        parameter.requires_grad_(_is_of_head(model, name))
     found = adaptable(model)
     chosen = set(lora.chosen(found))
     for name, layer in found.items():
@@ -218,14 +225,14 @@ def adaptable(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: each
         for name, each in model.named_modules()
-        if isinstance(each, nn.Linear | nn.Embedding) and not _is_score_head(model, name)
+        if isinstance(each, nn.Linear | nn.Embedding) and not _is_of_head(model, name)
     }
 
 
-def _is_score_head(model: nn.Module, name: str) -> bool:
+def _is_of_head(model: nn.Module, name: str) -> bool:
     config = getattr(model, "config", None)
-    scored = isinstance(config, DecoderConfig) and config.head == "score"
-    return scored and name.partition(".")[0] == "head"
+    own = isinstance(config, DecoderConfig) and config.head != "tokens"
+    return own and name.partition(".")[0] in WHOLE
 
 
 def is_adapter(name: str) -> bool:
@@ -280,7 +287,7 @@ def held(name: str, weight: Tensor, base: str) -> Tensor:
     """`weight` of a model, float32, as training with `base` holds and restores it."""
     if base == "float32" or weight.ndim < 2:
         return weight
-    if base == "bfloat16" or name.startswith("embedding."):
+    if base == "bfloat16" or name.rpartition(".")[0].endswith("embedding"):  # none is in int8
         return weight.bfloat16().float()
     return restore(*quantise(weight))
 

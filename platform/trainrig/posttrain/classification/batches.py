@@ -179,11 +179,6 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
     """
     if run.pretraining:
         raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
-    if run.lora:
-        raise ConfigError(
-            "lora: a head for whole texts is trained with the model; leave out [lora], and freeze "
-            "what should stay by [[training.groups]]"
-        )
     assert isinstance(run.objective, OfLabels)
     kind, length = row_kind(run.objective), run.batches.sequence_length
     make = functools.partial(open_text_batches, folder, kind, run.batches, padding, run.cache)
