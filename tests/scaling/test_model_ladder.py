@@ -11,9 +11,11 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, count_parameters
 from trainrig.scaling.model_ladder import (
     LARGEST,
+    NEARNESS,
     SMALLEST,
     aspect,
     find_ladder_model,
+    find_ladder_model_of,
     initial_std,
     ladder,
     space_sizes,
@@ -87,3 +89,14 @@ def test_too_small_a_decoder_is_refused(parameters: float) -> None:
 def test_sizes_are_evenly_spaced() -> None:
     assert space_sizes(1.0, 8.0, 4) == pytest.approx((1, 2, 4, 8))
     assert space_sizes(3.0, 8.0, 1) == (3.0,)
+
+
+@pytest.mark.parametrize("kind", ["Decoder", "Encoder", "EncoderDecoder"])
+@pytest.mark.parametrize("asked", [30_000, 60_000, 240_000, 1e6, 1e8])
+def test_models_of_other_kinds_have_the_parameters_asked_for(kind: str, asked: float) -> None:
+    found = find_ladder_model_of(kind, asked, vocabulary=4_096, positions=256)
+    assert found.model.kind == kind
+    assert abs(found.parameters / asked - 1) < NEARNESS
+    counted = count_parameters(found.model)
+    assert (found.parameters, found.total) == (counted.layers, counted.total)
+    assert found.model.tie_embeddings

@@ -8,14 +8,17 @@ layers nothing else can.
 Shapes: C channels, L layers, F channels between.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.width_transfer import MuP
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 # The sizes of a sweep, and how near to what was asked a ladder model is there: a share of it.
 SMALLEST, LARGEST = 30_000, 1_000_000_000
@@ -71,7 +74,7 @@ class LadderModel:
 
     @property
     def total(self) -> int:
-        """All that an optimizer sees."""
+        """All but what is there in training alone, as further heads."""
         return self.parameters + self.embedding_parameters
 
 
@@ -132,6 +135,68 @@ def find_ladder_model(
     )
     count = count_parameters(model)
     return LadderModel(model, count.layers, count.embedding + count.head)
+
+
+def find_ladder_model_of(
+    kind: str,
+    parameters: float,
+    vocabulary: int,
+    positions: int = 2048,
+    tie_embeddings: bool = True,
+    mup: MuP | None = None,
+) -> LadderModel:
+    """The model of `kind`, Decoder, Encoder or EncoderDecoder, of about `parameters`, counted as a
+    decoder's are: all that is neither the embedding nor on the way to logits. An encoder-decoder
+    has as many layers on either side. Raises ConfigError as `find_ladder_model` does."""
+    plain = find_ladder_model(parameters, vocabulary, positions, tie_embeddings, mup)
+    if kind == "Decoder":
+        return plain
+    made_of: type[DecoderConfig] = EncoderConfig if kind == "Encoder" else EncoderDecoderConfig
+    sides = 1 if kind == "Encoder" else 2
+    depths, widths = [plain.model.layers], [plain.model.channels]
+    if sides == 2:
+        depths = list(range(max(1, plain.model.layers // 3), plain.model.layers + 1))
+        widths = sorted({width for by in (0.6, 0.8, 1.0) for width in _near(by * widths[0])})
+
+    def made(layers: int, channels: int, between: int) -> LadderModel:
+        model = made_of(
+            layers=layers,
+            channels=channels,
+            heads=channels // _grain(channels).head_channels,
+            feedforward_channels=between,
+            vocabulary=vocabulary,
+            positions=positions,
+            tie_embeddings=tie_embeddings,
+            initial_std=plain.model.initial_std if mup else initial_std(channels),
+            mup=mup,
+        )
+        count = count_parameters(model)
+        return LadderModel(model, count.layers, count.embedding + count.head)
+
+    def fitted(layers: int, channels: int) -> LadderModel:
+        """With the width between that comes nearest: parameters are linear in it."""
+        step = _grain(channels).between
+        first, second = (made(layers, channels, step * n).parameters for n in (1, 2))
+        return made(
+            layers, channels, step * max(1, 1 + round((parameters - first) / (second - first)))
+        )
+
+    def strangeness(found: LadderModel) -> float:
+        model = found.model
+        off = abs(math.log(found.parameters / parameters))
+        shape = math.log(model.channels / (sides * model.layers) / aspect(parameters)) ** 2
+        widening = math.log(model.shape.feedforward_channels / model.channels / WIDENING) ** 2
+        return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
+
+    return min((fitted(*sizes) for sizes in itertools.product(depths, widths)), key=strangeness)
+
+
+def with_further_heads(found: LadderModel, heads: int) -> LadderModel:
+    """`found` with `heads` for the tokens after the next. They are no part of its size: what is
+    evaluated and used is the model without them."""
+    if not heads:
+        return found
+    return replace(found, model=found.model.model_copy(update={"further_heads": heads}))
 
 
 def ladder_model_of(

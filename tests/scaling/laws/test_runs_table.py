@@ -55,6 +55,15 @@ def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path:
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_table_may_have_no_row(tmp_path: Path) -> None:
+    """Of a sweep none of whose runs is over, say: single values stand for rows, and make none."""
+    none = RunsTable.of(parameters=[], tokens=[], loss=[], recipe="web", unique_tokens=1e9)
+    none.write(str(tmp_path / "runs.parquet"))
+    back = read_table(str(tmp_path))
+    assert len(none) == len(back) == 0 and none.name.tolist() == back.recipe.tolist() == []
+    assert len(RunsTable.of(parameters=1e6, tokens=1e8, loss=3.0)) == 1
+
+
 def test_rows_are_selected_in_every_column() -> None:
     picked = three().select(np.array([2, 0]))
     assert picked.parameters.tolist() == [4e6, 1e6]

@@ -11,8 +11,10 @@ from trainrig.check import describe
 from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
 from trainrig.job import exit_codes
+from trainrig.objectives import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.laws.law import write_law
+from trainrig.scaling.laws.objective_names import written
 from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.plan import read_plan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
@@ -55,6 +57,35 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
     assert plan.data.epochs > 4
     assert run.batches.cap("web") >= plan.data.epochs
     assert plan.data.worth < plan.size.tokens
+
+
+OBJECTIVES = {
+    "Encoder": MaskedLM(),
+    "EncoderDecoder": SpanCorruption(),
+    "Decoder": UL2(joined=True),  # whose rows are wider than the text
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_law_of_another_objective_plans_a_run_of_it(
+    kind: str, corrupted_tokens: str, tokens: str, tmp_path: Path
+) -> None:
+    objective = OBJECTIVES[kind]
+    of_it = {"objective": written(objective), "parameters_count": "non-embedding"}
+    write_law(str(tmp_path / "law.json"), law("hoffmann").model_copy(update=of_it))
+    path = tmp_path / "planned.toml"
+    found, lines = answer(
+        str(tmp_path / "law.json"), TINY, None,
+        RunWanted(str(path), corrupted_tokens, str(tmp_path / "run")),
+    )  # fmt: skip
+    assert any(objective.kind in line and "the loss is its own" in line for line in lines)
+    run = config.load(Pretraining, str(path))
+    assert run.objective == objective
+    assert run.model is not None and run.model.kind == kind
+    assert read_plan(run.plan or "").model == run.model
+    assert describe(run)["flops"] == pytest.approx(found.size.flops)
+    with pytest.raises(DataError, match="no special token"):
+        answer(str(tmp_path / "law.json"), TINY, None, RunWanted(str(path), tokens, None))
 
 
 @pytest.mark.ray

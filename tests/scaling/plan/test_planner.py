@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
+from trainrig.estimate.memory import step_memory
+from trainrig.estimate.objective_flops import position_flops
 from trainrig.flops import token_flops
 from trainrig.models.decoder import count_parameters
+from trainrig.objectives import MaskedLM, MultiTokenPrediction, SpanCorruption
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.objective_names import written
 from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.planner import PlanRequest, make_plan
+from trainrig.train.run_file import Training
 
 OFFERS = hardware.load()
 
@@ -150,6 +155,42 @@ def test_where_nothing_fits_it_says_how_many_would() -> None:
     needed = plan.placement.devices_needed
     assert needed is not None and needed > 8
     assert planned(parameters=4e11, devices=needed).placement.fits
+
+
+def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
+    """Rows of joined spans are wider than the text; a rate that falls makes later steps cheaper."""
+    by = law("besiroglu").model_copy(update={"parameters_count": "non-embedding"})
+    asked = {"flops": 1e20, "devices": 8}
+    spans = SpanCorruption(joined=True)
+    plain = planned(by, **asked)
+    wide = planned(by.model_copy(update={"objective": written(spans)}), **asked)
+    assert wide.placement.memory == step_memory(
+        wide.model, laid_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
+        spans.row_length(2048),
+    ).total  # fmt: skip
+    assert wide.size.tokens == plain.size.tokens
+    falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)
+    plan = planned(by.model_copy(update={"objective": written(falling)}), gpu_days=10.0)
+    steps = plan.recipe.steps
+    each = position_flops(falling, plan.model, 2048, steps)
+    assert plan.size.flops == each * plan.size.tokens
+    assert plan.cost.device_days == pytest.approx(10.0, rel=0.01)
+    several = by.model_copy(update={"objective": written(MultiTokenPrediction())})
+    assert planned(several, **asked).model.further_heads == 3
+
+
+def laid_out(plan: ScalingPlan) -> Training:
+    placement = plan.placement
+    return Training.model_validate(
+        {
+            "steps": 1,
+            "precision": {"compute": "bfloat16"},
+            "parallel": placement.parallel,
+            "deterministic": placement.deterministic,
+            "recompute": placement.recompute,
+            "virtual_workers": plan.cost.devices,
+        }
+    )
 
 
 def test_checkpoints_come_as_young_has_it() -> None:

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from trainrig import config, storage
-from trainrig.errors import ClusterError, ConfigError, Unfinished
+from trainrig.errors import ClusterError, ConfigError, DataError, Unfinished
+from trainrig.estimate.objective_flops import position_flops
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.run_file import TaskChoice
+from trainrig.flops import encoder_decoder_flops
+from trainrig.models.decoder_config import count_parameters
+from trainrig.objectives import CausalLM
+from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.sweep import task_scores
 from trainrig.scaling.sweep import trial as trial_module
 from trainrig.scaling.sweep.designs import DesignPoint
@@ -44,6 +49,73 @@ def planned(sweep, *lengths):
         sweep, [DesignPoint(6_000, tokens) for tokens in lengths], data, RateBatchPair(1.0, 1.0)
     )
     return trial, data
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind"),
+    [
+        ({"kind": "SpanCorruption"}, "EncoderDecoder"),
+        (
+            {"kind": "MaskedLM", "rate": 0.5, "final_rate": 0.1, "rate_steps": 40},
+            "Encoder",
+        ),
+        ({"kind": "UL2", "joined": True}, "Decoder"),
+        ({"kind": "MultiTokenPrediction", "further_weights": [1.0, 0.5]}, "Decoder"),
+    ],
+    ids=["spans", "masked", "denoisers of a decoder", "several tokens ahead"],
+)
+def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
+    alone, corrupted_tokens, tmp_path, objective, kind
+):
+    settings = {
+        "stage": "sweep",
+        "tokens": corrupted_tokens,
+        "output": str(tmp_path / "sweep"),
+        "design": {
+            "kind": "Grid",
+            "parameters": [12_000, 50_000, 200_000],
+            "tokens": [1_024, 2_048],
+        },
+        "batches": {"sequence_length": 32, "micro_batch": 4},
+        "training": {"fewest_steps": 4},
+        "objective": objective,
+    }
+    sweep = config.build(Sweep, settings, "sweep.toml")
+    data = look_at(sweep)
+    points = [DesignPoint(12_000, tokens) for tokens in (1_024, 2_048)]
+    (trial,) = plan(sweep, points, data, RateBatchPair(1.0, 1.0))
+    train_trial(sweep, trial, data, Alone())
+    runs = table(sweep, [trial], data)
+    assert list(runs.state) == ["end", "end"]
+    # Text read, whatever is asked of it.
+    assert runs.tokens.tolist() == [length.tokens for length in trial.lengths]
+    model = trial.ladder_model.model
+    assert model.kind == kind
+    of_token = position_flops(sweep.objective, model, 32)
+    each = [position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
+    assert runs.flops.tolist() == pytest.approx(np.array(each) * runs.tokens)
+    if kind == "Encoder":  # each step predicts fewer tokens
+        assert each[1] < each[0] < of_token
+    if model.further_heads:  # they are trained, and no part of N
+        alone = model.without_further_heads
+        assert model.further_heads == 2
+        assert trial.ladder_model.parameters == count_parameters(alone).layers
+        assert of_token > position_flops(CausalLM(), alone, 32)
+    if kind == "EncoderDecoder":
+        row = encoder_decoder_flops(model, *sweep.objective.lengths(32))
+        assert of_token == pytest.approx(row / 32)
+    assert {read(each) for each in runs.objective.tolist()} == {sweep.objective}
+    assert all(source in ("books", "web") for source in runs.losses)
+
+
+def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
+    given = sweep.model_dump(mode="json")
+    spans = {"objective": {"kind": "SpanCorruption"}}
+    with pytest.raises(DataError, match="no special token <extra_id_0>"):
+        look_at(config.build(Sweep, given | spans, "sweep.toml"))
+    asked = given | spans | {"tasks": [{"task": "lambada"}]}
+    with pytest.raises(ConfigError, match="only decoders are asked, and objective SpanCorruption"):
+        config.build(Sweep, asked, "sweep.toml")
 
 
 class After:
@@ -87,6 +159,14 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
     before = len(trunk.attempts())
     train_trial(other, trial, data, Alone())
     assert len(trunk.attempts()) == before
+
+
+def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_path):
+    trial, data = planned(sweep, 1_024, 2_048)
+    runs = table(sweep, [trial], data)
+    assert len(runs) == 0
+    runs.write(str(tmp_path / "runs.parquet"))
+    assert summary([trial], data, runs)["points"] == 0
 
 
 def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_same_end(

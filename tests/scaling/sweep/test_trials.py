@@ -5,10 +5,12 @@ import pytest
 from trainrig import config
 from trainrig.check import describe
 from trainrig.errors import ConfigError
+from trainrig.estimate.objective_flops import position_flops
+from trainrig.objectives import MaskedLM
 from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair
-from trainrig.scaling.sweep.trials import SweepTokens, plan, run_file, stable_steps
+from trainrig.scaling.sweep.trials import SweepTokens, look_at, plan, run_file, stable_steps
 
 DATA = SweepTokens(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
 AS_RULED = RateBatchPair(1.0, 1.0)
@@ -107,6 +109,37 @@ def test_sizes_that_come_to_the_same_decoder_are_refused():
         plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
 
 
+MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "CausalLM"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective": {"kind": "ReplacedTokenDetection"}}, "make no law; sweep MaskedLM, or"),
+        (
+            {"objective": {"kind": "UL2"}, "batches": {"attend": "document"}},
+            "attend",
+        ),
+        (
+            {
+                "objective": {"kind": "PrefixLM", "prefix_tokens": 64},
+                "batches": {"sequence_length": 64},
+            },
+            "prefix_tokens",
+        ),
+        (
+            {"objective": {"kind": "MixtureOfObjectives", "members": [MASKED, NEXT]}},
+            "MaskedLM asks for what stands on both sides",
+        ),
+        ({"seeds": [-1]}, "seeds"),
+    ],
+)
+def test_what_a_trial_would_be_refused_is_refused_of_the_sweep(changes, said):
+    with pytest.raises(ConfigError) as refused:
+        build(**changes)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
 def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
     design = {"kind": "Grid", "parameters": [6_000, 12_000], "tokens": [1_024, 4_096]}
     rows = {"sequence_length": 32, "micro_batch": 4}
@@ -119,6 +152,27 @@ def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
     assert facts["flops_by_6nd"] == pytest.approx(6 * sizes * (4_096 + 1_024 / 4), rel=0.1)
     assert facts["flops"] > facts["flops_by_6nd"]
     assert facts["epochs_most"] == pytest.approx(4_096 / facts["unique_tokens"], rel=0.1)
+
+
+def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
+    rows = {"sequence_length": 32, "micro_batch": 4}
+    training = {"fewest_steps": 4, "decay": 0.25, "warmup": 0.0}
+    design = {"kind": "Grid", "parameters": [12_000, 50_000], "tokens": [1_024, 4_096]}
+    falling = MaskedLM(rate=0.5, final_rate=0.1, rate_steps=8)
+    settings = {"tokens": corrupted_tokens, "batches": rows, "training": training}
+    sweep = build(**settings, design=design, objective=falling.model_dump())
+    data, expected = look_at(sweep), 0.0
+    for trial in plan(sweep, sweep.design.points(None), data, AS_RULED):
+        trunk, branch = trial.trunk.steps, trial.lengths[0].steps
+        made = [*range(trunk), *range(stable_steps(sweep, trial, trial.lengths[0]), branch)]
+        for step in made:
+            of = MaskedLM(rate=falling.rate_at(step + 0.5))  # its mean over a step is its middle's
+            positions = trial.batch * 32
+            expected += positions * position_flops(of, trial.ladder_model.model, 32)
+    assert describe(sweep)["flops"] == pytest.approx(expected)
+    exact = {"kind": "IsoFLOP", "parameters": [12_000, 50_000], "budgets": [1e9], "flops": "exact"}
+    with pytest.raises(ConfigError, match=r'with final_rate a token costs .*flops = "6ND"'):
+        build(**settings, design=exact, objective=falling.model_dump())
 
 
 def test_an_early_stop_of_a_laws_points_is_refused_with_the_reason():

@@ -124,6 +124,7 @@ def fit_law(
         estimates=estimates | _frontiers(screened, settings),
         parameters_count=screened.runs.counts,
         tokenizer=tokenizer,
+        objective=str(screened.runs.objective[0]),
         ranges=ranges(screened.runs),
         fit=fit.record(screened.left_out).model_copy(
             update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}

@@ -8,15 +8,20 @@ from typing import Any
 
 from trainrig import config, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws import recipes, summary
+from trainrig.scaling.laws import summary
+from trainrig.scaling.laws.comparisons import objectives, recipes
+from trainrig.scaling.laws.comparisons.objectives import compare_objectives
+from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
 from trainrig.scaling.laws.fit import LawFit, counted, fit_law, read_runs, write_fit
 from trainrig.scaling.laws.fit_progress import Progress
+from trainrig.scaling.laws.objective_names import called
 from trainrig.scaling.laws.pages.fit_page import write_fit_page
-from trainrig.scaling.laws.recipes import RecipeFit, compare
+from trainrig.scaling.laws.pages.objectives_page import write_objectives_page
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.storage.writable import check_folder
 
 RECIPES_FILE = "recipes.json"
+OBJECTIVES_FILE = "objectives.json"
 
 # Option of the command line -> key of LawFit.
 KEYS = {
@@ -85,7 +90,7 @@ def fit(
     if out:
         check_folder(out)
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
-        return _compare(tables, settings, out, as_json)
+        return _compare(tables, settings, out, as_json, progress)
     runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
     name = tables.recipes[0] if tables.recipes else _stem(tables.paths[0])
     try:
@@ -99,14 +104,26 @@ def fit(
     return "\n".join([*summary.lines(fitted.law), *(f"wrote {path}" for path in written)])
 
 
-def _compare(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str:
+def _compare(
+    tables: Tables, settings: LawFit, out: str | None, as_json: bool, progress: Progress | None
+) -> str:
+    named = dict(_named(tables))
+    trained_for = {each for runs in named.values() for each in runs.objective.tolist()}
+    if len(trained_for) > 1:
+        if len(tables.paths) == 1:
+            raise DataError(
+                f"{tables.paths[0]}: its recipes are trained for {len(trained_for)} objectives "
+                f"({', '.join(sorted(map(called, trained_for)))}), and recipes compare by the loss "
+                "of one; write a table of each objective and fit them together"
+            )
+        return _compare_objectives(named, tables, settings, out, as_json, progress)
     if settings.form not in (None, "Parametric"):
         raise ConfigError(f"--form {settings.form}: recipes are compared by the Parametric law")
     given = {"share": tables.share} if tables.share else {}
     how = config.build(RecipeFit, given, "fit").model_copy(
         update={name: getattr(settings, name) for name in ("loss", "exclusions", "bootstrap")}
     )
-    named = {name: counted(runs, settings.counts) for name, runs in _named(tables)}
+    named = {name: counted(runs, settings.counts) for name, runs in named.items()}
     found = compare(named, how)
     data = found.model_dump(mode="json")
     written = []
@@ -118,6 +135,43 @@ def _compare(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -
     return "\n".join([*recipes.lines(found), *(f"wrote {path}" for path in written)])
 
 
+def _compare_objectives(
+    named: Mapping[str, RunsTable],
+    tables: Tables,
+    settings: LawFit,
+    out: str | None,
+    as_json: bool,
+    progress: Progress | None,
+) -> str:
+    """A law of each, in a folder of its own, and what of them compares."""
+    if tables.share is not None or settings.form not in (None, "Parametric"):
+        given = "--share" if tables.share is not None else f"--form {settings.form}"
+        raise ConfigError(
+            f"{given}: the tables are of several objectives, which share no constants and are "
+            "compared by the Parametric law; leave it out"
+        )
+    how = settings.model_copy(update={"form": "Parametric"})
+    fits, written = [], []
+    for (name, runs), path in zip(named.items(), tables.paths, strict=True):
+        try:
+            fitted = fit_law(runs, how, name, path, progress)
+        except DataError as why:
+            raise DataError(f"{path}: {why}") from None
+        fits.append(fitted)
+    found = compare_objectives(fits)
+    if out:
+        for fitted in fits:
+            folder = storage.join(out, fitted.law.name)
+            written += [write_fit(folder, fitted), write_fit_page(folder, fitted)]
+        data = json.dumps(found.model_dump(mode="json"), indent=2, allow_nan=False)
+        written.append(storage.join(out, OBJECTIVES_FILE))
+        storage.write(written[-1], f"{data}\n".encode())
+        written.append(write_objectives_page(out, found, fits))
+    if as_json:
+        return json.dumps({**found.model_dump(mode="json"), "written": written})
+    return "\n".join([*objectives.lines(found), *(f"wrote {path}" for path in written)])
+
+
 def _named(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
     """Each recipe's runs: a table each, or those of one table by the name of the recipe."""
     columns = dict(tables.columns)
@@ -127,12 +181,38 @@ def _named(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
         return
     if tables.recipes:
         raise ConfigError("--recipe chooses within one table; of several, each is one recipe")
-    stems = [_stem(path) for path in tables.paths]
-    for path, stem in zip(tables.paths, stems, strict=True):
-        yield stem if stems.count(stem) == 1 else path, read_runs([path], columns)
+    for path, name in zip(tables.paths, _names(tables.paths), strict=True):
+        yield name, read_runs([path], columns)
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """Of tables, each with as many folders before it as tell it from all others. Raises
+    ConfigError if none do."""
+    parts = [_parts(storage.absolute(path)) for path in paths]
+    names = []
+    for own in parts:
+        told = (
+            n for n in range(1, len(own) + 1) if sum(own[-n:] == other[-n:] for other in parts) == 1
+        )
+        names.append("-".join(own[-next(told, len(own)) :]))
+    for name, path in zip(names, paths, strict=True):
+        if names.count(name) > 1:
+            others = [each for each, its in zip(paths, names, strict=True) if its == name]
+            raise ConfigError(
+                f"{path}: is given {len(others)} times, or named as another table is "
+                f"({', '.join(others)}); give each table once, in a folder of its own name"
+            )
+    return names
 
 
 def _stem(path: str) -> str:
     """A table's name: its file's, or its folder's where all files are called the same."""
+    return _parts(path)[-1]
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """Folders above a table's name, and it."""
     pure = PurePosixPath(path)
-    return (pure.parent if pure.stem == "runs" and pure.parent.name else pure).stem
+    named = pure.parent if pure.stem == "runs" and pure.parent.name else pure
+    name = named.stem if named.suffix in (".csv", ".parquet") else named.name
+    return *(each for each in named.parts[:-1] if each != "/"), name

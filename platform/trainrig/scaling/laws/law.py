@@ -177,6 +177,8 @@ class Law(Settings):
     parameters_count: Literal["non-embedding", "total"]  # what N counts
     loss_unit: Literal["nats per token"] = "nats per token"
     tokenizer: str  # its fingerprint or name: losses of different ones do not compare
+    # What the runs were trained for, as `objective_names` writes it; "": next-token prediction.
+    objective: str = ""
     ranges: Ranges | None = None  # None: published without its runs
     fit: FitRecord | None = None  # None: published
     held_out: HeldOutErrors | None = None

@@ -39,6 +39,8 @@ RUNS_SCHEMA = pa.schema(
         ("name", pa.string()),  # of this row
         ("trial", pa.string()),  # the training run that it is a point of
         ("recipe", pa.string()),  # the corpus trained on; a law holds for one
+        # What was trained for, as `objective_names` writes it; "": next-token prediction.
+        ("objective", pa.string()),
         ("state", pa.string()),  # one of STATES
         ("parameters", pa.float64()),  # N; without embeddings, unless the metadata says "total"
         ("embedding_parameters", pa.float64()),
@@ -77,6 +79,7 @@ class RunsTable:
     name: Texts
     trial: Texts
     recipe: Texts
+    objective: Texts
     state: Texts
     parameters: Floats
     embedding_parameters: Floats
@@ -126,7 +129,7 @@ class RunsTable:
         """
         given = {"parameters": parameters, "tokens": tokens, "loss": loss, **more}
         assert set(given) <= {*TEXTS, *NUMBERS}, set(given) - {*TEXTS, *NUMBERS}
-        rows = max(np.size(value) for value in given.values())
+        rows = max((np.size(value) for value in given.values() if np.ndim(value)), default=1)
         numbers = {n: _numbers(given.get(n, np.nan), rows) for n in NUMBERS}
         six = 6 * numbers["parameters"] * numbers["tokens"]
         numbers["flops_6nd"] = _known(numbers["flops_6nd"], six)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import LeftOut
+from trainrig.scaling.laws.objective_names import called
 from trainrig.scaling.laws.runs_table import NATS, RunsTable
 
 Mask = NDArray[np.bool_]
@@ -74,6 +75,12 @@ def refuse_mixtures(runs: RunsTable) -> None:
         raise DataError(
             f"the runs come from {len(tokenizers)} tokenizers ({_some(tokenizers)}), and nats per "
             "token of one are not those of another: fit one tokenizer's runs at a time"
+        )
+    objectives = [called(str(name)) for name in dict.fromkeys(runs.objective)]
+    if len(objectives) > 1:
+        raise DataError(
+            f"the runs were trained for {len(objectives)} objectives ({_some(objectives)}), whose "
+            "losses are of other targets: fit one sweep at a time, or give `fit` a table of each"
         )
     recipes = [str(name) for name in dict.fromkeys(runs.recipe)]
     if len(recipes) > 1:

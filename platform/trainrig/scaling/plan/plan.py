@@ -11,7 +11,7 @@ from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.estimate.cost import Assumptions, Cost, Saving
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models import Model
 from trainrig.optim import AdamW, Optimizer
 from trainrig.parallel.layout import Layout
 from trainrig.parallel.recompute import Recompute
@@ -121,7 +121,8 @@ class ScalingPlan(Settings):
     loss_interval: Interval | None  # None: `no_interval` says why
     no_interval: str = "the law has no draws"
     curve: tuple[PredictedLoss, ...]
-    model: DecoderConfig
+    objective: str = ""  # what it is trained for, as the law says; "": next-token prediction
+    model: Model
     recipe: Recipe
     data: TokenBudget | None = None
     service: Service | None = None

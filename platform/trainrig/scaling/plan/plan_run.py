@@ -6,21 +6,26 @@ from trainrig import manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
+from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.precision import Precision
+from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.plan.plan import ScalingPlan, write_plan
 from trainrig.scaling.plan.planner import PlanRequest
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings
 from trainrig.train.pretrain import open_batches
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file import Pretraining, Training
 
 
-def fitted_to(tokens: str, request: PlanRequest) -> PlanRequest:
+def fitted_to(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:
     """`request` with the vocabulary of the folder that `tokenize` wrote.
 
-    Raises DataError if `tokens` is no such folder.
+    Raises DataError if `tokens` is no such folder, or its tokenizer lacks what `objective` needs.
     """
     counts = _read(tokens).counts
+    encoder = Encoder(manifest.read_file(tokens, "tokenizer.json").decode())
+    find_corruption(read(objective), encoder, request.sequence_length)
     entries = -(-int(counts["vocabulary"]) // 64) * 64
     return request.model_copy(update={"vocabulary": entries})
 
@@ -58,6 +63,7 @@ def run_file(
         plan=plan_path,
         workers=plan.cost.devices,
         model=plan.model,
+        objective=read(plan.objective),
         batches=batches,
         training=Training(
             steps=recipe.steps,

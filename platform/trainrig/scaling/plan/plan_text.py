@@ -6,6 +6,7 @@ from trainrig.flops import six_n_d
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.laws.figure_format import count, flops, four_digits, loss, usd
 from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.laws.objective_names import called
 from trainrig.scaling.laws.published import HOFFMANN_SIZES
 from trainrig.scaling.plan import allocation
 from trainrig.scaling.plan.plan import Placement, ScalingPlan
@@ -50,9 +51,12 @@ def _size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     sure = _within(interval) if interval else f" (no interval: {plan.no_interval})"
     yield "loss", f"{loss(plan.loss)} nats per token{sure}"
     yield "FLOPs", f"{flops(size.flops)} exact, {flops(size.flops_6nd)} by 6ND"
+    if plan.objective:
+        yield "objective", f"{called(plan.objective)}; the loss is its own, of its targets"
     shape = plan.model.shape
+    kinds = {"Encoder": "encoder", "EncoderDecoder": "encoder and decoder, each"}
     yield (
-        "decoder",
+        kinds.get(plan.model.kind, "decoder"),
         f"{shape.layers} layers of {shape.channels} channels, {shape.heads} heads, "
         f"{shape.feedforward_channels} between, vocabulary {shape.vocabulary:,}",
     )

@@ -65,7 +65,7 @@ def _fitted(law: Law, request: PlanRequest, table: str | None, wanted: RunWanted
         return make_plan(law, request, offers)
     if wanted.tokens_folder is None:
         raise ConfigError("plan: --out needs --tokens-folder, which `tokenize` wrote")
-    request = plan_run.fitted_to(wanted.tokens_folder, request)
+    request = plan_run.fitted_to(wanted.tokens_folder, request, law.objective)
     found = make_plan(law, request, offers)
     there = plan_run.tokens_in(wanted.tokens_folder)
     if request.tokens_available is None and found.size.tokens > there:

@@ -14,16 +14,16 @@ from trainrig.estimate import layouts
 from trainrig.estimate.cost import Assumptions, Cost, affordable, cost, days_for, saving
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import MASTER, slices
-from trainrig.flops import six_n_d, token_flops
+from trainrig.flops import six_n_d
 from trainrig.hardware import Compute, Hardware
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.optim import AdamW, Optimizer
 from trainrig.optim.named_groups import state_bytes
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
 from trainrig.scaling.laws.forms import Form
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.model_ladder import LadderModel, ladder_model_of
+from trainrig.scaling.model_ladder import LadderModel
 from trainrig.scaling.plan import allocation, plan_warnings
 from trainrig.scaling.plan.allocation import Allocation
 from trainrig.scaling.plan.plan import (
@@ -37,6 +37,8 @@ from trainrig.scaling.plan.plan import (
     Target,
     TokenBudget,
 )
+from trainrig.scaling.plan.planned_model import counted as counted_by
+from trainrig.scaling.plan.planned_model import planned_model, row_places, training_flops
 from trainrig.train.run_file import Training
 
 TARGETS: tuple[Target, ...] = ("flops", "gpu_days", "budget_usd", "parameters", "tokens")
@@ -109,12 +111,12 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     form = law.form if request.tokens_available is None else allocation.repeating(law.form)
     wanted, service = _divided(law, form, request, where)
     found = _ladder_model(law, request, wanted.parameters)
-    batch, steps = _batch(request, wanted, found)
+    batch, steps = _batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
-    placed = _place(found.model, request, where, batch, tokens)
-    counted = _counted(law, found)
-    each = token_flops(found.model, request.sequence_length)
-    flops = each.training * tokens
+    counted = counted_by(law, found)
+    flops = training_flops(law, found.model, request.sequence_length, steps) * tokens
+    rows = BatchShape(batch.global_batch, row_places(law, batch.sequence_length))
+    placed = _place(found.model, request, where, rows, flops)
     priced = _cost(flops, where, request, placed.devices)
     return ScalingPlan(
         law=law.name,
@@ -137,6 +139,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         loss_interval=law.interval(_loss_at(request, counted, tokens)),
         no_interval=law.no_interval,
         curve=_curve(law, form, request, counted, tokens),
+        objective=law.objective,
         model=found.model,
         recipe=Recipe(
             rule=request.rule,
@@ -225,25 +228,23 @@ def _settled(law: Law, form: Form, request: PlanRequest, budget: float) -> Alloc
     """The best division of exactly `budget` operations: 6ND leaves some of them out."""
     found = allocation.for_flops(form, budget, request.tokens_available)
     for _ in range(SETTLING_ROUNDS):
-        model = _ladder_model(law, request, found.parameters).model
-        exact = token_flops(model, request.sequence_length).training * found.tokens
+        exact = _token_flops(law, request, found) * found.tokens
         found = allocation.for_flops(form, found.flops * budget / exact, request.tokens_available)
+    return Allocation(found.parameters, budget / _token_flops(law, request, found))
+
+
+def _token_flops(law: Law, request: PlanRequest, found: Allocation) -> float:
+    """Of a token of the run of `found`, counted exactly."""
     model = _ladder_model(law, request, found.parameters).model
-    tokens = budget / token_flops(model, request.sequence_length).training
-    return Allocation(found.parameters, tokens)
+    _, steps = _batch(request, found)
+    return training_flops(law, model, request.sequence_length, steps)
 
 
 def _ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
-    return ladder_model_of(
-        parameters, law.parameters_count, request.vocabulary, positions=request.sequence_length
-    )
+    return planned_model(law, parameters, request.vocabulary, request.sequence_length)
 
 
-def _counted(law: Law, found: LadderModel) -> float:
-    return float(found.total if law.parameters_count == "total" else found.parameters)
-
-
-def _batch(request: PlanRequest, wanted: Allocation, found: LadderModel) -> tuple[BatchShape, int]:
+def _batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape, int]:
     length = request.sequence_length
     by_rule = request.rule.batch(wanted.parameters, wanted.tokens)
     sequences = whole_sequences(by_rule, length, wanted.tokens, FEWEST_STEPS)
@@ -266,11 +267,12 @@ class _Placed:
 
 def _saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
     """Of weights and what `optimizer` keeps."""
-    return MASTER * found.total + state_bytes(parameter_shapes(found.model), optimizer)
+    weights = MASTER * count_parameters(found.model).total
+    return weights + state_bytes(parameter_shapes(found.model), optimizer)
 
 
 def _place(
-    model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, tokens: float
+    model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, flops: float
 ) -> _Placed:
     """The layout; where devices are left open: a whole machine, or the fewest that hold the model
     and end within MOST_DAYS."""
@@ -282,7 +284,7 @@ def _place(
     needed = layouts.devices_needed(model, base, batch, per_machine, room)
     devices = request.devices or min(
         batch.global_batch,
-        max(per_machine, needed or 1, _quick(model, request, where, batch, tokens)),
+        max(per_machine, needed or 1, _quick(request, where, flops)),
     )
     if devices > batch.global_batch:
         raise ConfigError(
@@ -317,13 +319,10 @@ def _place(
     )
 
 
-def _quick(
-    model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, tokens: float
-) -> int:
+def _quick(request: PlanRequest, where: _Where, flops: float) -> int:
     """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
     share = request.assumptions.utilisation
     one = affordable(1.0, where.hardware, where.device, request.compute, share)
-    flops = token_flops(model, batch.sequence_length).training * tokens
     return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
 
 

@@ -16,17 +16,25 @@ from trainrig.config import (
     Settings,
 )
 from trainrig.evaluate.run_file import TaskChoice
+from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.width_transfer import MuP
+from trainrig.models.decoder_config import ALIGNMENT
+from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
+from trainrig.objectives.contract import find_parts
+from trainrig.objectives.denoising.row_shapes import check_rows, further_heads_of, model_kind_of
 from trainrig.optim.moments import Momentum
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule
-from trainrig.scaling.sweep.designs import Design
+from trainrig.scaling.model_ladder import SMALLEST, find_ladder_model_of, with_further_heads
+from trainrig.scaling.sweep.designs import Design, IsoFLOP
 from trainrig.scaling.sweep.search_settings import RateSearch
-from trainrig.tokens.mixing.stages import EPOCHS, Cap, Weights
+from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings, Cap, Weights
 from trainrig.tokens.packing.choices import Concatenate, Packing
 from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.train.run_file import check_fit
 
+Seed = Annotated[int, Field(ge=0)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -45,6 +53,19 @@ class SweepBatches(Settings):
     # new tokens would; what lies beyond needs the data-constrained form (arXiv:2305.16264, section
     # 6).
     epochs: Cap = EPOCHS
+
+    def settings(self, global_batch: int, micro_batch: int, seed: int) -> BatchSettings:
+        """What a batch of a trial is made of."""
+        return BatchSettings(
+            sequence_length=self.sequence_length,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            seed=seed,
+            weights=self.weights,
+            packing=self.packing,
+            attend=self.attend,
+            epochs=self.epochs,
+        )
 
 
 class SweepTraining(Settings):
@@ -114,10 +135,13 @@ class Sweep(RunFile):
     # again.
     design: Annotated[Design, EXTENDABLE]
     # Seeds of weights and of the order of data together; a second tells noise from signal.
-    seeds: Annotated[tuple[int, ...], EXTENDABLE, Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], EXTENDABLE, Field(min_length=1)] = (0,)
     # Parameters (N) up to which models are trained with all seeds, larger ones with the first
     # alone; None: all with all.
     seeds_up_to: Annotated[float | None, EXTENDABLE] = Field(default=None, gt=0)
+    # What training makes small: of a decoder, an encoder or an encoder-decoder, as it asks. Losses
+    # are the objective's own.
+    objective: PretrainingObjective = CausalLM()
     tie_embeddings: bool = True  # whether the output head uses the embedding's weights
     # muP: one learning rate for all widths, that of models of `base_channels`; None: the rule's.
     mup: MuP | None = None
@@ -156,6 +180,38 @@ class Sweep(RunFile):
                 f"rule {self.rule.kind} lowers the rate as models grow, and so does mup; set "
                 "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave mup out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_objective_fits(self) -> Self:
+        kind = model_kind_of(self.objective)
+        if self.tasks and kind != "Decoder":
+            raise ValueError(
+                f"tasks: only decoders are asked, and objective {self.objective.kind} trains "
+                f"{kind} models; leave tasks out"
+            )
+        if self.mup is not None and kind == ENCODER_DECODER:
+            raise ValueError("mup: an encoder-decoder has no such part; leave it out")
+        if isinstance(self.objective, ReplacedTokenDetection):
+            raise ValueError(
+                "objective ReplacedTokenDetection: its generator makes the task harder as it "
+                "learns, so losses of different sizes are of different tasks and make no law; "
+                "sweep MaskedLM, or train single runs with `trainrig pretrain`"
+            )
+        changes = any(
+            isinstance(each, MaskedLM) and each.final_rate is not None
+            for _, each in find_parts(self.objective)
+        )
+        if changes and isinstance(self.design, IsoFLOP) and self.design.flops == "exact":
+            raise ValueError(
+                'design.flops = "exact": with final_rate a token costs another number of '
+                'operations at each step; set design.flops = "6ND", or leave final_rate out'
+            )
+        check_rows(self.objective, self.batches.settings(1, 1, 0))
+        smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
+        model = with_further_heads(smallest, further_heads_of(self.objective)).model
+        for _, each in find_parts(self.objective):
+            check_fit(each, model, convert=False)
         return self
 
     @model_validator(mode="before")

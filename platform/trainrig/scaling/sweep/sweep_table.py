@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from trainrig import hardware
+from trainrig.objectives.contract import Corrupting
+from trainrig.scaling.laws.objective_names import written
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.task_scores import TaskPoint, read_points
@@ -58,11 +60,18 @@ def table(
 
     tokens = np.array(column("tokens"), dtype=np.float64)
     seconds = np.array(column("seconds"), dtype=np.float64)
-    per_token = np.array([flops_per_token(sweep, trial.ladder_model) for trial in each])
+    steps = column("step")
+    per_token = np.array(
+        [
+            flops_per_token(sweep, trial.ladder_model, max(1, step))
+            for trial, step in zip(each, steps, strict=True)
+        ]
+    )
     return RunsTable.of(
         name=column("name"),
         trial=column("trial"),
         recipe=sweep.recipe,
+        objective=written(sweep.objective),
         state=column("state"),
         parameters=[float(trial.ladder_model.parameters) for trial in each],
         embedding_parameters=[float(trial.ladder_model.embedding_parameters) for trial in each],
@@ -94,9 +103,11 @@ def _rows(
     name = f"{trial.name}-d{length.tokens}"
     common = {"trial": trial.name, "budget": length.budget}
     if gone := read_diverged(folder):
+        seen = {"step": gone["step"], "train/tokens": gone["tokens"]}
         return [
             common
-            | {"name": name, "state": "diverged", "tokens": gone["tokens"] or length.tokens}
+            | {"name": name, "state": "diverged", "step": gone["step"]}
+            | {"tokens": _read(sweep, trial, seen) or length.tokens}
             | {"loss": math.nan, "losses": {}, "seconds": _seconds(trunk, gone["step"])}
             | {"reason": gone["reason"]}
         ]
@@ -114,16 +125,25 @@ def _rows(
             common
             | {"name": name if ends else f"{name}-at{line['step']}"}
             | {"state": "end" if ends else "along", "loss": line["eval/loss"]}
-            | {"tokens": updates[line["step"]]["train/tokens"], "losses": _by_source(line)}
+            | {"tokens": _read(sweep, trial, updates[line["step"]]), "step": line["step"]}
+            | {"losses": _by_source(line)}
             | {"seconds": _seconds(list(updates.values()), line["step"])}
             | ({"tasks": read_points(sweep, folder)} if ends else {"budget": None})
         )
     return rows
 
 
+def _read(sweep: Sweep, trial: Trial, update: Row) -> float:
+    """Tokens of text that a run has seen after `update`: next-token targets, or where an objective
+    has others, all positions of rows."""
+    if isinstance(sweep.objective, Corrupting):
+        return float(update["step"] * trial.batch * sweep.batches.sequence_length)
+    return float(update["train/tokens"])
+
+
 def _failed_row(name: str, length: TrialLength, reason: str) -> Row:
     row = {"name": name, "state": "failed", "tokens": length.tokens, "reason": reason}
-    return row | {"loss": math.nan, "losses": {}, "seconds": math.nan}
+    return row | {"step": length.steps, "loss": math.nan, "losses": {}, "seconds": math.nan}
 
 
 def _seconds(updates: Sequence[Row], step: int) -> float:
@@ -135,7 +155,7 @@ def _by_source(line: Row) -> dict[str, float]:
     return {
         name.removeprefix("eval/").removesuffix("/loss"): loss
         for name, loss in line.items()
-        if name.startswith("eval/") and name != "eval/loss"
+        if name.startswith("eval/") and name.endswith("/loss") and name != "eval/loss"
     }
 
 

@@ -22,6 +22,7 @@ from trainrig.config import to_toml
 from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
+from trainrig.objectives.causal import CROSS_ENTROPY
 from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
@@ -243,7 +244,8 @@ def check_sane(job: TrainingJob) -> None:
     if not measured:
         return
     guess = math.log(job.model.shape.vocabulary)
-    loss = measured[-1]["eval/loss"]
+    newest = measured[-1]
+    loss = newest.get(f"eval/terms/{CROSS_ENTROPY}", newest["eval/loss"])
     if loss is None or loss > guess:
         raise Diverged(
             f"its held-out loss is {'not finite' if loss is None else f'{loss:.3f}'}, that of a "

@@ -10,22 +10,24 @@ of the others.
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.flops import six_n_d, token_flops
+from trainrig.estimate.objective_flops import position_flops
+from trainrig.flops import six_n_d
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import ALIGNMENT
+from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.denoising.row_shapes import further_heads_of, model_kind_of, widest_row
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import whole_sequences
-from trainrig.scaling.model_ladder import LadderModel, find_ladder_model
+from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, with_further_heads
 from trainrig.scaling.sweep.designs import DesignPoint, ModelShape
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, rungs
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train.held_out import HeldOutSettings
 from trainrig.train.retention import Checkpoints
@@ -92,7 +94,7 @@ def plan(
     found: dict[int, float] = {}  # N → as it was asked for
     trials = []
     for asked, of_size in sorted(by_size.items()):
-        model = decoder(sweep, asked, data)
+        model = model_of(sweep, asked, data)
         if model.parameters in found:
             raise ConfigError(
                 f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} come to the "
@@ -115,6 +117,7 @@ def look_at(sweep: Sweep) -> SweepTokens:
         for split in (TRAIN, HELD_OUT)
     )
     length = sweep.batches.sequence_length
+    find_corruption(sweep.objective, encoder, length)  # says what the tokenizer lacks
     windows = [-(-(held_out.tokens(s) - 1) // length) for s in held_out.sources]
     if max(windows, default=0) < 1:
         raise DataError(
@@ -133,21 +136,26 @@ def points_of(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ...]:
     """The points of the design of `sweep`."""
 
     def model(parameters: float) -> ModelShape:
-        made = decoder(sweep, parameters, data)
+        made = model_of(sweep, parameters, data)
         return ModelShape(made.parameters, flops_per_token(sweep, made))
 
     return sweep.design.points(model)
 
 
-def flops_per_token(sweep: Sweep, model: LadderModel) -> float:
-    """Of training, each operation counted."""
-    return token_flops(model.model, sweep.batches.sequence_length).training
+def flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> float:
+    """Of training on one token of text, the mean over the first `steps`, each operation counted as
+    the objective takes it."""
+    return position_flops(sweep.objective, model.model, sweep.batches.sequence_length, steps)
 
 
-def decoder(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
-    """The decoder of about so many parameters, for the sequences and tokens of `sweep`."""
-    length = sweep.batches.sequence_length
-    return find_ladder_model(parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup)
+def model_of(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
+    """The model of about so many parameters, for the sequences, tokens and objective of `sweep`."""
+    length = widest_row(sweep.objective, sweep.batches.sequence_length)
+    kind = model_kind_of(sweep.objective)
+    found = find_ladder_model_of(
+        kind, parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup
+    )
+    return with_further_heads(found, further_heads_of(sweep.objective))
 
 
 def _trial(
@@ -194,7 +202,7 @@ def plan_search(
     sweep: Sweep, search: RateSearch, data: SweepTokens, pairs: Sequence[RateBatchPair]
 ) -> list[Trial]:
     """A trial for each of `pairs`, at the one N and D of `search`."""
-    model = decoder(sweep, search.parameters, data)
+    model = model_of(sweep, search.parameters, data)
     points = [DesignPoint(search.parameters, search.tokens)]
     found = []
     for pair in pairs:
@@ -248,16 +256,8 @@ def run_file(sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens)
         output=folder_of(sweep, trial, length),
         cache=sweep.cache,
         model=trial.ladder_model.model,
-        batches=BatchSettings(
-            sequence_length=rows.sequence_length,
-            global_batch=trial.batch,
-            micro_batch=micro,
-            seed=trial.seed,
-            weights=rows.weights,
-            packing=rows.packing,
-            attend=rows.attend,
-            epochs=rows.epochs,
-        ),
+        objective=sweep.objective,
+        batches=rows.settings(trial.batch, micro, trial.seed),
         training=Training(
             steps=length.steps,
             seed=trial.seed,
@@ -302,23 +302,35 @@ def foreseen(sweep: Sweep, _: object) -> dict[str, float]:
     trials = plan(
         sweep, points_of(sweep, data), data, RateBatchPair(sweep.rate_factor, sweep.batch_factor)
     )
-    positions = [trial.trunk.tokens + _falls(sweep, trial) for trial in trials]
-    exact = [flops_per_token(sweep, trial.ladder_model) for trial in trials]
-    sizes = [trial.ladder_model.parameters for trial in trials]
+    made = [(trial, begin, end) for trial in trials for begin, end in _made(sweep, trial)]
     return {
         "trials": len(trials),
         "runs": sum(len(trial.lengths) for trial in trials),
-        "parameters_least": min(sizes),
-        "parameters_most": max(sizes),
+        "parameters_least": min(trial.ladder_model.parameters for trial in trials),
+        "parameters_most": max(trial.ladder_model.parameters for trial in trials),
         "unique_tokens": data.unique_tokens,
         "epochs_most": max(t.trunk.tokens for t in trials) / data.unique_tokens,
-        "flops": sum(each * count for each, count in zip(exact, positions, strict=True)),
-        "flops_by_6nd": sum(six_n_d(*each) for each in zip(sizes, positions, strict=True)),
+        "flops": sum(_flops(sweep, trial, to) - _flops(sweep, trial, at) for trial, at, to in made),
+        "flops_by_6nd": sum(
+            six_n_d(trial.ladder_model.parameters, _positions(sweep, trial, to - at))
+            for trial, at, to in made
+        ),
     }
 
 
-def _falls(sweep: Sweep, trial: Trial) -> int:
-    """Positions that the branches of `trial` have beside the trunk."""
-    each = trial.batch * sweep.batches.sequence_length
-    branches = trial.lengths[:-1]
-    return sum(each * (at.steps - stable_steps(sweep, trial, at)) for at in branches)
+def _made(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
+    """From which step to which each run of `trial` is trained: the trunk, and the branches' own
+    falls."""
+    yield 0, trial.trunk.steps
+    for each in trial.lengths[:-1]:
+        yield stable_steps(sweep, trial, each), each.steps
+
+
+def _flops(sweep: Sweep, trial: Trial, steps: int) -> float:
+    """Of the first `steps` of `trial`, each operation counted."""
+    each = flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
+    return each * _positions(sweep, trial, steps)
+
+
+def _positions(sweep: Sweep, trial: Trial, steps: int) -> int:
+    return steps * trial.batch * sweep.batches.sequence_length

@@ -22,9 +22,9 @@ from trainrig.scaling.laws.approaches.approaches import (
 )
 from trainrig.scaling.laws.approaches.envelope import Envelope
 from trainrig.scaling.laws.approaches.isoflop import IsoFlop
+from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
 from trainrig.scaling.laws.forms import Kaplan, Parametric
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.recipes import RecipeFit, compare
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
 from trainrig.scaling.laws.regression.minimise import Squares

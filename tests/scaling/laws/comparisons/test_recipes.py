@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.scaling.laws.comparisons.recipes import Comparison, RecipeFit, compare, lines
 from trainrig.scaling.laws.fit import LawFit
 from trainrig.scaling.laws.fit_verb import Tables, fit
 from trainrig.scaling.laws.forms import Parametric
-from trainrig.scaling.laws.recipes import Comparison, RecipeFit, compare, lines
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.regression.minimise import Squares
 from trainrig.scaling.laws.runs_table import RunsTable
@@ -82,17 +82,19 @@ def test_what_does_not_compare_is_refused() -> None:
 def test_the_verb_compares_two_tables(tmp_path: Path) -> None:
     paths = []
     for name, law in (("web", BASE), ("filtered", worth(1.4))):
-        paths.append(str(tmp_path / name))
-        table(law, len(name)).write(str(tmp_path / name / "runs.parquet"))
+        paths.append(str(tmp_path / name / "sweep"))
+        table(law, len(name)).write(str(tmp_path / name / "sweep" / "runs.parquet"))
     settings = LawFit(bootstrap=Bootstrap(draws=20))
     printed = json.loads(fit(Tables(tuple(paths), {}), settings, str(tmp_path), as_json=True))
-    assert [law["name"] for law in printed["recipes"]] == ["web", "filtered"]
+    assert [law["name"] for law in printed["recipes"]] == ["web-sweep", "filtered-sweep"]
     assert len(printed["differences"]) == 2
     assert Path(printed["written"][0]).name == "recipes.json"
     with pytest.raises(ConfigError, match="by the Parametric law"):
         fit(Tables(tuple(paths), {}), LawFit(form="Kaplan"), None, as_json=False)
     with pytest.raises(ConfigError, match=r"'exponent' is none of .* did you mean 'exponents'"):
         fit(Tables(tuple(paths), {}, share="exponent"), LawFit(), None, as_json=False)
+    with pytest.raises(ConfigError, match="is given 2 times, or named as another"):
+        fit(Tables((paths[0], f"{paths[0]}/runs.parquet"), {}), LawFit(), None, as_json=False)
     with pytest.raises(ConfigError, match="--recipe chooses within one table"):
         fit(Tables(tuple(paths), {}, ("web",)), LawFit(), None, as_json=False)
 

@@ -1,0 +1,1 @@
+"""Laws held against one another: of corpora, and of objectives."""

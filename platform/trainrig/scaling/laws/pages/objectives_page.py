@@ -1,0 +1,161 @@
+"""`report.html` of objectives compared: what is best for one compute, and what it cannot say."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from trainrig import figures, report, storage
+from trainrig.report import Chart, KeyFigure, ReportTable, Section, Text
+from trainrig.scaling.laws.comparisons.objectives import (
+    COMPUTES,
+    NOT_COMPARED,
+    ObjectiveComparison,
+    best_at,
+)
+from trainrig.scaling.laws.figure_format import count, interval
+from trainrig.scaling.laws.fit import LAW_FILE, Fitted
+from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.laws.objective_names import called
+from trainrig.scaling.laws.pages.fit_page import PAGE
+from trainrig.scaling.laws.pages.law_views import power
+from trainrig.scaling.plots.objectives import COLOURS, BestOf, plot_objectives
+
+
+def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequence[Fitted]) -> str:
+    """Put `report.html` of the comparison into `folder`; its path."""
+    path = storage.join(folder, PAGE)
+    page = report.ReportPage(
+        title=f"Objectives on equal compute: {', '.join(each.name for each in found.objectives)}",
+        verdict=report.Verdict(_sentence(found), "done", ()),
+        figures=_key_figures(found),
+        sections=(
+            Section("best", "What is best for one compute", _best(found, fits)),
+            Section("laws", "The law of each", _laws(found)),
+        ),
+        commands=tuple(
+            report.PageCommand(
+                f"trainrig plan {storage.join(folder, each.law.name, LAW_FILE)} --flops "
+                f"{power(found.flops[-1])}",
+                f"Plan a run of {each.law.name}; FLOPs are by 6ND there",
+            )
+            for each in fits
+        ),
+        provenance={
+            "Files": {each.law.name: each.law.source for each in fits},
+            "Made by": dict(fits[0].law.made_by),
+        },
+    )
+    storage.write(path, page.html().encode())
+    return path
+
+
+def _sizes(found: Interval | None) -> str:
+    """Of parameters, as sizes are written."""
+    if found is None or found.low is None or found.high is None:
+        return interval(found)
+    return f"{count(found.low)} to {count(found.high)}"
+
+
+def _sentence(found: ObjectiveComparison) -> str:
+    best = "; ".join(
+        f"{each.name} {count(each.optima[-1].parameters)} parameters on "
+        f"{count(each.optima[-1].tokens)} tokens"
+        for each in found.objectives
+    )
+    return f"Best at {power(found.flops[-1])} FLOPs, each operation counted: {best}."
+
+
+def _key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
+    """Of the first three: what is best at the greatest compute."""
+    figures = []
+    for each in found.objectives[:3]:
+        best = each.optima[-1]
+        sure = _sizes(best.parameters_interval)
+        figures += [
+            KeyFigure(f"N*, {each.name}", count(best.parameters), "parameters", sure),
+            KeyFigure(f"D*, {each.name}", count(best.tokens), "tokens", ""),
+        ]
+    return tuple(figures)
+
+
+def _best(
+    found: ObjectiveComparison, fits: Sequence[Fitted]
+) -> tuple[Text | Chart | ReportTable, ...]:
+    least = max(float(each.runs.flops.min()) for each in fits)
+    computes = np.geomspace(least, found.flops[-1], COMPUTES)
+    optima = [[best_at(each.law.form, each.runs, flops) for flops in computes] for each in fits]
+    charts = []
+    for name, quantity in (("parameters", "parameters, N*"), ("tokens", "tokens of text, D*")):
+        curves = [
+            BestOf(each.law.name, computes, np.array([getattr(best, name) for best in of]))
+            for each, of in zip(fits, optima, strict=True)
+        ]
+        rows = zip(map(power, computes), *(curve.best.tolist() for curve in curves), strict=True)
+        drawn = ", ".join(
+            f"{each.name} {each.best[-1] / each.best[0]:.3g} times" for each in curves
+        )
+        charts.append(
+            Chart(
+                f"{quantity}: over {computes[-1] / computes[0]:.3g} times the compute {drawn}",
+                figures.draw(partial(plot_objectives, objectives=curves, quantity=quantity), 300),
+                label=f"{quantity} that is best, against compute, a line for each objective.",
+                caption=f"By the law of each, at the compute that all sweeps share, among sizes "
+                f"within each sweep's. The first {len(COLOURS)} objectives are drawn.",
+                table=ReportTable("Best", ("FLOPs", *(c.name for c in curves)), tuple(rows)),
+            )
+        )
+    table = ReportTable(
+        "Best division of one compute",
+        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of its sizes"),
+        tuple(
+            (
+                power(flops), each.name, count(each.optima[n].parameters),
+                _sizes(each.optima[n].parameters_interval), count(each.optima[n].tokens),
+                "yes" if each.optima[n].at_an_end else "no",
+            )
+            for n, flops in enumerate(found.flops)
+            for each in found.objectives
+        ),
+    )  # fmt: skip
+    tasks = ReportTable(
+        f"Tasks that all were asked, after the best run of {power(found.flops[-1])} FLOPs",
+        ("task", "objective", "FLOPs by 6ND", "score", "95%"),
+        tuple(
+            (
+                each.task, each.objective, power(each.flops_6nd), f"{each.score:.3f}",
+                interval(each.interval),
+            )
+            for each in found.tasks
+        ),
+    )  # fmt: skip
+    return (Text(f"{NOT_COMPARED}."), table, *charts, *((tasks,) if found.tasks else ()))
+
+
+def _laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
+    comparable = ReportTable(
+        "Comparable: how each grows with exact compute",
+        ("objective", "N* ~ C^", "D* ~ C^", "compute that halves what is above E", "95%"),
+        tuple(
+            (
+                each.name, f"{each.parameters_exponent:.3f}", f"{each.tokens_exponent:.3f}",
+                f"{each.compute_to_halve:.3g} times", interval(each.compute_to_halve_interval),
+            )
+            for each in found.objectives
+        ),
+    )  # fmt: skip
+    own = ReportTable(
+        "Each objective's own, to be read along rows, not down columns: exact compute over 6ND, "
+        "the law's constants, and the loss at the greatest compute",
+        ("objective", "trained for", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
+        tuple(
+            (
+                each.name, called(each.objective), each.runs,
+                f"{each.flops_of_six_n_d[0]:.2f} to {each.flops_of_six_n_d[1]:.2f}",
+                f"{each.form.E:.4g}", f"{each.form.alpha:.3g}", f"{each.form.beta:.3g}",
+                f"{each.optima[-1].loss:.4f}",
+            )
+            for each in found.objectives
+        ),
+    )  # fmt: skip
+    return comparable, own

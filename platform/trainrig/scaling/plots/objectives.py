@@ -1,0 +1,30 @@
+"""What is best for one compute by objective: sizes and tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from trainrig.figures import C1, C2, C3, C4, Numbers
+from trainrig.scaling.plots.axes import log_axis
+
+COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """One objective's best at each compute."""
+
+    name: str
+    flops: Numbers
+    best: Numbers
+
+
+def plot_objectives(ax: Axes, objectives: Sequence[BestOf], quantity: str) -> Axes:
+    """`quantity` against compute, a line for each of `objectives`."""
+    for each, colour in zip(objectives, COLOURS, strict=False):
+        ax.plot(each.flops, each.best, color=colour, linewidth=2.2, label=each.name)
+    log_axis(ax, "x", "compute (FLOPs, counted exactly)", powers=True)
+    log_axis(ax, "y", quantity)
+    ax.legend(loc="upper left")
+    return ax
