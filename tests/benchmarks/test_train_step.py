@@ -40,8 +40,8 @@ side_by_side, peers = _load("side_by_side"), _load("peers")
 class OneBatch:
     """The same micro-batch at every step."""
 
-    def __init__(self):
-        ids = np.random.default_rng(0).integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1))
+    def __init__(self, vocabulary=VOCABULARY):
+        ids = np.random.default_rng(0).integers(0, vocabulary, (SEQUENCES, LENGTH + 1))
         rows = np.arange(SEQUENCES)
         pieces = np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
@@ -67,28 +67,33 @@ def alone(tmp_path):
     numerics.settle(1, deterministic=False)
 
 
-def ours(**settings):
+def ours(sizes=SIZES, **settings):
     """A step as the training loop takes it: sharded, deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0), **settings)
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
     job = TrainingJob(
-        folder="", model=SIZES, training=training, make_batches=OneBatch, tokenizer=""
+        folder="",
+        model=sizes,
+        training=training,
+        make_batches=lambda: OneBatch(sizes.vocabulary),
+        tokenizer="",
     )
     stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
-    share = read_local_batch(OneBatch(), 0, 1, 0, virtual=training.virtual_workers)
+    batch = OneBatch(sizes.vocabulary)
+    share = read_local_batch(batch, 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)
 
 
-def plain(model, compute):
+def plain(model, compute, vocabulary=VOCABULARY):
     """A step of a plain loop, as it is written by hand, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
-    batch = OneBatch().micro_batch(0, 0)
+    batch = OneBatch(vocabulary).micro_batch(0, 0)
     ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
 
     def step():
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):
-            loss = F.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten())
+            loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

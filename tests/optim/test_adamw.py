@@ -2,7 +2,10 @@ import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
@@ -24,7 +27,7 @@ def trained(starts, steps, chosen=SETTINGS):
     optimizer = chosen.build(groups)
     for step in steps:
         for parameter, slope in zip(parameters, step, strict=True):
-            parameter.grad = slope.clone()
+            parameter.grad = slope.clone()  # laid out as it is
         optimizer.step()
     return parameters
 
@@ -68,6 +71,43 @@ def test_running_it_again_gives_the_same_bits():
     assert torch.equal(trained(starts, steps)[0], trained(starts, steps)[0])
 
 
+def test_matrices_of_whole_vectors_take_fused_steps_and_the_rest_plain_ones():
+    shapes = {"wide": (3, 48), "stacked": (2, 5, 16), "narrow": (48, 3), "gain": (48,)}
+    groups = group_by_decay(
+        ((name, nn.Parameter(torch.ones(shape))) for name, shape in shapes.items()), None
+    )
+    built = SETTINGS.build(groups)
+    taken = {name: group["fused"] for group in built.param_groups for name in group["param_names"]}
+    assert taken == {"wide": True, "stacked": True, "narrow": False, "gain": False}
+
+
+def test_a_gradient_that_is_laid_out_by_columns_gives_the_same_step():
+    start, slope = torch.randn(32, 16), torch.randn(16, 32).T
+    assert not slope.is_contiguous()
+    (by_columns,) = trained([start], [[slope]], AdamW())
+    (by_rows,) = trained([start], [[slope.contiguous()]], AdamW())
+    assert torch.equal(by_columns, by_rows)
+
+
+def test_a_distributed_gradient_that_is_laid_out_by_columns_is_laid_out_by_rows(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        start, slope = torch.randn(32, 16), torch.randn(16, 32).T
+        found = []
+        for grad in (slope, slope.contiguous()):
+            weight = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))
+            optimizer = AdamW().build([{"params": [("matrix", weight)]}])
+            weight.grad = DTensor.from_local(
+                grad, mesh, [Shard(0)], run_check=False, shape=(32, 16), stride=(16, 1)
+            )
+            optimizer.step()
+            found.append(weight.detach().to_local().clone())
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(*found)
+
+
 def updated_in_pieces(start, steps, cuts):
     pieces = []
     for low, high in itertools.pairwise(cuts):
@@ -76,12 +116,25 @@ def updated_in_pieces(start, steps, cuts):
 
 
 @pytest.mark.parametrize("cuts", [range(401), [0, 1, 2, 9, 100, 213, 400]], ids=["rows", "uneven"])
-def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(cuts):
+@pytest.mark.parametrize("width", [3, 48])  # three fill no vector; 48 are three of the widest
+def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(cuts, width):
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(400, 3, generator=generator)  # three fill no vector
-    steps = slopes([(400, 3)], 10)
+    start = torch.randn(400, width, generator=generator)
+    steps = slopes([(400, width)], 10)
     (whole,) = trained([start], steps, AdamW())
     assert torch.equal(updated_in_pieces(start, steps, cuts), whole)
+
+
+def test_a_fused_update_is_the_same_on_any_number_of_threads():
+    start, steps = torch.randn(4099, 48), slopes([(4099, 48)], 3)
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found += trained([start], steps, AdamW())
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_a_run_file_gives_it_its_numbers_and_torch_gets_them():

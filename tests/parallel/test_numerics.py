@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from trainrig.parallel import numerics
+from trainrig.parallel.compiled import Compile
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
@@ -31,6 +32,25 @@ def test_the_fingerprint_tells_what_was_settled(settings_put_back):
     assert numerics.changes(one, other) == "deterministic: True → False, threads: 1 → 2"
     assert numerics.changes(one, one) == ""
     assert numerics.changes(one, one | {"cuda": "13.0"}) == "cuda: none → 13.0"
+
+
+def test_on_a_gpu_the_fingerprint_tells_of_what_chooses_kernels_there(
+    settings_put_back, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    numerics.settle(threads=1, deterministic=True)
+    found = numerics.fingerprint(Compile())
+    there = {"cuda", "cudnn", "driver", "triton", "nccl", "cublas_workspace"}
+    assert found.keys() >= there
+    assert (found["cudnn"], found["nccl"]) == ("91002", "2.27.5")
+    assert found["cublas_workspace"] == numerics.CUBLAS_WORKSPACE
+    assert (found["narrow_sums"], found["float16_sums"]) == ("False", "False")
+    assert found["compiled"] == "inductor, by shape"
+    other = numerics.fingerprint(Compile(backend="aot_eager", dynamic=True))
+    assert numerics.changes(found, other) == "compiled: inductor, by shape → aot_eager, any length"
 
 
 def events(job, name):

@@ -9,7 +9,9 @@ from trainrig.optim.groups import ParameterGroup
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from trainrig.optim.optimizer_set import OptimizerSet
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -19,6 +21,9 @@ STATE_BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2}
 # An average that moves by less than half a unit of bfloat16's 8 bits stands still. Of a decay rate
 # above this one that is most of its steps.
 LARGEST_ROUNDED_DECAY = 0.99
+# Numbers that torch's fused steps on the CPU take at a time, and share out among threads: 64 bytes,
+# which is the widest vector of float32 (AVX-512).
+VECTOR = 16
 
 
 def check_rounded(state: StateDtype, *decays: float) -> None:
@@ -57,31 +62,47 @@ class TwoMoments(Settings):
             elements *= size
         return 2 * STATE_BYTES[self.state] * elements
 
-    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
         """The optimizer over `groups`, at its peak rate; the loop sets each step's.
 
         Weights must not depend on how they are sharded, so the update of a piece of a tensor has to
-        be bit for bit the piece of its update. torch's fused kernel for the CPU is not like that:
-        it rounds the last elements, those that fill no vector, otherwise. So it is used on CUDA
-        alone; on the CPU it would save a few percent of a step.
+        be bit for bit the piece of its update. On CUDA torch's fused kernel is like that. On the
+        CPU it may round the last elements, those that fill no vector, otherwise: there it takes
+        the matrices whose rows are whole vectors, which leave no such elements at any cut between
+        rows, and torch's plain steps take the rest.
         """
-        import torch  # takes seconds, which reading a run file should not
-
         if self.state != "float32":
             from trainrig.optim.elementwise import ElementwiseOptimizer
 
             return ElementwiseOptimizer(groups, self)
-        parameters = [parameter for group in groups for _, parameter in group["params"]]
-        on_cuda = all(parameter.is_cuda for parameter in parameters)
+        from trainrig.optim.optimizer_set import OptimizerSet
+
+        wide: list[ParameterGroup] = []
+        rest: list[ParameterGroup] = []
+        for group in groups:
+            taken = [_is_fused(each) for _, each in group["params"]]
+            for part, fused in ((wide, True), (rest, False)):
+                pairs = [p for p, own in zip(group["params"], taken, strict=True) if own is fused]
+                if pairs:
+                    part.append(group | {"params": pairs})
+        parts = [self._torch_form(part, part is wide) for part in (wide, rest) if part]
+        return OptimizerSet(parts)
+
+    def _torch_form(self, groups: list[ParameterGroup], fused: bool) -> "torch.optim.Optimizer":
+        import torch  # takes seconds, which reading a run file should not
+
         form = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return form(
+        built = form(
             groups,
             lr=self.lr,
             betas=self.betas,
             eps=self.epsilon,
             weight_decay=self.weight_decay,
-            fused=on_cuda,
+            fused=fused,
         )
+        if fused:
+            built.register_step_pre_hook(_lay_out_gradients)
+        return built
 
     def update(self, weight: "Tensor", slope: "Tensor", state: dict[str, Any], group: Any) -> None:
         """One step on a piece of a parameter, whose averages are rounded once it is made."""
@@ -97,3 +118,36 @@ class TwoMoments(Settings):
         state["exp_avg_sq"].copy_(second)
         root = second.div_(1 - beta2**step).sqrt_().add_(self.epsilon)
         weight.sub_(first.div_(root).mul_(rate / (1 - beta1**step)))
+
+
+def _is_fused(parameter: "nn.Parameter") -> bool:
+    """Whether torch's fused kernel rounds all pieces of `parameter`, cut between rows, alike."""
+    from trainrig.optim.elementwise import local
+
+    if parameter.is_cuda:
+        return True
+    piece = local(parameter)
+    return piece.ndim > 1 and piece.shape[-1] % VECTOR == 0 and piece.is_contiguous()
+
+
+def _lay_out_gradients(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
+    """Make all gradients contiguous: the fused kernel for the CPU reads them as if they were."""
+    from torch.distributed.tensor import DTensor
+
+    from trainrig.optim.elementwise import local
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None or local(parameter.grad).is_contiguous():
+                continue
+            rows = local(parameter.grad).contiguous()
+            if isinstance(parameter.grad, DTensor):  # whose own strides say nothing of its piece's
+                rows = DTensor.from_local(
+                    rows,
+                    parameter.grad.device_mesh,
+                    parameter.grad.placements,
+                    run_check=False,
+                    shape=parameter.grad.shape,
+                    stride=parameter.grad.stride(),
+                )
+            parameter.grad = rows

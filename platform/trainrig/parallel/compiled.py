@@ -10,7 +10,7 @@ import functools
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,6 +44,11 @@ class Compile(Settings):
     # (TORCHINDUCTOR_CACHE_DIR, or below the temporary folder).
     cache: Annotated[str | None, CACHE] = None
 
+    @property
+    def in_words(self) -> str:
+        """What of it decides which kernels there are."""
+        return f"{self.backend}, {'any length' if self.dynamic else 'by shape'}"
+
 
 def check_compiler(settings: Compile | None) -> None:
     """Raise ConfigError if this machine lacks what compiling needs, before a worker finds out."""
@@ -64,7 +69,7 @@ def check_compiler(settings: Compile | None) -> None:
         )
 
 
-def compile_layers(layers: "nn.ModuleList", settings: Compile | None) -> None:
+def compile_layers(layers: "Sequence[nn.Module]", settings: Compile | None) -> None:
     """Compile each of `layers` when it is first called, in place, names unchanged.
 
     To be called after `recompute`, so that what is computed again is compiled too, and before

@@ -9,6 +9,8 @@ Shapes: N tokens, I and O channels in and out.
 """
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,14 +48,14 @@ def check_float8(precision: "Precision", compiled: bool) -> None:
     )
 
 
-def use_float8(layers: nn.ModuleList, precision: "Precision") -> None:
+def use_float8(layers: Sequence[nn.Module], precision: "Precision") -> None:
     """Have the projections within `layers` multiply in float8, in place, names unchanged.
 
     Those whose dims are no multiples of 16 stay as they are. To be called before `recompute`.
     """
     if precision.compute != "float8":
         return
-    for module in layers.modules():
+    for module in itertools.chain.from_iterable(layer.modules() for layer in layers):
         if isinstance(module, nn.Linear) and not any(d % ALIGNMENT for d in module.weight.shape):
             module.forward = functools.partial(_project, module)  # type: ignore[method-assign]
 

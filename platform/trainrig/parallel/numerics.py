@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from trainrig.parallel.compiled import Compile
+
 # cuBLAS is deterministic only with a workspace of its own (its documentation, "Results
 # reproducibility"); read when it is first used.
 CUBLAS_WORKSPACE = ":4096:8"
@@ -27,8 +29,9 @@ def settle(threads: int, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
 
 
-def fingerprint() -> dict[str, str]:
-    """What must be alike for two processes to compute the same bits, by name."""
+def fingerprint(compiled: Compile | None = None) -> dict[str, str]:
+    """What must be alike for two processes to compute the same bits, by name; `compiled`: how their
+    layers are."""
     cuda = torch.cuda.is_available()
     found = {
         "torch": torch.__version__,
@@ -38,11 +41,15 @@ def fingerprint() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "float32_products": torch.get_float32_matmul_precision(),
+        "compiled": compiled.in_words if compiled else "none",
     }
     products = torch.backends.cuda.matmul
     found["narrow_sums"] = str(products.allow_bf16_reduced_precision_reduction)
+    found["float16_sums"] = str(products.allow_fp16_reduced_precision_reduction)
     if cuda:
         found["cuda"] = str(torch.version.cuda)
+        found["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "none")
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         found["driver"] = _driver()
         found["triton"] = _triton()

@@ -1,0 +1,114 @@
+"""A training step's share of what the machine's matrix product reaches: ours and its peers'.
+
+Ours is taken as the training loop takes it; nanoGPT's architecture and Transformers' Llama in plain
+loops of equal sizes. All are eager and compiled, on one thread, in turns. The figures that were
+found last are in `results/step-beside-peers.json`.
+"""
+
+import importlib.util
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig.flops import token_flops
+from trainrig.hardware import cpu_has_bfloat16
+from trainrig.models.decoder import DecoderConfig
+
+pytestmark = pytest.mark.bench
+ROUNDS = 5
+SIDE = 2048  # of the square matrices whose product is the machine's measure
+NANOGPT = {
+    "norm": {"kind": "LayerNorm", "bias": False},
+    "position_embedding": {"kind": "LearnedPositions"},
+    "feedforward": {"kind": "GELU", "tanh": False},
+}
+ARCHITECTURES = {"GPT": NANOGPT, "Llama": {}}
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+steps, peers = _load("test_train_step"), _load("peers")
+alone = steps.alone
+
+
+def product(compute):
+    a, b = (torch.randn(SIDE, SIDE, dtype=getattr(torch, compute)) for _ in range(2))
+    return lambda: torch.mm(a, b)
+
+
+def cpu_seconds(action):
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def compiled(model):
+    model.compile()
+    return model
+
+
+@pytest.mark.timeout(3600)
+def test_shares_of_the_matrix_product(alone, tmp_path, write_result):
+    tokens = steps.SEQUENCES * steps.LENGTH
+    computes = ["float32", "bfloat16"] if cpu_has_bfloat16() else ["float32"]
+    table = {}
+    for compute in computes:
+        for vocabulary in (4096, 16_384):
+            table[f"{compute}, {vocabulary:,} entries"] = measure(
+                compute, vocabulary, tokens, tmp_path
+            )
+    write_result("step-beside-peers.json", {"rounds": ROUNDS, "tokens": tokens, "shares": table})
+    for name, shares in table.items():
+        print(name, shares)
+        # The least that would be a regression on any machine.
+        assert shares["ours GPT"]["median"] > 0.8 * shares["nanoGPT"]["median"]
+        assert shares["ours Llama"]["median"] > 0.85 * shares["Transformers"]["median"]
+
+
+def measure(compute, vocabulary, tokens, folder):
+    """The share of the product's pace of each way, the median of rounds in turns."""
+    ways, operations = {}, {}
+    for name, keys in ARCHITECTURES.items():
+        sizes = DecoderConfig.model_validate(
+            {
+                **dict(layers=6, channels=384, heads=6),
+                **dict(vocabulary=vocabulary, positions=steps.LENGTH),
+                **keys,
+            }
+        )
+        count = token_flops(sizes, steps.LENGTH).training * tokens
+        peer = {"GPT": "nanoGPT", "Llama": "Transformers"}[name]
+        make = getattr(peers, name)
+        precision = {"compute": compute}
+        ways |= {
+            f"ours {name}": steps.ours(sizes, precision=precision),
+            f"ours {name}, compiled": steps.ours(
+                sizes, precision=precision, compile={"cache": str(folder)}
+            ),
+            peer: steps.plain(make(sizes), compute, vocabulary),
+            f"{peer}, compiled": steps.plain(compiled(make(sizes)), compute, vocabulary),
+        }
+        operations |= dict.fromkeys(list(ways)[-4:], count)
+    bar = product(compute)
+    for action in (bar, *ways.values()):
+        action(), action()
+    shares = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        pace = 2 * SIDE**3 / min(cpu_seconds(bar) for _ in range(5))
+        for name, action in ways.items():
+            shares[name].append(operations[name] / cpu_seconds(action) / pace)
+    return {
+        name: {
+            "median": round(statistics.median(each), 3),
+            "from_to": [round(min(each), 3), round(max(each), 3)],
+        }
+        for name, each in shares.items()
+    }
