@@ -109,6 +109,13 @@ def test_captions_of_a_gallery_are_told_once(gallery: str, quality: str):
     assert [text.count(each) for each in CAPTIONS] == [1, 1]
 
 
+@pytest.mark.parametrize("quality", ["balanced", "precise"])
+def test_a_caption_that_is_its_own_heading_is_told_once(quality: str):
+    slides = "".join(f"<div><h1>{each}</h1><div>{each}</div></div>" for each in CAPTIONS)
+    text = text_of(ARTICLE.replace(BODY, BODY + slides + BODY), quality=quality)
+    assert [text.count(each) for each in CAPTIONS] == [1, 1]
+
+
 def test_lines_of_text_may_repeat_each_other():
     refrain = "<p>And the wheel goes round and round until the morning comes.</p>"
     html = ARTICLE.replace("<p>In the", f"{refrain}<p>In the").replace(

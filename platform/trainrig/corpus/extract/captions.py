@@ -1,12 +1,15 @@
-"""Captions that a gallery has twice: under the picture, and in the list of its thumbnails."""
+"""Captions that a gallery has twice: under the picture, and as its heading or a thumbnail's."""
 
 import dataclasses
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig.corpus.extract.block_model.blocks import (
     CHARACTERS,
+    H1,
+    H4,
     ITEM,
     KIND,
     LINK_CHARACTERS,
@@ -20,9 +23,11 @@ _LEAST_WORDS: Final = 5  # shorter lines are repeated for many reasons
 
 
 def without_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
-    """`judged` without list items and links whose words, all of them, are also a kept line of text.
+    """`judged` without thumbnails' captions and headings that a kept line of text repeats in full.
 
-    Nothing is lost: the line of text stays. Lines of text may repeat each other, as refrains do.
+    A thumbnail is a list item or a link, and the line may stand anywhere; a heading is repeated
+    only by the line after it. Nothing is lost: the line of text stays. Lines of text may repeat
+    each other, as refrains do.
     """
     numbers, kept = judged.blocks.numbers, judged.kept
     kind, characters = numbers[:, KIND], numbers[:, CHARACTERS]
@@ -30,8 +35,25 @@ def without_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, WORDS] >= _LEAST_WORDS)
     again &= np.isin(judged.blocks.digests, judged.blocks.digests[text])
+    again |= _headings_said_again(judged)
     return (
         dataclasses.replace(judged, odds=np.where(again, -1, judged.odds))
         if again.any()
         else judged
     )
+
+
+def _headings_said_again(judged: ScoredBlocks) -> NDArray[np.bool_]:
+    """Which kept headings have all their words again in the kept line after them."""
+    numbers = judged.blocks.numbers
+    heading = (numbers[:, KIND] >= H1) & (numbers[:, KIND] <= H4)
+    again = np.zeros(len(numbers), np.bool_)
+    kept = np.flatnonzero(judged.kept)
+    first, second = kept[:-1], kept[1:]
+    again[first] = (
+        heading[first]
+        & ~heading[second]
+        & (numbers[first, WORDS] >= _LEAST_WORDS)
+        & (judged.blocks.digests[first] == judged.blocks.digests[second])
+    )
+    return again

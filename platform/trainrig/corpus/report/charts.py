@@ -4,15 +4,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
-
 from trainrig import figures
 from trainrig.corpus.filters.rule_verdicts import Rule
 from trainrig.corpus.limits import Limit
+from trainrig.corpus.report.histogram import draw_histogram
 from trainrig.corpus.report.tallies import BinRow, CurationTallies, StepRow
-from trainrig.figures import C1, C2, MUTED, BarPart, BarRow
+from trainrig.figures import C1, C2, BarPart, BarRow
 from trainrig.report import Chart, ReportTable, percent, short
 
 MOST_ROWS = 14  # in a chart; its table has all
@@ -103,7 +100,7 @@ def _signal_chart(
     documents = sum(bins.values())
     return Chart(
         f"{signal}: {_bounds_in_words(bounds)}",
-        figures.draw(partial(_plot_bins, bins=ordered, bounds=bounds), 180),
+        draw_histogram(ordered, [bound for bound, _ in bounds]),
         label=f"Histogram of {signal} with its bounds.",
         caption=f"n = {documents:,} documents, all sources; a bar is a bin of the table.",
         table=ReportTable(
@@ -116,35 +113,3 @@ def _signal_chart(
 
 def _bounds_in_words(bounds: Sequence[tuple[float, str]]) -> str:
     return ", ".join(f"at {side} {short(bound)}" for bound, side in bounds) or "no bound"
-
-
-def _plot_bins(
-    ax: Axes,
-    bins: Sequence[tuple[tuple[float, float | None], int]],
-    bounds: Sequence[tuple[float, str]],
-) -> Axes:
-    """Documents by bin. Values over 2 stand on a scale of logarithms, shares on their own."""
-    edges = np.array([least for (least, _), _ in bins])
-    ends = np.array([below if below is not None else least * 2 for (least, below), _ in bins])
-    heights = np.array([number for _, number in bins])
-    is_share = ends.max() <= 2
-    if not is_share:
-        ax.set_xscale("symlog", linthresh=1)
-        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    ax.bar(edges, heights, ends - edges, align="edge", color=C1, linewidth=0)
-    for bound, _ in bounds:
-        ax.axvline(bound, color=C2, linewidth=1.5)
-        ax.annotate(
-            short(bound),
-            (bound, 1),
-            (3, -3),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            va="top",
-            color=MUTED,
-            fontsize=11,
-        )
-    ax.set_xlim(left=0)
-    ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
-    ax.set(ylabel="documents")
-    return ax

@@ -1,0 +1,121 @@
+"""The histogram of a signal as SVG, in the colours of the page's theme.
+
+A curation's page has two dozen of them. They are written here element by element: by way of
+matplotlib each took about 70 ms, most of the time of a small curation.
+"""
+
+import math
+from collections.abc import Sequence
+
+from trainrig.report import short
+
+Bin = tuple[tuple[float, float | None], int]  # from, to below (None: no end), documents
+WIDTH, HEIGHT = 420, 180  # CSS pixels, as those of `figures.draw` are wide
+RIGHT, TOP, BOTTOM = 417.0, 6.0, 159.0  # of the axes
+SHARE = 2.0  # values up to here stand on a scale of their own, others on one of logarithms
+MARGIN = 1.05  # how far an axis goes beyond what is drawn on it
+MAX_TICKS = 8
+TEXT = "font-size: 11px; fill: var(--muted); text-anchor:"
+LINE = "fill: none; stroke: var(--grid); stroke-width: 0.8"
+
+
+def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
+    """Documents by bin, and a line for each of `bounds`.
+
+    Values over 2 stand on a scale of logarithms (below 1: linear), shares on their own.
+    """
+    edges = [(least, least * 2 if below is None else below) for (least, below), _ in bins]
+    furthest = max([most for _, most in edges] + list(bounds))
+    scaled = _itself if max(most for _, most in edges) <= SHARE else scale_symlog
+    highest = max(number for _, number in bins)
+    y_ticks = _round_ticks(highest * MARGIN, whole=True)
+    left = 25 + max(_width(short(tick)) for tick in y_ticks)
+    x_unit = (RIGHT - left) / (scaled(furthest) * MARGIN)
+    y_unit = (BOTTOM - TOP) / (highest * MARGIN)
+
+    def x(value: float) -> float:
+        return left + scaled(max(value, 0.0)) * x_unit
+
+    def y(documents: float) -> float:
+        return BOTTOM - documents * y_unit
+
+    linear = scaled is _itself
+    parts = [
+        _x_tick(x(at), f"{at:g}" if linear else short(at)) for at in _x_ticks(furthest, linear)
+    ]
+    parts += [_y_tick(left, y(tick), short(tick)) for tick in y_ticks]
+    parts.append(_y_label("documents"))
+    for (least, most), (_, number) in zip(edges, bins, strict=True):
+        parts.append(_bar(x(least), x(most), y(number)))
+    parts += [_bound(x(bound), short(bound)) for bound in bounds]
+    parts.append(f'<path d="M {left:.2f} {TOP} V {BOTTOM} H {RIGHT}" style="{LINE}" />')
+    body = "\n".join(parts)
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>\n{body}\n</svg>'
+
+
+def scale_symlog(value: float) -> float:
+    """Linear below 1 and logarithmic above, as matplotlib's `symlog` of threshold 1."""
+    return value / 0.9 if value <= 1 else 1 / 0.9 + math.log10(value)
+
+
+def _itself(value: float) -> float:
+    return value
+
+
+def _x_ticks(furthest: float, linear: bool) -> list[float]:
+    if linear:
+        return _round_ticks(furthest * MARGIN)
+    powers = range(math.floor(math.log10(furthest)) + 1)
+    return [0.0, *(10.0**power for power in powers[:: math.ceil(len(powers) / MAX_TICKS)])]
+
+
+def _round_ticks(most: float, whole: bool = False) -> list[float]:
+    """From 0 to at most `most`, at most MAX_TICKS, a power of ten times 1, 2 or 5 apart.
+
+    `whole`: a whole number apart.
+    """
+    size = 10.0 ** math.floor(math.log10(most / MAX_TICKS))
+    steps = (factor * size for factor in (1, 2, 5, 10))
+    step = next(step for step in steps if most / step < MAX_TICKS)
+    if whole:
+        step = max(step, 1.0)
+    return [round(count * step, 12) for count in range(int(most / step) + 1)]
+
+
+def _width(text: str) -> float:
+    """Of a number in DejaVu Sans, about: points and spaces are half as wide as digits."""
+    return sum(3.5 if letter in ".,\u00a0 " else 7.0 for letter in text)
+
+
+def _x_tick(x: float, label: str) -> str:
+    return (
+        f'<path d="M {x:.2f} {BOTTOM + 3.5} V {TOP}" style="{LINE}" />'
+        f'<text style="{TEXT} middle" x="{x:.2f}" y="174.36">{label}</text>'
+    )
+
+
+def _y_label(text: str) -> str:
+    place = f"11.36 {(TOP + BOTTOM) / 2:.2f}"
+    turned = f'transform="translate({place}) rotate(-90)"'
+    return f'<text style="{TEXT} middle" {turned}>{text}</text>'
+
+
+def _y_tick(left: float, y: float, label: str) -> str:
+    return (
+        f'<path d="M {left - 3.5:.2f} {y:.2f} H {RIGHT}" style="{LINE}" />'
+        f'<text style="{TEXT} end" x="{left - 7:.2f}" y="{y + 4.18:.2f}">{label}</text>'
+    )
+
+
+def _bar(left: float, right: float, top: float) -> str:
+    place = f'x="{left:.2f}" y="{top:.2f}" width="{right - left:.2f}" height="{BOTTOM - top:.2f}"'
+    return f'<rect {place} style="fill: var(--c1)" />'
+
+
+def _bound(x: float, label: str) -> str:
+    style = "fill: none; stroke: var(--c2); stroke-width: 1.5"
+    return (
+        f'<path d="M {x:.2f} {BOTTOM} V {TOP}" style="{style}" />'
+        f'<text style="{TEXT} start" x="{x + 3:.2f}" y="17.36">{label}</text>'
+    )
