@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from rich.console import Console
 
 from trainrig import terminal
+from trainrig.errors import ClusterError
 from trainrig.terminal import Terminal
 from trainrig.train.run.run_folder import RunFolder
 
@@ -308,6 +310,34 @@ def test_training_that_has_not_begun_is_nothing_to_tell(
     with Terminal().training("pretrain", str(tmp_path), 40):
         pass
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("fault", [ClusterError("503 Slow Down"), OSError("gone")])
+def test_a_storage_that_refuses_costs_a_line_of_progress_and_nothing_else(
+    fault: Exception,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    looks: list[None] = []
+    look = terminal.ProgressFollower.look
+
+    def refuses_twice(follower: terminal.ProgressFollower) -> Any:
+        looks.append(None)
+        if len(looks) <= 2:
+            raise fault
+        return look(follower)
+
+    monkeypatch.setattr(terminal.ProgressFollower, "look", refuses_twice)
+    monkeypatch.setattr(terminal, "FOLLOW_SECONDS", 0.01)
+    with Terminal().training("pretrain", str(tmp_path), 40):
+        RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
+        (tmp_path / "metrics.jsonl").write_text(metrics_line(40, 6.5))
+        while len(looks) < 3:
+            time.sleep(0.001)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("pretrain: 40 of 40 steps")
 
 
 def test_training_that_fails_is_no_longer_followed(tmp_path: Path) -> None:

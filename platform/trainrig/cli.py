@@ -286,6 +286,12 @@ def export(
         bool,
         typer.Option("--adapter", help="Write the adapter alone, for PEFT; without, it is merged."),
     ] = False,
+    generator: Annotated[
+        bool,
+        typer.Option(
+            "--generator", help="Write the generator of a model that finds replaced tokens."
+        ),
+    ] = False,
     scores: Annotated[
         list[str] | None,
         typer.Option(metavar="DIR", help="Evaluation of it, for the model card (repeatable)."),
@@ -319,6 +325,8 @@ def export(
 
     if adapter and (scores or license_ or base_model or dataset):
         raise ConfigError("export --adapter: writes no model card; leave out what is for one")
+    if adapter and generator:
+        raise ConfigError("export: an adapter has no generator; leave --adapter or --generator out")
     check_folder(out)
     settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
     settings = settings.model_copy(
@@ -330,7 +338,9 @@ def export(
         }
     )
     facts = (
-        export_adapter(checkpoint, out) if adapter else export_checkpoint(checkpoint, out, settings)
+        export_adapter(checkpoint, out)
+        if adapter
+        else export_checkpoint(checkpoint, out, settings, generator)
     )
     print(json.dumps(facts) if as_json else f"{out}: step {facts['step']} of {facts['checkpoint']}")
 

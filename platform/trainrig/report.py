@@ -198,7 +198,7 @@ def _cell(value: Cell) -> str:
 class Chart:
     """A finding and the drawing that shows it.
 
-    `svg` is markup, from `trainrig.figures.draw`; `label` says the drawing in words for those who
+    `svg` is markup, as of `trainrig.figures.draw`; `label` says the drawing in words for those who
     do not see it; `caption` names n and the smoothing; `table` holds the drawn numbers.
     """
 

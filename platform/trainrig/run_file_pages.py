@@ -155,8 +155,14 @@ def _default(key: Mapping[str, Any]) -> str:
     if isinstance(value, Mapping):
         return f"`{value['kind']}`" if "kind" in value else ("its own" if value else "empty")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return ", ".join(f"`{each['kind']}`" for each in value)
+        return ", ".join(f"`{each.get('kind') or _inline(each)}`" for each in value)
     return f"`{_escaped(toml_value(value))}`"
+
+
+def _inline(table: Mapping[str, Any]) -> str:
+    """A table of a list in one line, but for the keys that are absent."""
+    given = {name: toml_value(value) for name, value in table.items() if value is not None}
+    return f"{{ {', '.join(f'{name} = {value}' for name, value in given.items())} }}"
 
 
 def _title(name: str) -> str:

@@ -118,7 +118,7 @@ class Terminal:
         with self._training_panel(title, steps) as advance:
             stop = threading.Event()
             follower = ProgressFollower(folder, steps)
-            before = follower.look()
+            before = _look(follower)
             watch = threading.Thread(
                 target=_follow, args=(advance, follower, before, steps, stop), daemon=True
             )
@@ -207,14 +207,19 @@ def _follow(
     """
     while True:
         last_look = stop.wait(FOLLOW_SECONDS)
-        progress = None
-        # Of a bucket that refuses, say: whoever trains there says so, and the next look is near.
-        with contextlib.suppress(OSError, ClusterError), s3_retries.briefly():
-            progress = follower.look()
+        progress = _look(follower)
         if progress and progress != before:
             advance(progress.step, steps, f"steps, {progress.note()}")
         if last_look:
             return
+
+
+def _look(follower: ProgressFollower) -> RunProgress | None:
+    """How far the run is; None while its storage refuses: who trains there says so, and the next
+    look is near."""
+    with contextlib.suppress(OSError, ClusterError), s3_retries.briefly():
+        return follower.look()
+    return None
 
 
 def show(terminal: Terminal, run: RunFile, stage: Callable[..., Manifest]) -> Manifest:

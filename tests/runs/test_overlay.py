@@ -72,6 +72,17 @@ def test_the_numbers_are_those_of_the_metrics(two: list[str]) -> None:
     assert f"{sum(losses) / 4:.4g}" in text_of(overlay_page(read_runs(two)))
 
 
+def test_hours_are_called_hours_and_are_those_of_the_list_of_runs(two: list[str]) -> None:
+    for folder, workers in zip(two, (1, 3), strict=True):
+        begun = {"event": "attempt_started", "attempt": 1, "step": 0, "time": 10.0, "why": "start"}
+        Path(folder, "events.jsonl").write_text(json.dumps(begun | {"workers": workers}) + "\n")
+    runs = read_runs(two)
+    hours = sum(run.listed.paid_hours for run in runs)
+    assert hours == pytest.approx((150 + 3 * 130) / 3600)
+    text = text_of(overlay_page(runs)).replace("\u00a0", " ")
+    assert f"Worker hours {hours:.2f} h" in text and "Cost" not in text
+
+
 def test_a_run_without_a_held_out_loss_is_laid_over_by_the_rest(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, 2.0, 9, held_out=False) for name in "ab"]
     text = text_of(overlay_page(read_runs(runs)))

@@ -14,6 +14,7 @@ import pickle
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -40,19 +41,22 @@ from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.objectives import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
-from trainrig.parallel import deterministic, numerics
-from trainrig.parallel.deterministic import SummedInTree
+from trainrig.parallel import mesh as meshes
+from trainrig.parallel import numerics
+from trainrig.parallel.exact import exchange
+from trainrig.parallel.exact.deterministic import SummedInTree, peers
 from trainrig.parallel.fsdp import Gradients, SummedByRank, local_slice, shard, units
 from trainrig.parallel.mesh import build_mesh, join_group, local_device
 from trainrig.parallel.pipeline.passes import StagePass, StagePasses
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus
-from trainrig.processes.heartbeats import UNSUPERVISED
+from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatReporter, Stall
 from trainrig.tokens.batches import (
     IDS,
     TOKENS,
     MicroBatch,
     MicroBatchSlot,
+    assign_micro_batches,
     read_local_batch,
     token_arrays,
 )
@@ -60,6 +64,7 @@ from trainrig.train import checkpoint, loop
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.checkpoint.tensor_file import tensor_file_name
+from trainrig.train.elastic.rank import dump_collectives
 from trainrig.train.held_out import evaluate
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
@@ -197,6 +202,10 @@ def train(
             def prepare_and_die(batches: OnlineBatches, state: TrainState, *more: Any) -> None:
                 prepare(batches, state, *more)
                 if state.data_step == step:
+                    # What was saved at this step is whole, however slow the machine.
+                    for thread in threading.enumerate():
+                        if thread.name == "checkpoint":
+                            thread.join()
                     os.kill(os.getpid(), signal.SIGKILL)
 
             OnlineBatches.prepare = prepare_and_die  # type: ignore[method-assign]
@@ -430,10 +439,16 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     batches, state = job.make_batches(), fresh_state(job, local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
+    by_round = training.deterministic and training.parallel.by_micro_batch
     losses = []
     for step in range(count):
         share = read_local_batch(
-            batches, state.mesh.data_rank, state.mesh.data_size, step, virtual=virtual
+            batches,
+            state.mesh.data_rank,
+            state.mesh.data_size,
+            step,
+            virtual=virtual,
+            peers=peers(state.mesh, by_round),
         )
         losses.append(stepper.take(share).loss)
     whole = _whole(state)
@@ -519,23 +534,58 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
         else SummedByRank([root], gather_once=True)
     )
     rank, world = dist.get_rank(), dist.get_world_size()
-    gradients.begin(world)
+    gradients.begin(world, world)
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
     gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
     gradients.finish()
     return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm(parameters)
 
 
+def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The gradients, by their digest, of a step of a small model, their norm, the mean squared norm
+    of virtual workers, and what this rank has sent to each other; for each of `cases`: a number of
+    "micro_batches" and of "virtual" workers, "copies" of the model, so many neighbours "of_a_node",
+    and whether "by_micro_batch"."""
+    sound, rank = meshes.node_name, dist.get_rank()
+    found = []
+    for case in cases:
+        of_a_node = case.get("of_a_node", 1)
+        meshes.node_name = lambda size=of_a_node: f"node {rank // size}"  # type: ignore[misc]
+        made = build_mesh(local_device(), case.get("copies"))
+        meshes.node_name = sound
+        torch.manual_seed(0)
+        layers = nn.ModuleList([nn.Linear(6, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 4)])
+        model = nn.Sequential(*layers)
+        root = shard(model, layers, made.sharding, gather_once=False)
+        parameters, each = list(model.parameters()), case.get("by_micro_batch", False)
+        gradients = SummedInTree([root], parameters, False, made, by_micro_batch=each)
+        shape = case["micro_batches"], case["virtual"]
+        slots = assign_micro_batches(*shape, made.data_rank, made.data_size, peers(made, each))
+        gradients.begin(*shape, measured=True)
+        with Sent() as sent:
+            for number, slot in enumerate(slots):
+                dice = torch.Generator().manual_seed(slot.index)
+                loss = model(torch.randn(3, 6, generator=dice)).square().sum()
+                gradients.backward(loss, slot, last=number == len(slots) - 1)
+            gradients.finish()
+        whole = [parameter.grad.full_tensor().numpy().tobytes() for parameter in parameters]
+        digest = hashlib.sha256(b"".join(whole)).hexdigest()
+        norm, squared = gradients.norm(parameters), gradients.part_squared()
+        found.append({"digest": digest, "norm": norm, "squared": squared, "to": dict(sent.to)})
+    return found
+
+
 def under_way(layers: int) -> tuple[int, int, int]:
     """Bytes of one of `layers` alike; the most bytes and the most units that were sent and not yet
     added up in a backward pass, counted as each unit begins to be sent."""
-    most = [0, 0]
-    sound = deterministic._Unit._send
+    most, sound = [0, 0], exchange.PendingTransfer.to_all
+    waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def send(unit: Any, *arguments: Any) -> Any:
-        made = sound(unit, *arguments)
-        waiting = [made, *(each._pending for each in unit._now.under_way)]
-        held = {t.data_ptr(): t.nbytes for each in waiting for t in (each.outgoing, each.incoming)}
+    def to_all(*arguments: Any) -> Any:
+        made = sound(*arguments)
+        waiting.add(made)
+        tensors = [t for each in waiting for t in (each.outgoing, each.incoming)]
+        held = {t.data_ptr(): t.nbytes for t in tensors}
         most[:] = max(most[0], sum(held.values())), max(most[1], len(waiting))
         return made
 
@@ -546,12 +596,12 @@ def under_way(layers: int) -> tuple[int, int, int]:
     gradients = SummedInTree([root], list(model.parameters()), False, mesh)
     rank, world = dist.get_rank(), dist.get_world_size()
     try:
-        deterministic._Unit._send = send  # type: ignore[method-assign]
-        gradients.begin(world)
+        exchange.PendingTransfer.to_all = to_all  # type: ignore[method-assign, assignment]
+        gradients.begin(world, world)
         slot = MicroBatchSlot(rank, True, rank, closes=True)
         gradients.backward(model(torch.ones(1, 64)).sum(), slot, last=True)
     finally:
-        deterministic._Unit._send = sound  # type: ignore[method-assign]
+        exchange.PendingTransfer.to_all = sound  # type: ignore[method-assign]
     gradients.finish()
     return 64 * 64 * 4, most[0], most[1]
 
@@ -559,6 +609,28 @@ def under_way(layers: int) -> tuple[int, int, int]:
 def agreed(mine: tuple[bool, ...]) -> bool:
     """What all ranks agree on, each of which says one of `mine`."""
     return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
+
+
+def waits_in_vain(folder: str) -> list[dict[str, Any]]:
+    """What is put on record in `folder` while rank 0 waits for the others in a collective: they
+    come once it is."""
+    attempt, record = TrainingAttempt(3, 0), RunFolder(folder)
+    until = time.monotonic() + TIMEOUT.total_seconds()
+    if dist.get_rank():
+        while not any(e["event"] == "collectives_dumped" for e in record.events()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        dist.all_reduce(torch.ones(5))
+        return []
+    stall = Stall(
+        lambda beat: 0.05 if beat.doing == "train" else math.inf,
+        lambda beat: dump_collectives(record, attempt, beat),
+    )
+    reporter = HeartbeatReporter(Heartbeat(0, (), ""), lambda _: False, 0.02, 0.2, stall)
+    reporter.heartbeat(0, "train")
+    dist.all_reduce(torch.ones(5))
+    reporter.close()
+    return list(record.events())
 
 
 def mesh(**degrees: int) -> dict[str, Any]:
@@ -599,8 +671,8 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
     inner, held = stepper._gradients.backward, []
 
-    def backward(loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
-        inner(loss, slot, last)
+    def backward(loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
+        inner(loss, slot, last, chunk)
         groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units(state.model)]
         parts = [part for group in groups if group for part in group.fsdp_params]
         # In float32 it stays with the parameter; in fewer bits it has a place of its own.
@@ -673,7 +745,9 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         pace,
         sharded_gradient,
         under_way,
+        exact_sums,
         agreed,
+        waits_in_vain,
         mesh,
         sent_bytes,
         held_between,

@@ -61,6 +61,8 @@ def test_resuming_from_any_checkpoint_gives_the_run_that_never_stopped(
             [STEPS] * world
         )
         assert exact(job) == exact(undisturbed)[step:]
+        begun = [event["step"] for event in folder.events() if event["event"] == "first_step"]
+        assert begun == [step + 1]
         assert last_weights(job) == last_weights(undisturbed)
         straight_samples = trained_samples(RunFolder(undisturbed.folder))
         assert trained_samples(folder) == {

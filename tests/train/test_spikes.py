@@ -54,6 +54,14 @@ def test_norms_of_a_heavy_tail_are_no_spike(tail):
     assert spike is None and len(outliers) <= 2
 
 
+def test_losses_near_0_that_differ_by_factors_are_no_spike():
+    dice = random.Random(2)
+    known = [(0.001 * dice.lognormvariate(0, 1), math.exp(dice.gauss(-3, 1))) for _ in range(1_000)]
+    assert shown(SpikeDetector(Spikes()), known) == ([], None, None)
+    forgotten = known[:500] + [(2.0, 1.0)] * 3 + known[500:]
+    assert shown(SpikeDetector(Spikes()), forgotten)[0] == [500, 501, 502]
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 30.0])
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_outliers_than_confirm_a_spike_are_skipped_and_no_more(loss, count):

@@ -196,12 +196,12 @@ def _key_figures(runs: Sequence[OverlaidRun]) -> tuple[KeyFigure, ...]:
     fastest = max(runs, key=_median_speed)
     going = sum(run.state == "running" for run in listed)
     tokens = max(runs, key=lambda run: run.listed.tokens)
-    hours = sum(run.worker_hours for run in listed)
+    hours = sum(run.paid_hours for run in listed)
     return (
         KeyFigure("Runs", str(len(runs)), "", f"{going} under way"),
         KeyFigure("Most tokens", short(tokens.listed.tokens), "", tokens.name),
         KeyFigure("Fastest", short(_median_speed(fastest)), "tokens/s", fastest.name),
-        KeyFigure("Cost", f"{hours:.2f}", "worker hours", "of all of them"),
+        KeyFigure("Worker hours", f"{hours:.2f}", "h", "of all of them, restarts included"),
     )
 
 

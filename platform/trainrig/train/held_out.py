@@ -23,6 +23,7 @@ from trainrig.tokens.batches import (
     IGNORE,
     WEIGHTS,
     Corruption,
+    DealtCorruption,
     MicroBatch,
     MicroBatchSlot,
     assign_micro_batches,
@@ -124,7 +125,10 @@ class HeldOutSets:
         return sum(int((m.targets != IGNORE).sum()) for _, m in self._of(source))
 
     def corrupted(self, corruption: Corruption) -> "HeldOutSets":
-        """The same rows as `corruption` makes them, each time alike."""
+        """The same rows as `corruption` makes them, each time alike; of several kinds, each row by
+        itself, so that a few rows have all of them."""
+        if isinstance(corruption, DealtCorruption):
+            corruption = corruption.by_sample()
         return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
 
     def _of(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
@@ -161,6 +165,7 @@ def evaluate(
     count, device = sets.micro_batches(), local_device()
     split, passes = split_of(mesh), StagePasses(model, mesh)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
+    table.expect(passes.auxiliary())
     slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)
 
     def batches() -> "Iterator[tuple[MicroBatchSlot, DeviceBatch]]":

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from trainrig.parallel import numerics
+from trainrig.parallel.exact.deterministic import peers
 from trainrig.parallel.float8 import check_float8
 from trainrig.parallel.mesh import local_device
 from trainrig.parallel.precision import set_products
@@ -122,7 +123,12 @@ def train(
         batches, online = made, None
     mesh = state.mesh
     read = functools.partial(
-        read_local_batch, batches, mesh.data_rank, mesh.data_size, virtual=virtual
+        read_local_batch,
+        batches,
+        mesh.data_rank,
+        mesh.data_size,
+        virtual=virtual,
+        peers=peers(mesh, training.deterministic and training.parallel.by_micro_batch),
     )
     saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
     # The attempt that saved this step may have ended before it had measured it. What a run knew

@@ -73,7 +73,7 @@ class LossTable:
 
     def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
         """Enter what the micro-batch of `slot` came to, whose rows are of `sources_B`."""
-        self._make_room(computed)
+        self.expect(computed.auxiliary, tuple(computed.diagnostics))
         if not slot.real:  # another rank enters it
             return
         for number, term in enumerate(self._terms):
@@ -88,23 +88,24 @@ class LossTable:
             self._diagnostics_MD2[slot.index, number, 0] = found.rows_B().sum()
             self._diagnostics_MD2[slot.index, number, 1] = found.counts_B.sum()
 
-    def _make_room(self, computed: Computed) -> None:
-        """For what is known by name only once a micro-batch was computed."""
+    def expect(self, auxiliary: Mapping[str, Tensor], diagnostics: tuple[str, ...] = ()) -> None:
+        """Make room for what is known by name only once a micro-batch was computed: on ranks that
+        compute none, to add up the same table as those that do."""
         rows = len(self._sums_MNK)
-        added = tuple(name for name, each in computed.auxiliary.items() if each.ndim == 0)
+        added = tuple(name for name, each in auxiliary.items() if each.ndim == 0)
         if not self._counts:
             self._counts = {
-                name: torch.zeros_like(each, dtype=torch.int64)
-                for name, each in computed.auxiliary.items()
+                name: torch.zeros(each.shape, dtype=torch.int64, device=self._sums_MNK.device)
+                for name, each in auxiliary.items()
                 if each.ndim
             }
         if added != self._auxiliary:
             assert not self._auxiliary, "auxiliary terms differ between micro-batches"
             self._auxiliary = added
             self._auxiliary_MA = self._sums_MNK.new_zeros(rows, len(self._auxiliary))
-        if tuple(computed.diagnostics) != self._diagnostics:
+        if diagnostics != self._diagnostics:
             assert not self._diagnostics, "diagnostics differ between micro-batches"
-            self._diagnostics = tuple(computed.diagnostics)
+            self._diagnostics = diagnostics
             self._diagnostics_MD2 = self._sums_MNK.new_zeros(rows, len(self._diagnostics), 2)
 
     def _fill_term(self, sums_K: Tensor, found: Contributions, sources_B: Tensor) -> None:
@@ -163,6 +164,8 @@ class LossTable:
         if not self._counts:
             return {}
         whole = torch.cat(list(self._counts.values()))
+        if self._split.alike.rank > 0:  # ranks that share layers count the same
+            whole.zero_()
         dist.all_reduce(whole)
         parts = torch.split(whole.cpu(), [len(each) for each in self._counts.values()])
         return {name: tuple(part.tolist()) for name, part in zip(self._counts, parts, strict=True)}

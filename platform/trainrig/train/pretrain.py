@@ -16,6 +16,7 @@ from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.denoising.row_shapes import further_heads_of
 from trainrig.parallel.compiled import check_compiler
 from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.processes import lease
@@ -122,10 +123,11 @@ def describe_waits(run: Pretraining) -> list[str]:
     replicas = parallel.data_workers(bounds(run.workers).most)
     for stage in run.batches.resolved():
         count = stage.global_batch // stage.micro_batch // replicas
-        if count < parallel.stages:
-            share = idle_share(parallel.stages, max(count, 1))
+        ranks = parallel.pipeline_ranks
+        if count < ranks:
+            share = idle_share(ranks, max(count, 1), parallel.pipeline_chunks)
             found.append(
-                f"training.parallel.pipeline: {parallel.stages} stages for {count} micro-batches "
+                f"training.parallel.pipeline: {ranks} stages for {count} micro-batches "
                 f"of a replica: each waits for {share:.0%} of a step; use a smaller micro_batch, "
                 "or fewer stages"
             )
@@ -162,18 +164,21 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
             raise ConfigError(str(error)) from None
         return model, None
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
+    model, heads = begun.model, further_heads_of(run.objective)
     try:
-        run.check_positions(begun.model)
+        run.check_positions(model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
     try:
-        run.check_objective(begun.model)
-        run.check_row_split(begun.model)
+        if heads and not model.bidirectional and not isinstance(model, EncoderDecoderConfig):
+            model = model.with_further_heads(heads)
+        run.check_objective(model)
+        run.check_row_split(model)
     except ValueError as error:
         raise ConfigError(f"continue_from: {begun.path}: {error}") from None
     if not run.convert:
-        return begun.model, begun.path
-    return _converted(begun.path, begun.model), begun.path
+        return model, begun.path
+    return _converted(begun.path, model), begun.path
 
 
 def _converted(path: str, model: DecoderConfig) -> EncoderConfig:

@@ -27,9 +27,11 @@ from trainrig.objectives import (
     MaskedLM,
     PrefixLM,
     PretrainingObjective,
+    ReplacedTokenDetection,
     SpanCorruption,
 )
 from trainrig.objectives.contract import find_parts
+from trainrig.objectives.denoising.row_shapes import check_rows, further_heads_of, widest_row
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -254,15 +256,12 @@ class Pretraining(TrainingRunFile):
                 "convert makes an encoder of the decoder to `continue_from`, for objective "
                 "MaskedLM; leave it out"
             )
-        shortest = min(each.sequence_length for each in self.batches.resolved())
-        for each in parts:
-            if isinstance(each, PrefixLM):
-                each.check_length(shortest)
+        check_rows(self.objective, self.batches)
         if self.model is not None:
             self.check_positions(self.model)
             self.check_objective(self.model)
             self.check_row_split(self.model)
-            if self.model.head != "tokens":
+            if self.model.head not in ("tokens", "replaced"):
                 raise ValueError(
                     f'model.head: "{self.model.head}" is what `posttrain` teaches, by Reward, '
                     'Classification or AnswerSpan; pretrain with "tokens"'
@@ -282,6 +281,14 @@ class Pretraining(TrainingRunFile):
         for axis in (parallel.pipeline, parallel.tensor):
             if axis is not None:
                 axis.check_run(model, self.objective.kind)
+        if parallel.pipeline is not None:
+            replicas = max(1, parallel.data_workers(bounds(self.workers).most))
+            for each in self.batches.resolved():
+                parallel.pipeline.check_batch(each.global_batch, each.micro_batch, replicas)
+        if parallel.tensor:
+            parallel.tensor.check_stages(model, parallel.pipeline_ranks)
+            for stage in self.batches.resolved():
+                parallel.tensor.check_length(stage.sequence_length, context.ranks if context else 1)
         if context is None:
             return
         if type(self.objective) is not CausalLM:  # others that derive from it mask or move tokens
@@ -310,36 +317,30 @@ class Pretraining(TrainingRunFile):
             length = [stage for stage in batches if stage.from_step <= step][-1].sequence_length
             trained = step > 0 or self.continue_from is not None
             setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
-            check_positions(length, model_of(models, step), setting)
+            check_positions(widest_row(self.objective, length), model_of(models, step), setting)
 
 
-def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
-    """Raise ValueError if `model`, which becomes an encoder by `convert`, cannot learn what
-    `objective` asks."""
-    asked = isinstance(objective, SpanCorruption)
-    if asked != isinstance(model, EncoderDecoderConfig):
-        wanted = "model" if asked else "objective"
-        wanted += f'.kind = "{ENCODER_DECODER if asked else "SpanCorruption"}"'
+def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
+    """Raise ValueError unless `model` has just the generator and the further heads that `objective`
+    trains."""
+    heads = further_heads_of(objective)
+    if heads != model.further_heads and not model.bidirectional:
         raise ValueError(
-            f"objective {objective.kind} does not fit a model of kind {model.kind}: one "
-            f"reads a text and writes another; set {wanted}"
+            f"model.further_heads ({model.further_heads}) is not the {heads} further tokens that "
+            f"objective {objective.kind} predicts; set model.further_heads = {heads}"
+            + ("" if heads else ', or objective.kind = "MultiTokenPrediction"')
         )
-    masked = isinstance(objective, MaskedLM)
-    if masked and not model.bidirectional and not convert:
+    detects = isinstance(objective, ReplacedTokenDetection)
+    if detects and model.generator_model is None:
         raise ValueError(
-            "objective MaskedLM asks for what stands on both sides, which a decoder does not "
-            'see; set model.kind = "Encoder", or with `continue_from` convert = true'
+            "objective ReplacedTokenDetection trains a small generator beside the model, which has "
+            'none: set model.kind = "Encoder", model.head = "replaced" and [model.generator], or '
+            'begin with a preset, as "electra-small"'
         )
-    if model.bidirectional and not masked:
+    if not detects and model.head == "replaced":
         raise ValueError(
-            f"objective {objective.kind} predicts the next token, which an encoder sees; "
-            'set objective.kind = "MaskedLM"'
-        )
-    setting = takes_no_mask(model.attention, model.position_embedding)
-    if isinstance(objective, PrefixLM) and setting:
-        raise ValueError(
-            f"objective PrefixLM: model.{setting} is computed by a kernel that takes no mask "
-            "of prefixes; leave it out, or choose another objective"
+            f'model.head: "replaced" says whether a token was replaced, which objective '
+            f'{objective.kind} does not ask; set objective.kind = "ReplacedTokenDetection"'
         )
 
 
@@ -396,6 +397,40 @@ def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
     if model.mup is None:
         return None
     return WidthTransfer(model.mup.multiple(model.channels), roles_of(parameter_shapes(model)))
+
+
+def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
+    """Raise ValueError if `model`, which becomes an encoder by `convert`, cannot learn what
+    `objective` asks."""
+    spans = isinstance(objective, SpanCorruption)
+    joined = isinstance(objective, SpanCorruption) and objective.joined
+    asked = spans and not joined
+    if asked != isinstance(model, EncoderDecoderConfig):
+        wanted = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
+        if not asked:
+            wanted = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
+        raise ValueError(
+            f"objective {objective.kind} does not fit a model of kind {model.kind}: one "
+            f"reads a text and writes another; set {wanted}"
+        )
+    masked = isinstance(objective, MaskedLM)
+    check_beside(objective, model)
+    if masked and not model.bidirectional and not convert:
+        raise ValueError(
+            "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+            'see; set model.kind = "Encoder", or with `continue_from` convert = true'
+        )
+    if model.bidirectional and not masked:
+        raise ValueError(
+            f"objective {objective.kind} predicts the next token, which an encoder sees; "
+            'set objective.kind = "MaskedLM"'
+        )
+    setting = takes_no_mask(model.attention, model.position_embedding)
+    if (isinstance(objective, PrefixLM) or joined) and setting:
+        raise ValueError(
+            f"objective {objective.kind}: model.{setting} is computed by a kernel that takes no "
+            "mask of prefixes; leave it out, or choose another objective"
+        )
 
 
 def check_positions(

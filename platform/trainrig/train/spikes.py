@@ -23,10 +23,13 @@ from trainrig.config import Field, Settings
 # Of a normal distribution, the standard deviation over the median absolute one.
 NORMAL = 1.4826
 # A deviation is taken for this much at least, lest a series that hardly moves make outliers of
-# everything: as a share of the median loss, and in nats of the logarithm of the norm.
+# everything: as a share of the median loss, and of the logarithm of the norm.
 LEAST_LOSS_DEVIATION = 0.01
+# Also of the loss, in nats. What a model knows by heart has losses near 0 that differ by factors:
+# on sums of two digits, .0098 is 15 deviations above .0007, and nothing is wrong.
+LEAST_LOSS_NATS = 0.005
 LEAST_NORM_DEVIATION = 0.1
-TINY = 1e-30  # in the place of 0, which has no logarithm and divides nothing
+TINY = 1e-30  # in the place of 0, which has no logarithm
 WIDER = 4  # times the margin for each time that the run went back to the same place
 
 
@@ -167,10 +170,11 @@ class SpikeDetector:
         for what, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
                 return f"{what} {value}"
-        deviations, usual = _deviations(loss, self._losses, LEAST_LOSS_DEVIATION)
+        least = max(LEAST_LOSS_DEVIATION * abs(statistics.median(self._losses)), LEAST_LOSS_NATS)
+        deviations, usual = _deviations(loss, self._losses, least)
         if deviations > self._settings.loss_deviations:
             return f"loss {loss:.4g}, {deviations:.0f} deviations above {usual:.4g}"
-        deviations, usual = _deviations(_logarithm(norm), self._norms)
+        deviations, usual = _deviations(_logarithm(norm), self._norms, LEAST_NORM_DEVIATION)
         if deviations > self._settings.norm_deviations:
             above = f"{deviations:.0f} deviations above {math.exp(usual):.4g}"
             return f"gradient norm {norm:.4g}, {above}"
@@ -193,12 +197,9 @@ def _logarithm(norm: float) -> float:
     return math.log(max(norm, TINY))
 
 
-def _deviations(value: float, series: Sequence[float], share: float = 0.0) -> tuple[float, float]:
-    """How many robust deviations `value` lies above the median of `series`; and the median.
-
-    `share`: of the median, that a deviation is taken for at least; 0: LEAST_NORM_DEVIATION.
-    """
+def _deviations(value: float, series: Sequence[float], least: float) -> tuple[float, float]:
+    """How many robust deviations, each taken for `least` at least, `value` lies above the median of
+    `series`; and the median."""
     usual = statistics.median(series)
     spread = NORMAL * statistics.median(abs(each - usual) for each in series)
-    least = share * abs(usual) if share else LEAST_NORM_DEVIATION
-    return (value - usual) / max(spread, least, TINY), usual
+    return (value - usual) / max(spread, least), usual

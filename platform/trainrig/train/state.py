@@ -26,12 +26,12 @@ from trainrig.parallel.expert.row_division import split_of
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import local_slice, shard
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
-from trainrig.parallel.pipeline.cut import cut_layers
+from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.share import StageShare
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import LossScale, Precision
-from trainrig.parallel.recompute import recompute
-from trainrig.parallel.tensor.layers import Cuts, split_layers
+from trainrig.parallel.recompute import recompute, recomputed
+from trainrig.parallel.tensor.layers import LayerSplit, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
@@ -156,8 +156,8 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
     mesh = job.training.parallel.mesh(device)
-    model, cuts = _sharded(job, job.model, mesh, job.adapter)
-    shared = SharedLayers(cuts, mesh) if cuts else None
+    model, split = _sharded(job, job.model, mesh, job.adapter)
+    shared = SharedLayers(split, mesh) if split else None
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
         whole = shared.whole(name, parameter.detach()) if shared else parameter
@@ -211,35 +211,39 @@ def _sharded(
     adapter: Adapter | None = None,
     beside: bool = False,
     frozen: bool = False,
-) -> tuple[Decoder, Cuts]:
-    """A decoder over `mesh` whose parameters have room, and no values yet; how they are cut over
-    ranks that share layers, {} if none do."""
+) -> tuple[Decoder, LayerSplit | None]:
+    """A decoder over `mesh` whose parameters have room, and no values yet; how it is divided over
+    ranks that share layers, None if none do."""
     training = job.training
     with torch.device("meta"):
-        model = _built(config, mesh, training.precision).requires_grad_(not frozen)
+        chunks = training.parallel.pipeline_chunks
+        model = _built(config, mesh, training.precision, chunks).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
             adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
     if not (adapter or beside):
         freeze(model, training.groups)
-        use_float8(model.layers, training.precision)
-    cuts = split_layers(model, mesh.tensor) if mesh.tensor.group and not beside else {}
+        use_float8(model.every_layer, training.precision)
+    split, tensor = None, training.parallel.tensor
+    if mesh.tensor.group and tensor and not beside:
+        again = recomputed(len(model.every_layer), training.recompute)
+        split = split_layers(model, mesh.tensor, tensor.sequence_parallel, again)
     if mesh.context.group and training.parallel.context and not beside:
         split_attention(model, mesh.context.group, training.parallel.context.keys)
     if mesh.expert.group:
         divide_experts(model, mesh.devices[EXPERT])
-    recompute(model.layers, training.recompute)
-    compile_layers(model.layers, training.compile)
+    recompute(model.every_layer, training.recompute)
+    compile_layers(model.every_layer, training.compile)
     gather_once = training.parallel.reshard == "step"
-    shard(model, model.layers, mesh.sharding, gather_once, training.precision, mesh.experts)
+    shard(model, model.every_layer, mesh.sharding, gather_once, training.precision, mesh.experts)
     model.to_empty(device=torch.device(mesh.devices.device_type))
-    return model, cuts
+    return model, split
 
 
-def _built(config: DecoderConfig, mesh: WorkerMesh, precision: Precision) -> Decoder:
-    """The decoder, or the stage of it that this rank has."""
+def _built(config: DecoderConfig, mesh: WorkerMesh, precision: Precision, chunks: int) -> Decoder:
+    """The decoder, or the stages of it that this rank has, `chunks` of them."""
     if mesh.pipeline.group is None:
         return build_model(config)
-    stages = cut_layers(config, mesh.pipeline.size)
+    stages = cut_for_ranks(config, mesh.pipeline.size, chunks)
     stream = torch.bfloat16 if precision.compute == "bfloat16" else torch.float32
     return StageDecoder(config, stages[mesh.pipeline.rank], stream)

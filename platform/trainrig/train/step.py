@@ -20,7 +20,7 @@ from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
-from trainrig.parallel.deterministic import SummedInTree
+from trainrig.parallel.exact.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
 from trainrig.parallel.norm import RowPlaces
 from trainrig.parallel.parameter_norms import ParameterNorms
@@ -83,6 +83,7 @@ class Stepper:
         self._training, self._state, self._agreed_to_stop = training, state, agreed_to_stop
         pipeline = training.parallel.pipeline
         self._schedule: Schedule = pipeline.schedule if pipeline else "1F1B"
+        self._chunks = training.parallel.pipeline_chunks
         self._parameters: list[nn.Parameter] = [
             each for group in state.optimizer.param_groups for each in group["params"]
         ]
@@ -106,14 +107,23 @@ class Stepper:
         counted = [each is not None for each in firsts] if firsts else None
         mesh = state.mesh
         self._gradients: Gradients = (
-            SummedInTree(self._models, every, gather_once, mesh, self.clock, alike, places)
+            SummedInTree(
+                self._models,
+                every,
+                gather_once,
+                mesh,
+                self.clock,
+                alike,
+                places,
+                by_micro_batch=training.parallel.by_micro_batch,
+            )
             if training.deterministic
             else SummedByRank(
                 self._models,
                 gather_once,
                 mesh.tensor,
                 alike,
-                training.parallel.reduce == "micro_batch",
+                training.parallel.by_micro_batch,
                 mesh.pipeline.group,
                 counted,
             )
@@ -230,36 +240,41 @@ class Stepper:
         objective, device = self._objective, self._parameters[0].device
         split = self._state.split
         table = LossTable(objective, self._sources, local.micro_batches, device, split=split)
+        table.expect(self._passes.auxiliary())
         equal_parts = local.micro_batches % local.virtual == 0
         measured = self._training.metrics.due(self._state.step + 1)
-        self._gradients.begin(local.virtual, measured and equal_parts and local.virtual > 1)
+        measured = measured and equal_parts and local.virtual > 1
+        self._gradients.begin(local.micro_batches, local.virtual, measured)
         count, pipeline = len(local.slots), self._state.mesh.pipeline
-        under_way: dict[int, StagePass] = {}
-        for forward, number in turns(self._schedule, pipeline.rank, pipeline.size, count):
+        under_way: dict[tuple[int, int], StagePass] = {}
+        order = turns(self._schedule, pipeline.rank, pipeline.size, count, self._chunks)
+        for place, (forward, number, chunk) in enumerate(order):
             slot = local.slots[number]
             if forward:
                 # Stages are at different micro-batches, so they ask before the first alone.
-                if (number == 0 or pipeline.group is None) and self._agreed_to_stop():
+                if (place == 0 or pipeline.group is None) and self._agreed_to_stop():
                     return None
                 batch = self._copy(local.assigned[number][0], device)
                 for each in self._dropouts:
                     each.samples_B = batch.samples_B
                 with self.clock.phase("forward"):
-                    passed = self._passes.forward(objective, batch, statistics)
+                    passed = self._passes.forward(objective, batch, statistics, chunk)
                 if passed.computed is not None:
                     table.fill(slot, passed.computed, batch.sources_B)
-                under_way[number] = passed
+                under_way[chunk, number] = passed
                 continue
-            passed = under_way.pop(number)
+            passed = under_way.pop((chunk, number))
             with self.clock.phase("backward"):
                 loss = self._loss_of(passed, local)
-                self._gradients.backward(loss, slot, last=number == count - 1)
+                self._gradients.backward(loss, slot, number == count - 1, chunk)
                 self._passes.send_back(passed)
             del passed, loss  # nothing is kept of it while the next goes forward
         with self.clock.phase("communication"):
             self._passes.settle()
             self._gradients.finish()
             self._add_copy()
+            if self._state.shared:
+                self._state.shared.add_parts(self._state.model)
         return table
 
     def _loss_of(self, passed: StagePass, local: LocalBatch) -> Tensor:

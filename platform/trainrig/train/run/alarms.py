@@ -159,7 +159,7 @@ class AlarmRules:
         best = self._best[workers] = max(speed, self._best.get(workers, 0.0))
         if speed >= SLOWER * best:
             return None
-        what = f"{speed:,.0f} tokens/s, where the same {workers} workers did {best:,.0f}"
+        what = f"{speed:,.0f} tokens/s; with as many workers ({workers}) it did {best:,.0f}"
         return Alarm("throughput_falls", what, "see the time shares in the report for what grew")
 
     def _rank_is_slow(self) -> Alarm | None:

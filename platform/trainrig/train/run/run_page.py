@@ -125,7 +125,9 @@ def run_page(run_data: RunReportData) -> str:
         charts.append(sources_chart(run_data))
         if run_data.held_out[0]["step"] == 0 and len(run_data.held_out) > 1:
             charts.append(forgetting_chart(run_data))
-    if run_data.objective == "MixtureOfObjectives" and (members := members_chart(run_data)):
+    if run_data.objective in ("MixtureOfObjectives", "UL2") and (
+        members := members_chart(run_data)
+    ):
         charts.append(members)
     sections = [Section("loss", "How well it predicts", tuple(charts))]
     if rollouts := rollout_charts(run_data):  # first: a policy's loss says little

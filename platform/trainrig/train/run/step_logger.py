@@ -13,14 +13,15 @@ import torch.distributed as dist
 
 from trainrig import hardware
 from trainrig.errors import ConfigError, Diverged
-from trainrig.flops import encoder_decoder_flops, token_flops
+from trainrig.flops import detection_flops, encoder_decoder_flops, further_flops, token_flops
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.contract import Watchful
 from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale
 from trainrig.parallel import numerics
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.tokens.batches import IDS, TARGETS, LocalBatch
+from trainrig.tokens.batches import IDS, TARGETS, TOKENS, LocalBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
@@ -158,7 +159,7 @@ class StepLogger:
 
         A change suspends the promise of equal bits, not the run.
         """
-        mine = numerics.fingerprint()
+        mine = numerics.fingerprint(self._job.training.compile)
         all_ranks = [mine] * dist.get_world_size()
         dist.all_gather_object(all_ranks, mine)
         if not self._metrics:
@@ -219,15 +220,28 @@ class Utilisation:
         None where it is not known."""
         if self._model is None or seconds <= 0:
             return None
-        arrays = local.assigned[0][0].arrays
-        rows, length = arrays[IDS].shape
-        if isinstance(self._model, EncoderDecoderConfig):
-            written = arrays[TARGETS].shape[1]
-            of_row = encoder_decoder_flops(self._model, int(length), int(written))
-        else:
-            of_row = token_flops(self._model, int(length)).training * int(length)
-        flops = of_row * int(local.micro_batches * rows)
-        return flops / (seconds * self._peak * dist.get_world_size())
+        # A mixture's micro-batches differ in width: those of this rank stand for all.
+        shapes = [
+            (*micro.arrays[IDS].shape, micro.arrays[TARGETS].shape[1])
+            for micro, _ in local.assigned
+        ]
+        places = sum(rows * length for rows, length, _ in shapes) / len(shapes)
+        predicted = local.denominators[TOKENS] / (places * local.micro_batches)
+        mean = sum(self._flops(self._model, predicted, *shape) for shape in shapes) / len(shapes)
+        return mean * local.micro_batches / (seconds * self._peak * dist.get_world_size())
+
+    @staticmethod
+    def _flops(
+        model: DecoderConfig, predicted: float, rows: int, length: int, written: int
+    ) -> float:
+        """Of a micro-batch of so many rows, which a model reads, and of which it writes; a
+        generator makes logits for the share `predicted`."""
+        if isinstance(model, EncoderDecoderConfig):
+            return rows * encoder_decoder_flops(model, length, written)
+        if model.generator_model is not None:
+            return rows * length * detection_flops(model, length, predicted)
+        of_token = token_flops(model, length).training + further_flops(model, length)
+        return rows * length * of_token
 
 
 def peak_memory() -> int:

@@ -40,7 +40,7 @@ TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds e
 # Objectives whose loss is of tokens.
 PER_TOKEN = (
     *("", "CausalLM", "FillInTheMiddle", "MaskedLM", "MixtureOfObjectives", "PrefixLM", "SFT"),
-    "SpanCorruption",
+    *("SpanCorruption", "UL2"),
 )
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 

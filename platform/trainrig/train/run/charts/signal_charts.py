@@ -57,8 +57,8 @@ def norms_chart(run_data: RunReportData) -> Chart | None:
         f"Layer {largest} has the largest gradient in the end, {np.nanmax(norms_LS[:, -1]):.3g}",
         figures.draw(plot, 240),
         label="Heat map of the gradient norm, layers against steps.",
-        caption=f"n = {len(shown)} of {len(lines)} measurements; darker: a larger norm, by its "
-        f"logarithm, from {np.nanmin(norms_LS):.2g} to {np.nanmax(norms_LS):.2g}.",
+        caption=f"n = {len(shown)} of {len(lines)} measurements; stronger colour: a larger "
+        f"norm, by its logarithm, from {np.nanmin(norms_LS):.2g} to {np.nanmax(norms_LS):.2g}.",
         table=ReportTable("Gradient norm by layer", ("layer", "first", "last"), rows),
     )
 
