@@ -42,6 +42,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+# No test reaches into the account of who runs it. A client takes these when it is made, and may be
+# made by a thread that outlives its test: so they hold for the whole process.
+os.environ |= {
+    "AWS_ACCESS_KEY_ID": "nobody",
+    "AWS_SECRET_ACCESS_KEY": "nothing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
 # A shell's background job ignores Ctrl-C, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with contextlib.suppress(ValueError):  # not in the main thread
@@ -144,7 +152,6 @@ def s3_server() -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    storage._client.cache_clear()  # it knows its server's address
     yield f"http://{host}:{port}"
     storage._client.cache_clear()
     server.stop()
@@ -165,10 +172,9 @@ def _make_conditional_writes_atomic() -> None:
 def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A new bucket, as `s3://bucket`, on a server that this process and its children will use."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     bucket = next(_buckets)
+    if storage._client().meta.endpoint_url != s3_server:  # a test without a bucket made it
+        storage._client.cache_clear()
     storage._client().create_bucket(Bucket=bucket)
     return f"s3://{bucket}"
 
@@ -205,15 +211,15 @@ def once() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A Ray of this machine's own for all tests of this file."""
+def local_ray() -> None:
+    """A Ray of this machine's own, which this process keeps from file to file.
+
+    So its workers start once, and import once what all stages do. It ends with the process, or when
+    a test needs another and calls `ray.shutdown`.
+    """
     with mock.patch.dict(os.environ):
         os.environ.pop("RAY_ADDRESS", None)
         ray_session.connect(1, "tests")
-        import ray
-
-        yield
-        ray.shutdown()
 
 
 # What takes from half a second to several to import.

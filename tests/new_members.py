@@ -194,7 +194,7 @@ NAMES = {
     ),
     "objectives/__init__.py": (
         ("objectives.sft import SFT\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
-        ("OfText = ", "TwoTerms | "),
+        ("OfText = (\n", "    TwoTerms |\n"),
     ),
     "models/architecture/attention_kinds.py": (
         (

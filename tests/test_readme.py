@@ -157,6 +157,22 @@ def test_a_path_that_is_named_exists(path: str) -> None:
         assert path == "quickstart/report.html" or (ROOT / "platform" / "trainrig" / path).exists()
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    """A claim is worth what the test is that holds it."""
+    files = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    functions = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text()
+        for path in re.findall(r"\btests/[\w/]+\.py\b", text):
+            assert (ROOT / path).exists(), (page.name, path)
+        for name in re.findall(r"(?<![\w…/])test_\w+(?:\.py)?", text):
+            assert name in (files if name.endswith(".py") else functions), (page.name, name)
+
+
 def test_the_index_of_the_docs_names_each_page_once_and_the_readme_names_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}

@@ -111,7 +111,8 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     from trainrig.hardware import Compute
     from trainrig.models.huggingface import HubFolder
     from trainrig.scaling import batch_rate_rules
-    from trainrig.scaling.laws import fit, recipes, runs_table
+    from trainrig.scaling.laws import fit, runs_table
+    from trainrig.scaling.laws.comparisons import recipes
     from trainrig.scaling.laws.regression import held_out
     from trainrig.tokens.packing.choices import Packing
 

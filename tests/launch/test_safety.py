@@ -3,6 +3,7 @@
 import ast
 import functools
 import ipaddress
+import re
 from pathlib import Path
 
 import grpc
@@ -134,6 +135,36 @@ def test_nothing_that_can_run_code_is_read_from_a_file():
     assert found == CHANNELS | USERS_OWN
     for keyword in ("allow_pickle", "trust_remote_code", "shell"):
         assert not [name for name, _, _, words in calls() if words.get(keyword)]
+
+
+def test_the_page_names_the_native_parsers_that_are_loaded():
+    """Of those that have ever been named, or that read what strangers wrote."""
+    names = {
+        "lxml": "trafilatura",  # which parses by it
+        "resiliparse": "resiliparse",
+        "FastWARC": "fastwarc",
+        "zlib-ng": "zlib_ng",
+        "Arrow": "pyarrow",
+        "fastText": "fasttext",
+    }
+    imported = {
+        name.split(".")[0]
+        for path in PLATFORM.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    page = (PLATFORM.parents[1] / "docs" / "security.md").read_text()
+    (told,) = re.findall(r"\*\*Native parsers\*\*(.*?)\n- ", page, re.DOTALL)
+    loaded = told.partition(". ")[0]
+    assert {name for name in names if name in loaded} == {
+        name for name, module in names.items() if module in imported
+    }
 
 
 def test_no_archive_is_unpacked():

@@ -6,7 +6,6 @@ others are held out. Long, so a soak test; `results/addition.json` has what it f
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -26,6 +25,10 @@ from trainrig.train.run import metrics
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 HELD_OUT = 1_000
+# With 500 steps at 2e-3 one seed of four stayed at an exact match of .083; with 1,000 at 1e-3 that
+# seed came to .987, and a model of rewards to .92, both still rising.
+STEPS, LR = 1_500, 1e-3
+WRONG = 8  # answers to each sum
 GREEDY = Sampling(temperature=0, maximum_tokens=5)
 
 
@@ -37,9 +40,9 @@ SUMS = [(f"{a:02d}+{b:02d}=", reversed_sum(a, b)) for a in range(100) for b in r
 random.Random("addition").shuffle(SUMS)
 
 
-def wrong_answer(prompt, answer):
-    """`answer` with one digit changed."""
-    dice = random.Random(prompt)
+def wrong_answer(prompt, answer, number=0):
+    """`answer` with one digit changed; another for each `number`."""
+    dice = random.Random(f"{prompt}{number}")
     place = dice.randrange(3)
     digit = (int(answer[place]) + dice.randrange(1, 10)) % 10
     return f"{answer[:place]}{digit}{answer[place + 1 :]}"
@@ -105,8 +108,18 @@ def chat(prompt, answer):
     return {"prompt": prompt, "completion": answer}
 
 
-def pair(prompt, answer):
-    return {"prompt": prompt, "chosen": answer, "rejected": wrong_answer(prompt, answer)}
+def pair(prompt, answer, number=0):
+    return {"prompt": prompt, "chosen": answer, "rejected": wrong_answer(prompt, answer, number)}
+
+
+def swapped(rows):
+    """`rows` with chosen and rejected swapped in every other one, at random."""
+    dice = random.Random("swapped")
+    ways = (
+        {"chosen": "chosen", "rejected": "rejected"},
+        {"chosen": "rejected", "rejected": "chosen"},
+    )
+    return [row | {name: row[of] for name, of in dice.choice(ways).items()} for row in rows]
 
 
 def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, write_result):
@@ -115,37 +128,48 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
     chats_apart = [chat(*each) for each in held_out]
     pairs_apart = [pair(*each) for each in held_out]
+    # To judge a sum a model sees more than one wrong answer to it.
+    judged = [pair(*each, number) for number in range(WRONG) for each in told]
     accuracy, found = "eval/diagnostics/reward_accuracy", []
     for seed in SEEDS:
         sums = Sums(tmp_path / str(seed), seed)
         rows = [chat(*each) for each in told]
         rows = sums.encode("chats", "conversations", rows, chats_apart)
         pairs = sums.encode("pairs", "pairs", [pair(*each) for each in told], pairs_apart)
-        tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, 500, 40, 2e-3)
+        all_pairs = sums.encode("all-pairs", "pairs", judged, pairs_apart)
+        tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, STEPS, 40, LR)
         # Held so strongly to the reference, right answers stay as likely as they were: with
         # beta = 0.1 exact match fell from 1 to .954.
         aligned, dpo = sums.tune(
             "aligned", tuned, pairs, {"kind": "DPO", "beta": 3.0}, 300, 64, 4e-5
         )
+        _, reward = sums.tune("reward", tuned, all_pairs, {"kind": "Reward"}, STEPS, 64, LR)
         each = {
             "seed": seed,
             "untrained": exact_match(sums.fresh),
             "sft": exact_match(tuned),
             "dpo": exact_match(aligned),
             "dpo_reward_accuracy": dpo[accuracy],
+            "reward_model_accuracy": reward[accuracy],
         }
         if seed == SEEDS[0]:
             rows = [chat(*each) for each in shuffled]
             rows = sums.encode("no-chats", "conversations", rows, chats_apart)
-            untaught, _ = sums.tune("untaught", sums.fresh, rows, {"kind": "SFT"}, 500, 40, 2e-3)
+            untaught, _ = sums.tune("untaught", sums.fresh, rows, {"kind": "SFT"}, 500, 40, LR)
             each["sft_on_shuffled"] = exact_match(untaught)
+            no_pairs = sums.encode("no-pairs", "pairs", swapped(judged), pairs_apart)
+            _, untaught = sums.tune("no-reward", tuned, no_pairs, {"kind": "Reward"}, 500, 64, LR)
+            each["reward_model_on_swapped"] = untaught[accuracy]
         found.append(each)
         print("\n" + json.dumps(each), flush=True)
-    write_result("addition.json", {"benchmark": "addition", "held_out": HELD_OUT, "seeds": found})
+        write_result(
+            "addition.json", {"benchmark": "addition", "held_out": HELD_OUT, "seeds": found}
+        )
     for each in found:
         assert each["untrained"] < 0.01
         assert each["sft"] >= 0.99
         assert each["dpo"] >= each["sft"]
         assert each["dpo_reward_accuracy"] >= 0.95
+        assert each["reward_model_accuracy"] >= 0.98
     assert found[0]["sft_on_shuffled"] < 0.05
-    assert Path(tmp_path / "2" / "aligned" / "report.html").exists()
+    assert 0.4 < found[0]["reward_model_on_swapped"] < 0.6

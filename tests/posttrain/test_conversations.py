@@ -194,15 +194,12 @@ def test_the_bytes_depend_on_the_rows_alone(encode_rows, tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_two_workers_write_the_bytes_of_one_process(encode_rows, tmp_path):
+def test_two_workers_write_the_bytes_of_one_process(local_ray, encode_rows, tmp_path):
     rows = [{"prompt": f"is {n}", "completion": f"yes {n}"} for n in range(200)] + ["{"]
     encode_rows(rows, shard_bytes=2_000)
     before = bytes_of(tmp_path / "encoded")
     (tmp_path / "encoded").rename(tmp_path / "kept")
     encode_rows(rows, shard_bytes=2_000, workers=2)
-    import ray
-
-    ray.shutdown()
     assert bytes_of(tmp_path / "encoded") == before
 
 

@@ -195,7 +195,11 @@ def write_principles(path: Path) -> str:
 
 
 def arguments_of(script: str, folder: Path) -> list[str]:
-    """The command line of one job, on what the jobs before it have left in `folder`."""
+    """The command line of one job, on what the jobs before it have left in `folder`.
+
+    Workers of Ray's are had by those that train, and of those that map splits by the first and by
+    `embed`: the others go by the same function (`ray_session.map_splits`).
+    """
     names = ("documents", "tokenizer", "tokens", "model", "tuned", "scores", "exported")
     at = {name: str(folder / name) for name in names}
     if script == "export":
@@ -230,6 +234,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "tokenizer": at["tokenizer"],
             "output": at["tokens"],
             "held_out": "0.2",
+            "workers": "0",
         },
         "pretrain": {
             "tokens": at["tokens"],
@@ -249,6 +254,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "sources.0.paths": write_conversations(folder / "lessons.jsonl"),
             "sources.1.paths": write_conversations(folder / "questions.jsonl"),
             "sequence_length": "64",
+            "workers": "0",
         },
         "posttrain": {
             "checkpoint": at["model"],
@@ -277,6 +283,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "rows": "conversations",
             "paths": write_conversations(folder / "answers.jsonl"),
             "output": str(folder / "scored"),
+            "workers": "0",
         },
         "evaluate": {
             "checkpoint": at["tuned"],
@@ -303,7 +310,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "conversations": str(folder / "conversations"),
             "entries": "8",
             "output": str(folder / "teacher"),
-            "workers": "1",
+            "workers": "0",
         },
         "sample": {
             "checkpoint": at["tuned"],
@@ -312,7 +319,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "maximum_tokens": "8",
             "samples": "2",
             "output": str(folder / "sampled"),
-            "workers": "1",
+            "workers": "0",
         },
         "constitutional": {
             "checkpoint": at["tuned"],
@@ -322,7 +329,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "prompt_tokens": "32",
             "maximum_tokens": "8",
             "output": str(folder / "constitutional"),
-            "workers": "1",
+            "workers": "0",
         },
     }[script]
     if script == "score":

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from trainrig import config
+from trainrig.corpus.curate import Curation, curate
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 _nodes = runpy.run_path(str(Path(__file__).parents[2] / "two_nodes.py"))
@@ -85,8 +88,8 @@ def test_a_submitted_run_makes_what_it_makes_here(user: User) -> None:
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert (found["state"], found["exit_code"], found["attempt"]) == ("done", 0, 1)
-    here = user.trainrig("curate", "curate.toml", "--set", "output=here", "--set", "workers=0")
-    assert here.returncode == 0, here.stderr
+    changes = [f"output={user.folder}/here", f"sources.0.paths=['{user.folder}/pages.jsonl']"]
+    curate(config.load(Curation, str(user.folder / "curate.toml"), ["workers=0", *changes]))
     assert sums(user.folder / "documents") == sums(user.folder / "here")
     again = user.trainrig("submit", "curate", "curate.toml")
     assert (again.returncode, again.stdout) == (0, "")

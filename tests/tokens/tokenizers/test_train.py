@@ -196,6 +196,21 @@ def test_transformers_reads_the_file_to_the_same_ids_and_text(kind, tmp_path):
         assert theirs.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
+def test_transformers_makes_a_special_token_of_text_unless_told_to_split_it(tmp_path):
+    """Where the promise about special tokens ends, as docs/tokens.md says."""
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(trained("bpe gpt2"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    text = "a <|user|> b"
+    ours = ids_of("bpe gpt2", text)
+    (special,) = theirs.encode("<|user|>", add_special_tokens=False)
+    assert special not in ours
+    assert special in theirs(text, add_special_tokens=False).input_ids
+    told = theirs(text, add_special_tokens=False, split_special_tokens=True)
+    assert told.input_ids == ours
+
+
 def test_a_kind_is_chosen_by_its_name():
     adapter = TypeAdapter(Tokenizer)
     for settings in KINDS.values():
