@@ -19,8 +19,10 @@ KINDS = {
 @pytest.mark.parametrize("world", [2, 4])
 def test_divided_experts_give_what_they_give_on_one_rank(kind, world, ranks):
     for errors, _ in ranks(world, "dispatched", mixture=KINDS[kind], rows=4, favourites=[]):
-        # Each expert has the same rows in the same order, so its gradient is the same bits.
-        assert not any(error for name, error in errors.items() if "experts." in name)
+        # Each expert has the same rows in the same order, so its gradient is the same bits; but
+        # torch's sigmoid, of which the factors are made, rounds by the place in a tensor.
+        if kind != "sigmoid":
+            assert not any(error for name, error in errors.items() if "experts." in name)
         assert errors.pop("counts") == 0
         assert max(errors.values()) <= 1e-5
 
