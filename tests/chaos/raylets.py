@@ -7,6 +7,7 @@ from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 MEMORY = 80 * 2**20  # of an object store: the least that Ray takes
 DEADLINE_MS = 30_000  # of a drain notice
+PATIENCE = 120.0  # s until the head has seen which nodes are gone: a bound for what is broken
 
 
 class Raylets:
@@ -31,6 +32,17 @@ class Raylets:
 
     def die(self):
         self._cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+    def shrink_to(self, count):
+        """Leave `count` nodes, as a test before may have left more."""
+        import ray
+
+        while len(self.nodes) > count:
+            self.die()
+        until = time.monotonic() + PATIENCE
+        while sum("CPU" in each["Resources"] for each in ray.nodes() if each["Alive"]) > count:
+            assert time.monotonic() < until
+            time.sleep(0.1)
 
     def drain(self):
         """What a cloud does before it takes a machine back."""

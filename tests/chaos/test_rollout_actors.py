@@ -12,6 +12,7 @@ import pytest
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.ray_runtime.ray_session import join
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer
@@ -120,6 +121,8 @@ def test_one_actor_three_and_two_sample_the_same(
     waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
 ):
     """Two nodes of one CPU each hold the worker and an actor; two come, and one of them dies."""
+    join()
+    several_raylets.shrink_to(2)
     job = make_job(tmp_path / "run", actors=(1, 3), waves=waves)
     job = dataclasses.replace(job, training=job.training.model_copy(update={"steps": STEPS}))
     events = chaos.events(job.folder)

@@ -6,6 +6,7 @@ that may die are forked instead, of a process that has imported this file (`serv
 
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import math
@@ -33,6 +34,7 @@ from expert_rows import dispatched
 from rollouts import Rollouts
 from sent import Sent
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from tuning_batches import Tuning
 
@@ -756,6 +758,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         stages,
     )
     actions = {each.__name__: each for each in done}
+    gc.freeze()  # what was imported stays: no use to look through it after each task
     for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):
         join_group(*join, TIMEOUT)
         try:
@@ -764,8 +767,19 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
             answer = (False, traceback.format_exc())
         finally:
             dist.destroy_process_group()
+            _let_go_of_groups()
         pickle.dump(answer, answers)
         answers.flush()
+
+
+def _let_go_of_groups() -> None:
+    """End the threads of groups that are no more. DTensor remembers the layouts that it has seen,
+    those their meshes, and those their groups: gloo's threads, three of each group, would wake some
+    hundred times a second for as long as this process lives."""
+    gc.collect()
+    for mesh in gc.get_objects():
+        if type(mesh) is DeviceMesh:
+            vars(mesh).get("_pg_registry", {}).clear()
 
 
 if __name__ == "__main__":

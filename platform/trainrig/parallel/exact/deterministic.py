@@ -28,8 +28,9 @@ tests/benchmarks/test_data_parallel.py).
 """
 
 import functools
+import weakref
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -98,8 +99,11 @@ class SummedInTree:
         # is there and never waits for those of the other units.
         self._whole = [each for each in parameters if id(each) in whole]
         self._alone: list[TreeSum[Tensor]] = []
+        # Python's collector sees no cycle that goes through a hook of a tensor: it would keep the
+        # model, and the groups that it is cut over, for as long as the process lives.
+        own = weakref.WeakMethod(self._take_own)
         for number, parameter in enumerate(self._whole):
-            take = functools.partial(self._take_own, number)
+            take = functools.partial(_call_method, own, number)
             parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
@@ -162,6 +166,13 @@ class SummedInTree:
         if slot.real:
             self._now.measure_own(gradient, (slot.first, number))
             self._alone[number].add((slot.first, slot.index + 1), gradient)
+
+
+def _call_method(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
+    """Call `method` if that whose method it is is still there."""
+    alive = method()
+    if alive is not None:
+        alive(*arguments)
 
 
 def peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
