@@ -101,7 +101,7 @@ def generate_scored(
     if any(request.sampling.temperature == 0 for request in requests):
         raise ValueError("log-probabilities are of a temperature above 0")
     rows = _write_on(model, requests, stop, entries, scored=True)
-    return [ScoredGeneration(row.generation(), tuple(row.log_probabilities)) for row in rows]
+    return [row.scored_generation() for row in rows]
 
 
 def _write_on(
@@ -110,8 +110,8 @@ def _write_on(
     stop: Collection[int],
     entries: int | None,
     scored: bool = False,
-) -> "list[_Row]":
-    rows = [_Row(request, model.config.positions, stop) for request in requests]
+) -> "list[OpenRequest]":
+    rows = [OpenRequest(request, model.config.positions, stop) for request in requests]
     if not rows:
         return []
     batch = _Batch(model, rows)
@@ -128,8 +128,8 @@ def _write_on(
 
 
 @dataclass
-class _Row:
-    """One request on its way."""
+class OpenRequest:
+    """One request on its way, which takes ids until it is complete."""
 
     request: Request
     positions: int
@@ -169,6 +169,10 @@ class _Row:
         """What came of it."""
         return Generation(tuple(self.new), self.stopped or "end", self.stop_id)
 
+    def scored_generation(self) -> ScoredGeneration:
+        """The same, with the log-probability of each id."""
+        return ScoredGeneration(self.generation(), tuple(self.log_probabilities))
+
     def take(self, drawn: int, log_probability: float) -> None:
         """Write `drawn` down, unless the text is complete."""
         self.last = drawn
@@ -194,7 +198,7 @@ class _Row:
 class _Batch:
     """The model's side: what it has read of all rows."""
 
-    def __init__(self, model: Decoder, rows: Sequence[_Row]) -> None:
+    def __init__(self, model: Decoder, rows: Sequence[OpenRequest]) -> None:
         self._model, self._device = model, model.embedding.weight.device
         first: dict[tuple[int, ...], int] = {}  # of each prompt, its place among those read
         self._prompt_of = [first.setdefault(row.request.prompt, len(first)) for row in rows]
@@ -247,7 +251,7 @@ class _Batch:
         return output.logits
 
 
-def _drawn(logits_BV: Tensor, rows: Sequence[_Row]) -> list[int]:
+def _drawn(logits_BV: Tensor, rows: Sequence[OpenRequest]) -> list[int]:
     """The next id of each row; of complete ones, any."""
     if all(row.request.sampling.plain for row in rows):
         return [int(each) for each in logits_BV.argmax(-1).tolist()]
@@ -260,7 +264,7 @@ def _drawn(logits_BV: Tensor, rows: Sequence[_Row]) -> list[int]:
 
 
 def _log_probabilities(
-    logits_BV: Tensor, ids_B: Sequence[int], rows: Sequence[_Row]
+    logits_BV: Tensor, ids_B: Sequence[int], rows: Sequence[OpenRequest]
 ) -> list[float]:
     temperatures = [row.request.sampling.temperature for row in rows]
     scaled_BV = logits_BV.float() / torch.tensor(temperatures, device=logits_BV.device)[:, None]

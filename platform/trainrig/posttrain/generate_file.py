@@ -30,13 +30,15 @@ def generate_file(
     *,
     batch: int = 16,
     workers: int = 0,
+    vllm_memory: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
     """Write `out`, the rows of the JSONL file `prompts` with `text` and `stopped` added; counts.
 
     A row has `prompt`, a text to continue, or `messages`, a conversation to answer, and may have a
-    `seed` of its own; else it is the sampling's plus the row's number. Raises DataError for rows
-    that have neither, before anything is generated.
+    `seed` of its own; else it is the sampling's plus the row's number. `vllm_memory`: vLLM runs the
+    model, in this process, with that share of the GPU's memory. Raises DataError for rows that have
+    neither, before anything is generated.
     """
     rows = read_prompts(prompts)
     splits = [
@@ -44,7 +46,7 @@ def generate_file(
         for begin in range(0, len(rows), batch)
     ]
     scratch = f"{out}.parts"
-    make = functools.partial(_speaking, checkpoint, sampling, scratch)
+    make = functools.partial(_speaking, checkpoint, sampling, scratch, vllm_memory)
     if workers:
         connect(workers, "workers")
     map_splits(Phase(storage.join(scratch, "done"), make), splits, workers, progress)
@@ -91,9 +93,12 @@ def request_of(row: Any, sampling: Sampling) -> TextRequest:
     return TextRequest(prompt, sampling)
 
 
-def _speaking(checkpoint: str, sampling: Sampling, folder: str) -> Work:
+def _speaking(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: float | None) -> Work:
     """What does one batch."""
-    generator = TextGenerator.open(checkpoint)
+    if vllm_memory is None:
+        generator = TextGenerator.open(checkpoint)
+    else:
+        generator = TextGenerator.open_in_vllm(checkpoint, vllm_memory)
 
     def speak(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         rows, first = task["rows"], task["first"]

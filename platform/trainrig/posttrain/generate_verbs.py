@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -88,6 +88,19 @@ def generate(
         int,
         typer.Option(metavar="N", min=0, help="Ray workers for --prompts; 0: in this process."),
     ] = 0,
+    engine: Annotated[
+        Literal["trainrig", "vllm"],
+        typer.Option(
+            metavar="ENGINE",
+            help="What runs the model for --prompts: trainrig, or vllm, where that is installed.",
+        ),
+    ] = "trainrig",
+    memory: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", min=0.05, max=1, help="Of the GPU's memory, what vLLM may take."
+        ),
+    ] = 0.9,
     as_json: Json = False,
 ) -> None:
     """Generate text with a checkpoint, from a prompt or a file of prompts."""
@@ -111,11 +124,19 @@ def generate(
             "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap between "
             "the two, or --prompts FILE with --out FILE"
         )
+    if engine == "vllm" and (prompts is None or workers):
+        raise ConfigError(
+            "generate --engine vllm: it answers a file of prompts, in this process; give --prompts "
+            "FILE with --out FILE, and no --workers"
+        )
     if prompts is not None and out is not None:
         from trainrig.posttrain.generate_file import generate_file
 
+        share = memory if engine == "vllm" else None
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages
-            counts = generate_file(checkpoint, prompts, out, sampling, batch=batch, workers=workers)
+            counts = generate_file(
+                checkpoint, prompts, out, sampling, batch=batch, workers=workers, vllm_memory=share
+            )
         print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
         return
     generator = TextGenerator.open(checkpoint)

@@ -9,12 +9,15 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import EncoderDecoder
 from trainrig.models.generate import Request, generate_batch
 from trainrig.models.sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import Gap, PromptEncoder, TextListener
+from trainrig.posttrain.vllm_engine.model import VllmModel
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -44,7 +47,7 @@ class TextRequest:
 class TextGenerator:
     """A model with its tokenizer."""
 
-    model: Decoder
+    model: Decoder | VllmModel
     encoder: Encoder
     tuned: bool | None = None  # whether conversations taught it; None: not known
     # What its chat template may name, beside what its files say.
@@ -57,19 +60,27 @@ class TextGenerator:
         Raises DataError if there is none.
         """
         opened = checkpoint.open_model(path)
-        if opened.config.head != "tokens":
-            raise DataError(
-                f"{opened.path}: {opened.config.description}, which does not speak; "
-                "`trainrig score` asks it"
-            )
-        if opened.config.bidirectional:
-            raise DataError(
-                f"{opened.path}: an encoder, which reads whole texts and does not go on from one; "
-                "`trainrig evaluate` scores it"
-            )
+        _check_speaks(opened.path, opened.config)
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         model = opened.build().to(device or _accelerator())
         return cls(model, encoder, opened.tuned)
+
+    @classmethod
+    def open_in_vllm(cls, path: str, memory: float) -> "TextGenerator":
+        """The newest checkpoint at `path`, run by vLLM, which takes that share of the GPU's memory.
+
+        Raises DataError if there is none, ConfigError where vLLM is not installed.
+        """
+        stored = checkpoint.StoredModel(path)
+        _check_speaks(stored.path, stored.config)
+        if isinstance(stored.config, EncoderDecoderConfig):
+            raise DataError(
+                f"{stored.path}: {stored.config.description}, which vLLM does not run; leave "
+                "--engine out"
+            )
+        encoder = Encoder(stored.files.tokenizer, stored.path, stored.files.beside)
+        model = VllmModel(stored.config, stored.read, stored.files, memory, "--engine vllm")
+        return cls(model, encoder)
 
     def speak(self, prompt: str, sampling: Sampling, chat: bool = False) -> Spoken:
         """Go on from `prompt`; with `chat`, answer it as the assistant."""
@@ -99,15 +110,15 @@ class TextGenerator:
         if isinstance(self.model, EncoderDecoder):
             return [self._fill_span(self.model, request) for request in requests]
         listeners = [_listener(self.encoder, request) for request in requests]
-        generations = generate_batch(
-            self.model,
-            [
-                Request(tuple(self.prompt_ids(request.prompt)), request.sampling, listener)
-                for request, listener in zip(requests, listeners, strict=True)
-            ],
-            set(self.encoder.special_tokens.stop_ids),
-            self.encoder.vocabulary_size,
-        )
+        asked = [
+            Request(tuple(self.prompt_ids(request.prompt)), request.sampling, listener)
+            for request, listener in zip(requests, listeners, strict=True)
+        ]
+        stop, entries = set(self.encoder.special_tokens.stop_ids), self.encoder.vocabulary_size
+        if isinstance(self.model, VllmModel):
+            generations = self.model.generate(asked, stop, entries)
+        else:
+            generations = generate_batch(self.model, asked, stop, entries)
         return [
             Spoken(listener.finish(), generation.stopped, len(generation.ids))
             for listener, generation in zip(listeners, generations, strict=True)
@@ -151,6 +162,19 @@ class TextGenerator:
 def _listener(encoder: Encoder, request: TextRequest) -> TextListener:
     answers = isinstance(request.prompt, tuple)
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
+
+
+def _check_speaks(where: str, config: DecoderConfig) -> None:
+    """Raise DataError for a model that does not go on from texts."""
+    if config.head != "tokens":
+        raise DataError(
+            f"{where}: {config.description}, which does not speak; `trainrig score` asks it"
+        )
+    if config.bidirectional:
+        raise DataError(
+            f"{where}: an encoder, which reads whole texts and does not go on from one; "
+            "`trainrig evaluate` scores it"
+        )
 
 
 def _accelerator() -> str:

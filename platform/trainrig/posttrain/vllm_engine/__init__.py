@@ -1,0 +1,1 @@
+"""Generation by vLLM, where that is installed: of checkpoints, and of rollouts."""

@@ -1,0 +1,28 @@
+"""Tiny models and runs, and what stands in for vLLM."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+STAND_IN = str(Path(__file__).with_name("stand_in"))
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "rollouts" / "conftest.py")))
+
+
+@pytest.fixture(scope="session")
+def stand_in():
+    """The folder from which `vllm` is imported in its place."""
+    return STAND_IN
+
+
+@pytest.fixture
+def vllm(stand_in, monkeypatch):
+    """The stand-in, where the product imports vLLM."""
+    monkeypatch.syspath_prepend(stand_in)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    import vllm
+
+    assert vllm.__file__.startswith(stand_in)
+    yield vllm
+    sys.modules.pop("vllm", None)
