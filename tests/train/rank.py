@@ -225,9 +225,10 @@ def train(
     return loop.train(job, attempt, resume_from, heartbeats).step
 
 
-def sample_for(job: TrainingJob, until: str, last: int | None = None) -> int:
+def sample_for(job: TrainingJob, until: str, last: int | None = None, imports: str = "") -> int:
     """Sample what the ranks of `job` ask for, of batches up to `last`, until there is a file
-    `until`; how many units. Alone in its group, as an actor is."""
+    `until`; how many units. Alone in its group, as an actor is. `imports`: a folder of modules."""
+    sys.path[:0] = [imports] if imports else []
     sampler, sampled = RolloutSampler(job), 0
     while not Path(until).exists():
         found = find_open(rollouts_of(RunFolder(job.folder)))

@@ -278,6 +278,9 @@ class RolloutMaker(BatchMaker):
         number: the unit of sampling, a function of these and the weights alone. Runs without
         gradients, with `model` gathered."""
 
+    def take_weights(self) -> None:
+        """The weights of the model that `sample` gets are others than at its last call."""
+
     def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
         """The micro-batches, sampled, of a batch of which those waves were drawn, each with its
         units; None: another wave is to be drawn. The last wave fills any batch."""

@@ -9,7 +9,7 @@ Shapes: B completions of a micro-batch, T positions, G prompts, S completions of
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from trainrig.posttrain.rollouts.prompts import PromptSet, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
+from trainrig.posttrain.vllm_engine.sampler import VllmSampler
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     DIVERGENCE_WEIGHT,
@@ -59,6 +60,9 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor, nn
 
+    from trainrig.models.decoder import Decoder
+    from trainrig.models.generate import Request, ScoredGeneration
+
 SOURCE = "rollouts"
 
 
@@ -84,6 +88,8 @@ class RolloutBatches(RolloutMaker):
         self.updates, self.lag = run.rollouts.updates, run.rollouts.lag
         self.waves = run.rollouts.waves
         self._run, self._encoder, self._fingerprint = run, encoder, prompts
+        vllm, files = run.rollouts.vllm, encoder.encoder.files
+        self._vllm = VllmSampler(files, vllm.memory) if vllm else None
 
     def identity(self) -> dict[str, Any]:
         """What is asked, how it is sampled, and what it is worth."""
@@ -130,6 +136,11 @@ class RolloutBatches(RolloutMaker):
             arrays[BEHAVIOUR] = self._read(model, *_on_device(model, arrays))
             self._check_gap(arrays[BEHAVIOUR], arrays)
         return arrays
+
+    def take_weights(self) -> None:
+        """See RolloutMaker."""
+        if self._vllm:
+            self._vllm.take_weights()
 
     def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
         """See RolloutMaker."""
@@ -284,7 +295,16 @@ class RolloutBatches(RolloutMaker):
     @functools.cached_property
     def _sampler(self) -> TranscriptSampler:
         environment = self._run.environment.open() if self._run.environment else None
-        return TranscriptSampler(self._run, self._encoder, environment)
+        generate = self._vllm.generate if self._vllm else _generate
+        return TranscriptSampler(self._run, self._encoder, environment, generate)
+
+
+def _generate(
+    model: "Decoder", requests: "Sequence[Request]", stop: Collection[int], entries: int
+) -> "list[ScoredGeneration]":
+    from trainrig.models.generate import generate_scored
+
+    return generate_scored(model, requests, stop, entries)
 
 
 def open_rollouts(

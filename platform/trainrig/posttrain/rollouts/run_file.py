@@ -40,6 +40,12 @@ class PromptFiles(Settings):
         return given
 
 
+class VllmSettings(Settings):
+    """Sampling by vLLM, on the GPU of each actor, beside the model that reads what was sampled."""
+
+    memory: float = Field(default=0.5, gt=0, le=1)  # share of the GPU's memory that vLLM takes
+
+
 class Rollouts(Settings):
     """How completions are sampled, and how many of them make a batch."""
 
@@ -77,6 +83,10 @@ class Rollouts(Settings):
     # With a lag, the most that a token's loss is weighed with: how much likelier the weights of now
     # make it than those that sampled it (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
     importance_limit: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    # What is sampled by vLLM, which must be installed on the actors' machines; None: by trainrig's
+    # own generation. What vLLM draws depends on what else it draws, so no run of it is repeated
+    # exactly: training.deterministic must be false.
+    vllm: VllmSettings | None = None
 
     @property
     def drops_flat_by(self) -> str:
@@ -221,6 +231,23 @@ class ReinforcementLearning(TrainingRunFile):
             raise ValueError(
                 f"rollouts.{name}: a teacher has something to say of each completion, also where "
                 "all are worth the same; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_samples_beside(self) -> Self:
+        if self.rollouts.vllm is None:
+            return self
+        if self.training.deterministic:
+            raise ValueError(
+                "rollouts.vllm: what vLLM samples depends on what else it samples, so no run is "
+                "repeated exactly; set training.deterministic = false, or leave it out"
+            )
+        if not bounds(self.rollouts.actors).least:
+            raise ValueError("rollouts.vllm: actors sample by it; set rollouts.actors = 1 or more")
+        if self.lora:
+            raise ValueError(
+                "rollouts.vllm and lora: vLLM is given whole models; leave one of them out"
             )
         return self
 

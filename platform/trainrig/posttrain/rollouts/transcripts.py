@@ -5,7 +5,7 @@ Shapes depend on what was said before alone, so transcripts are a function of th
 numbers that are drawn and the weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from trainrig.randomness import RandomKey, words
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generate import ScoredGeneration
+    from trainrig.models.generate import Request, ScoredGeneration
 
 PURPOSE = "rollouts"  # of the numbers that are drawn
 
@@ -60,6 +60,12 @@ class Transcript:
         self.log_probabilities += log_probabilities or [0.0] * len(ids)
 
 
+# As models.generate.generate_scored.
+Generate = Callable[
+    ["Decoder", Sequence["Request"], Collection[int], int], list["ScoredGeneration"]
+]
+
+
 @dataclass(frozen=True)
 class TranscriptSampler:
     """Samples transcripts as a run file has it."""
@@ -67,6 +73,7 @@ class TranscriptSampler:
     run: ReinforcementLearning
     encoder: PromptEncoder
     environment: Environment | None
+    generate: Generate
 
     def sample(
         self, model: "Decoder", asked: Sequence[tuple[int, Prompt]], draw: int
@@ -103,7 +110,7 @@ class TranscriptSampler:
     def _take_turn(self, model: "Decoder", transcripts: Sequence[Transcript], draw: int) -> None:
         """Have the model go on from each of `transcripts`, which took as many turns, and the
         environment answer."""
-        from trainrig.models.generate import Request, generate_scored
+        from trainrig.models.generate import Request
         from trainrig.models.sampling import Sampling
 
         wanted, encoder, settings = self.run.rollouts, self.encoder.encoder, self.run.environment
@@ -123,7 +130,7 @@ class TranscriptSampler:
             listeners.append(TextListener(encoder, stops, chat))
             requests.append(Request((*each.prompt.ids, *each.ids), sampling, listeners[-1]))
         stop_ids = set(encoder.special_tokens.stop_ids)
-        said = generate_scored(model, requests, stop_ids, encoder.vocabulary_size)
+        said = self.generate(model, requests, stop_ids, encoder.vocabulary_size)
         for each, listener, one in zip(transcripts, listeners, said, strict=True):
             self._hear(each, listener, one)
 

@@ -60,6 +60,7 @@ class RolloutSampler:
         if request.weights != self._loaded:
             self._loaded = ""
             read_weights(request.weights, self._state)
+            self._maker.take_weights()
             self._loaded = request.weights
         with self._gathered():
             arrays = self._maker.sample(self._state.model, request.number, index)

@@ -1,0 +1,86 @@
+"""Rollouts that vLLM samples, with what stands in for it: the weights it has are those of now."""
+
+import contextlib
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from trainrig.models.decoder import Decoder
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.train import checkpoint
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+FAST = {"deterministic": False}
+
+
+def run_of(make_run, folder, **rollouts):
+    return make_run(folder, rollouts={"actors": 1, **rollouts}, training=FAST)
+
+
+def test_it_follows_the_weights_of_the_model(vllm, make_run, fresh, tmp_path):
+    ours, theirs = (
+        prepare(run_of(make_run, tmp_path / name, **changes))[0].make_batches()
+        for name, changes in (("ours", {}), ("theirs", {"vllm": {"memory": 0.4}}))
+    )
+    model: Decoder = checkpoint.open_model(fresh).build()
+    loaded = vllm.LLM.loaded
+    for number in range(2):
+        with torch.no_grad():
+            for index in (0, 1):
+                made = [each.sample(model, number, index) for each in (ours, theirs)]
+                for name, expected in made[0].items():
+                    np.testing.assert_array_equal(made[1][name], expected, err_msg=name)
+            model.norm.weight.mul_(3)
+        theirs.take_weights()
+    assert vllm.LLM.loaded - loaded == 2  # for each version of the weights, not each unit
+
+
+@contextlib.contextmanager
+def actor(pool, job, imports):
+    """A process that samples for `job` meanwhile, as an actor does, and imports from a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        until = Path(folder, "enough")
+        (process,) = pool.start(1, "sample_for", job=job, until=str(until), imports=imports)
+        try:
+            yield
+        finally:
+            until.touch()
+            fine, answer = pickle.load(process.stdout)
+        assert fine, answer
+
+
+def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, stand_in, tmp_path):
+    found = []
+    for name, vllm in (("ours", None), ("theirs", {"memory": 0.4})):
+        job, _, _ = prepare(run_of(make_run, tmp_path / name, vllm=vllm))
+        with actor(revived_ranks, job, stand_in if vllm else ""):
+            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        batches = stored_batches(RunFolder(job.folder))
+        found.append(
+            [
+                (batch.number, index, Path(batch.folder, file["name"]).read_bytes())
+                for batch in batches
+                for index, file in enumerate(batch.files)
+            ]
+        )
+    assert len(found[0]) == 3 * 2
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"training": {}}, "set training.deterministic = false"),
+        ({"rollouts": {"vllm": {}}, "training": FAST}, "set rollouts.actors = 1 or more"),
+        ({"lora": {"rank": 2}, "training": FAST}, "vLLM is given whole models"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes, told, make_run, tmp_path):
+    with pytest.raises(ValidationError, match=told):
+        make_run(tmp_path / "run", **{"rollouts": {"actors": 1, "vllm": {}}, **changes})
