@@ -1,11 +1,13 @@
 """Shipped tasks over their published rows: what knows nothing, what has learnt the answers."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import scipy.stats
 import torch
 
 from trainrig import manifest
@@ -21,6 +23,15 @@ from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.data]
 CHOICES = ("arc_easy", "piqa", "boolq", "copa", "winogrande")
+# Tasks whose answers are written, or foretold: the field of a row that says which is right.
+WRITTEN = {
+    "gsm8k": "answer",
+    "svamp": "answer",
+    "lambada": "continuation",
+    "simple_arithmetic": "continuation",
+    "humaneval": "test",
+}
+ASKED, SHUFFLES = 40, 3  # rows of each of them; times that their answers are dealt anew
 SIZES = DecoderConfig(
     layers=2, channels=64, heads=4, positions=512, vocabulary=320, initial_std=0.05
 )
@@ -54,6 +65,63 @@ def test_a_random_model_lies_in_the_band_of_shuffled_labels_on_every_task(
     for name, score in found.items():
         low, high = score.shuffled
         assert low <= score.headline.value <= high, (name, told[name])
+
+
+def shuffled_rows(path, field, seed):
+    """The first rows of `path`, each with the answer of another."""
+    data = path.read_bytes()
+    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+    rows = [json.loads(line) for line in lines[:ASKED]]
+    # By a step through all of them, so that no row keeps its own.
+    order = [(n + 1 + seed) % len(rows) for n in range(len(rows))]
+    return [row | {field: rows[other][field]} for row, other in zip(rows, order, strict=True)]
+
+
+def test_a_random_model_lies_in_the_band_of_shuffled_answers_where_it_writes_them(
+    tiny_encoder, test_data, write_result, tmp_path
+):
+    """99% of the scores that as many rows give whose chance of a right answer is that of rows with
+    the answers of others."""
+    model = Decoder(SIZES)
+    initialise(model, seed=3)
+    model.eval()
+    told = {}
+    for name, field in WRITTEN.items():
+        tasks = (TaskChoice(task=name, limit=ASKED, few_shot=0),)
+        source = test_data / "sets" / load_task(tasks[0], str(test_data / "sets"))[0].rows
+        right = []
+        for number in range(SHUFFLES + 1):
+            folder = tmp_path / f"{name}-{number}"
+            (folder / "rows").mkdir(parents=True)
+            for path in source.parent.iterdir():
+                (folder / "rows" / path.name).symlink_to(path)
+            if number:
+                place = folder / "rows" / source.name
+                place.unlink()
+                lines = "".join(
+                    json.dumps(row) + "\n" for row in shuffled_rows(source, field, number)
+                ).encode()
+                place.write_bytes(gzip.compress(lines) if source.suffix == ".gz" else lines)
+            write_model(str(folder / "run"), SIZES, tiny_encoder.text, model.state_dict())
+            run = Evaluation(
+                checkpoint=str(folder / "run"),
+                output=str(folder / "card"),
+                tasks=tasks,
+                task_rows=str(folder / "rows"),
+                run_code=name == "humaneval",
+            )
+            evaluate(run)
+            (score,) = read_scorecard(run.output).tasks.values()
+            assert score.rows == ASKED
+            right.append(round(score.headline.value * ASKED))
+        pooled = scipy.stats.binomtest(sum(right[1:]), SHUFFLES * ASKED).proportion_ci(0.99)
+        band = scipy.stats.binom.ppf([0.005, 0.995], ASKED, [pooled.low, pooled.high])
+        told[name] = {"right": right[0], "of_others": right[1:], "band": [int(n) for n in band]}
+        print(name, told[name], flush=True)
+    write_result("random_model_writes.json", {"rows": ASKED, **told})
+    for name, found in told.items():
+        low, high = found["band"]
+        assert low <= found["right"] <= high, (name, found)
 
 
 def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
