@@ -215,6 +215,20 @@ def test_a_template_that_reaches_for_the_system_is_refused_before_a_row_is_read(
     assert not (tmp_path / "encoded").exists()
 
 
+def test_a_template_by_which_no_model_learns_to_stop_is_refused(encode_rows, tmp_path):
+    """The names of roles alone are special in it, which come before what is said."""
+    template = tmp_path / "endless.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    with pytest.raises(
+        ConfigError, match=r"endless\.jinja: .* nothing would teach a model to stop"
+    ):
+        encode_rows([GOOD], template=str(template))
+    assert not (tmp_path / "encoded").exists()
+
+
 def test_a_template_goes_with_the_tuned_model(encode_rows, tmp_path):
     template = tmp_path / "own.jinja"
     template.write_text(

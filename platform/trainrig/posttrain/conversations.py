@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.chat_source import (
     ChatTokenizer,
@@ -120,7 +120,14 @@ def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
     if run.rows in TEXT_ROWS:  # whose tokenizer may know of no conversations
         return ChatTokenizer(tokenizer_files_at(run.tokenizer))
     variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
-    return open_chat_tokenizer(run.tokenizer, run.template, variables)
+    found = open_chat_tokenizer(run.tokenizer, run.template, variables)
+    if not found.renderer().ends_turns():
+        raise ConfigError(
+            f"{run.template or run.tokenizer}: the chat template ends what the assistant says with "
+            "no special token, so nothing would teach a model to stop; write one behind the "
+            "content, such as {{ eos_token }}, into a template that `template` names"
+        )
+    return found
 
 
 def _find_labels(

@@ -124,6 +124,17 @@ class ChatRenderer:
             raise BadRow("full_mask", "all of the rendered text would be trained on")
         return Rendered(np.array(ids, dtype=np.int64), weights, text.replace(BREAK, ""))
 
+    def ends_turns(self) -> bool:
+        """Whether a special token ends what the assistant says, by which a model learns to stop.
+        True, too, for a template that takes no plain conversation: rows will tell."""
+        chat = Conversation((Message("user", "a"), Message("assistant", "b")))
+        try:
+            text = self.text(chat.messages, ())
+            begin, end = self._span(chat, 1, text)
+        except (TemplateRefusal, BadRow):
+            return True
+        return self._special.search(text, begin, end) is not None
+
     def step_ends(self, chat: Conversation, steps: Sequence[str]) -> list[int]:
         """The number of the last id of each of `steps`, of which the last turn of `chat` is made.
 
