@@ -1,11 +1,13 @@
 """Layers that are shared by workers: the run of one process that has all of each."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError
+from trainrig.parallel.context.settings import Gathered
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.train.checkpoint import newest_valid
@@ -305,6 +307,32 @@ def test_rows_that_cannot_be_divided_by_their_places_are_refused(make_run, tmp_p
     model |= {"vocabulary": 321}
     with pytest.raises(ValueError, match=r"32 tokens are not a multiple of 3.*nearest: 30 or 33"):
         make_run(tmp_path, 3, training=training, model=model)
+
+
+def refusals(split, context, length):
+    """What is said of rows of `length` tokens, in the order of a run file's check."""
+    checks = [lambda: split.check_length(length, context)]
+    if context > 1:
+        checks.append(lambda: Gathered(ranks=context).check_length(length))
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            yield str(error)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+@pytest.mark.parametrize("context", [1, 2, 3, 4])
+def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
+    split = TensorSplit(ranks=ranks, sequence_parallel=True)
+    works = [n for n in range(1, 200) if not any(refusals(split, context, n))]
+    for length in range(1, 100):
+        said = next(refusals(split, context, length), None)
+        if said is None:
+            continue
+        named = [int(n) for n in re.findall(r"\d+", said.rpartition("nearest: ")[2])]
+        below, above = [n for n in works if n < length], [n for n in works if n > length]
+        assert named == [*below[-1:], above[0]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How a run file says that layers are shared: over how many workers, and which layers can be."""
 
+import math
 from collections.abc import Iterable
 
 from pydantic import Field
@@ -60,8 +61,13 @@ class TensorSplit(Settings):
     def check_length(self, length: int, context: int) -> None:
         """Raise ValueError unless what flows between layers can be divided by its places, in rows
         of `length` tokens that `context` workers share."""
-        pieces = self.ranks * context
-        if self.sequence_parallel and length % pieces:
+        if not self.sequence_parallel:
+            return
+        # A context axis cuts rows into a head and a tail for each worker as well: what is named as
+        # the nearest has to suit both.
+        ranks = math.lcm(self.ranks, 2) if context > 1 else self.ranks
+        pieces = ranks * context
+        if length % pieces:
             below = length - length % pieces
             nearest = " or ".join(str(n) for n in (below, below + pieces) if n)
             raise ValueError(

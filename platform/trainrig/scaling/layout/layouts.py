@@ -98,10 +98,12 @@ def _hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> It
     if degrees.pipeline > model.layers:
         yield f"pipeline = {degrees.pipeline} is above the {model.layers} layers"
     length = batch.sequence_length
-    if length % (tensor * context * (2 if context > 1 else 1)):
+    # Of rows that devices share each has a head and a tail, and its tensor group divides both.
+    pieces = math.lcm(tensor, 2) if context > 1 else tensor
+    if length % (pieces * context):
         yield (
             f"context = {context} with tensor = {tensor} does not cut sequences of {length} into "
-            f"equal pieces; context must divide {length // tensor // 2}"
+            f"equal pieces; context must divide {length // pieces}"
         )
     experts = experts_of(model)
     if experts % degrees.expert:
