@@ -252,10 +252,12 @@ class SampleGroup:
     """Samples that are read against each other: side by side where there is room."""
 
     samples: tuple[TextSample, ...]
+    headed: bool = False  # the first is what the others are about, and stands above them
 
     def html(self) -> str:
-        """The samples in one row."""
-        return f'<div class="group">{"".join(sample.html() for sample in self.samples)}</div>'
+        """The samples in one row, or in as many as they need."""
+        kind = "group headed" if self.headed else "group"
+        return f'<div class="{kind}">{"".join(sample.html() for sample in self.samples)}</div>'
 
 
 @dataclass(frozen=True)

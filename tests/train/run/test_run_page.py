@@ -10,12 +10,14 @@ from matplotlib.figure import Figure
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
 from trainrig.train import pretrain
+from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.charts.prediction_chart import MeasuredLoss, plot_prediction
 from trainrig.train.run.charts.run_charts import RunReportData
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.prediction import Prediction, read_prediction
 from trainrig.train.run.run_page import read_report_data, reported, run_page, write_report
+from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt
 from trainrig.train.run_file import Pretraining
 
 HOSTILE = "<script>alert(1)</script>"
@@ -77,6 +79,19 @@ def test_a_page_says_how_the_run_went_and_where_its_time():
     assert "1,020 tokens/s at the median" in page
     assert "75.0\u00a0% of the time went into steps that count" in page or "75.0 % of the" in page
     assert "trainrig generate runs/one --prompt TEXT" in page
+
+
+def test_what_checkpoints_said_to_the_same_prompt_stands_below_their_scores():
+    scored = [
+        ScoredCheckpoint("quick", step, 1, {"sums": CheckpointScore(step / 40, 0.1, True)})
+        for step in (20, 40)
+    ]
+    said = tuple(AnswerAt(each.step, f"{each.step}!", "acc", 0.0) for each in scored)
+    followed = {"quick": [FollowedPrompt("sums, row 1", "1+1=", "2", said)]}
+    page = text_of(run_page(run_data(evaluated=[scored], followed=followed)))
+    told = ("What it can do", "quick: sums 0.500 → 1.000", "1+1=", "Step 20", "20!", "40!")
+    places = [page.index(each) for each in told]
+    assert places == sorted(places)
 
 
 def test_a_run_that_is_not_at_its_end_says_how_to_go_on():

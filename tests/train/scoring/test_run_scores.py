@@ -1,6 +1,7 @@
 """Runs that are evaluated between their steps: the same bits as without, also when killed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from trainrig.train.checkpoint import newest_valid
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.scores.records import read_end, read_scores, write_scores
+from trainrig.train.run.scores.answers import read_followed
+from trainrig.train.run.scores.records import (
+    read_end,
+    read_scores,
+    scorecard_folder,
+    write_scores,
+)
 from trainrig.train.scoring.contract import check_evaluations
 
 STEPS = 8
@@ -79,6 +86,40 @@ def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any
     if again.exists():
         assert again.read_bytes() == found
     again.write_bytes(found)
+
+
+def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
+    ranks, make_job, tmp_path, task_file
+):
+    written = tmp_path / "going-on.toml"
+    written.write_text(
+        f'name = "going-on"\nrows = "{Path(task_file).parent}/rows.jsonl"\n'
+        'prompt = "{{ query }}"\n[scoring]\nkind = "GeneratedAnswer"\n'
+        'targets = "choices[0]"\nmaximum_tokens = 6\n'
+    )
+    job = job_of(make_job, tmp_path / "run", task_file, tasks=(str(written), task_file))
+    attempt(ranks, job, 1)
+    folder = RunFolder(job.folder)
+    followed = read_followed(folder, read_scores(folder, "quick"))
+    sources = [f"{task}, row {n}" for task in ("going-on", "words") for n in (1, 2, 3)]
+    assert [each.source for each in followed] == sources
+    kept = "evaluations/quick/step_{:08d}/attempt-0001/rows/{}/00000.jsonl"
+    for prompt in followed:
+        task, number = prompt.source.split(", row ")
+        rows = [
+            json.loads(
+                Path(job.folder, kept.format(step, task)).read_text().split("\n")[int(number) - 1]
+            )
+            for step in (2, 4, 6, 8)
+        ]
+        assert {prompt.prompt} == {row["prompt"] for row in rows}
+        said = [(each.step, each.text) for each in prompt.answers]
+        told = [row.get("written", row["given"]) for row in rows]
+        assert said == list(zip((2, 4, 6, 8), told, strict=True))
+    assert len({each.text for prompt in followed[:3] for each in prompt.answers}) > 1
+    shutil.rmtree(scorecard_folder(folder, "quick", 4, 1))  # to save room
+    less = read_followed(folder, read_scores(folder, "quick"))
+    assert [[each.step for each in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
 
 
 def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(

@@ -12,10 +12,11 @@ import numpy as np
 
 from trainrig import report, storage
 from trainrig.errors import DataError
-from trainrig.report import KeyFigure, ReportTable, Section, duration, percent, short
+from trainrig.report import Block, KeyFigure, ReportTable, Section, duration, percent, short
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.charts.answer_samples import answer_samples
+from trainrig.train.run.charts.followed_prompts import followed_prompts
 from trainrig.train.run.charts.labelling_charts import labelling_charts
 from trainrig.train.run.charts.members_chart import members_chart
 from trainrig.train.run.charts.prediction_chart import comparison, prediction_chart
@@ -39,14 +40,17 @@ from trainrig.train.run.compared.section import comparison_section
 from trainrig.train.run.goodput import account_time
 from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.answers import read_followed
 from trainrig.train.run.scores.charts import score_chart
 from trainrig.train.run.scores.records import read_end, usable_scores
-from trainrig.train.run.stored_answers import read_answers
+from trainrig.train.run.stored_answers import follow_prompts, read_answers
 
 PAGE = "report.html"
 RUN_FILE = "run.toml"
 EVENTS_SHOWN = 200
 ALARMS_SHOWN = 5
+FIRST_ROWS = "the answers of some checkpoints to the first rows of the tasks, as these were scored"
+FIRST_DRAWN = "the first completions of the batches above to prompts that several of them have"
 # Left out of the table: each worker's, and what is as usual.
 ORDINARY = {
     *("worker_started", "first_step", "checkpoint", "numerics"),
@@ -108,6 +112,9 @@ def read_report_data(folder: str) -> RunReportData:
         goodput=account_time(events, lines),
         prediction=read_prediction(folder),
         evaluated=[each for each in scores if each],
+        followed={
+            each[-1].evaluation: read_followed(RunFolder(folder), each) for each in scores if each
+        },
         end=read_end(RunFolder(folder)),
         objective=run.get("objective", {}).get("kind", ""),
         compared=read_views(folder),
@@ -132,7 +139,8 @@ def run_page(run_data: RunReportData) -> str:
     sections = [Section("loss", "How well it predicts", tuple(charts))]
     if rollouts := rollout_charts(run_data):  # first: a policy's loss says little
         said = answer_samples(run_data.answers, run_data.measured)
-        blocks = (*rollouts, *said)
+        again = followed_prompts(follow_prompts(run_data.answers), FIRST_DRAWN)
+        blocks = (*rollouts, *said, *again)
         sections.insert(0, Section("rollouts", "What its answers are worth", blocks))
     if preferences := preference_charts(run_data):
         sections.append(Section("preferences", "What it prefers", tuple(preferences)))
@@ -141,8 +149,11 @@ def run_page(run_data: RunReportData) -> str:
     if compared := comparison_section(run_data.compared):
         sections.append(compared)
     if run_data.evaluated:
-        drawn = tuple(score_chart(each) for each in run_data.evaluated)
-        sections.append(Section("scores", "What it can do", drawn))
+        drawn: list[Block] = []
+        for scored in run_data.evaluated:
+            followed = run_data.followed.get(scored[-1].evaluation, ())
+            drawn += [score_chart(scored), *followed_prompts(followed, FIRST_ROWS)]
+        sections.append(Section("scores", "What it can do", tuple(drawn)))
     steady = (gradient_chart(run_data), rate_chart(run_data))
     sections.append(Section("steadiness", "How steadily it learnt", steady))
     if signals := signal_charts(run_data):

@@ -18,9 +18,10 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special_tokens import TOKENIZER, TokenizerFiles
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, moments
 from trainrig.train.run.stored_batches import StoredBatch, stored_batches
 
-MOMENTS = 5  # of a run that are looked at: its first batch, its last, and some between
+PROMPTS = 3  # that are followed over a run
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,23 @@ def read_answers(folder: RunFolder) -> list[BatchAnswers]:
     if not (batches and tokenizers):
         return []
     encoder = Encoder.of(TokenizerFiles.read(tokenizers[-1]))
-    chosen = np.unique(np.linspace(0, len(batches) - 1, MOMENTS).round().astype(int))
-    return [_answers(batches[number], encoder) for number in chosen.tolist()]
+    return [_answers(batches[number], encoder) for number in moments(len(batches))]
+
+
+def follow_prompts(batches: Sequence[BatchAnswers]) -> list[FollowedPrompt]:
+    """The first completion of each of `batches` to prompts that several of them have, those first
+    that most have."""
+    by_prompt: dict[str, dict[int, AnswerAt]] = {}
+    for batch in batches:
+        for each in batch.answers:
+            said = AnswerAt(batch.step, each.text, "reward", each.reward)
+            by_prompt.setdefault(each.prompt, {}).setdefault(batch.step, said)
+    again = [(prompt, said) for prompt, said in by_prompt.items() if len(said) > 1]
+    again.sort(key=lambda each: -len(each[1]))
+    return [
+        FollowedPrompt(f"Prompt {number}", prompt, None, tuple(said.values()))
+        for number, (prompt, said) in enumerate(again[:PROMPTS], 1)
+    ]
 
 
 def _answers(batch: StoredBatch, encoder: Encoder) -> BatchAnswers:

@@ -4,7 +4,7 @@ Titles are worded from the numbers, so a worse run gets a worse title.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from trainrig.train.evaluations.comparison import ModelView
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.prediction import Prediction
+from trainrig.train.run.scores.answers import FollowedPrompt
 from trainrig.train.run.scores.records import EarlyEnd
 from trainrig.train.run.stored_answers import BatchAnswers
 
@@ -60,6 +61,8 @@ class RunReportData:
     prediction: Prediction | None = None  # of the law that it was planned by
     # Of each evaluation that has some, those that count, in order of steps.
     evaluated: Sequence[Sequence[ScoredCheckpoint]] = ()
+    # By evaluation: what was answered to the same prompts.
+    followed: Mapping[str, Sequence[FollowedPrompt]] = field(default_factory=dict)
     end: EarlyEnd | None = None  # what scores decided
 
     @property
