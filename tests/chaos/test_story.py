@@ -4,6 +4,8 @@ Two domains of real pages, cut into documents of one window each, so that those 
 planted: their letters are drawn at random. Nothing but the data is touched.
 """
 
+import html
+import json
 import os
 import random
 import re
@@ -28,6 +30,9 @@ from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.answers import read_followed
+from trainrig.train.run.scores.records import read_scores
 from trainrig.train.run_file import Pretraining
 
 pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
@@ -84,7 +89,22 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
     return tokens
 
 
-def run_of(tokens: str, output: Path, workers: int) -> Pretraining:
+def going_on(rows: list[dict[str, str]], folder: Path) -> str:
+    """A task of going on with some pages of either domain; the file that says so."""
+    pages = [row for domain in HOSTS for row in [r for r in rows if r["source"] == domain][:3]]
+    asked = [{"begin": row["text"][:60], "end": row["text"][60:90]} for row in pages]
+    (folder / "pages.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    task = folder / "going-on.toml"
+    task.write_text(
+        f'name = "going-on"\nrows = "{folder}/pages.jsonl"\nprompt = "{{{{ begin }}}}"\n'
+        'delimiter = ""\n[scoring]\nkind = "GeneratedAnswer"\ntargets = "end"\n'
+        "maximum_tokens = 30\n"
+    )
+    return str(task)
+
+
+def run_of(tokens: str, output: Path, workers: int, task: str | None = None) -> Pretraining:
+    pages = {"name": "pages", "tasks": (task,), "every": 20, "where": "workers"}
     training = {
         "steps": 160,
         "optimizer": {"kind": "AdamW", "lr": 0.003},
@@ -95,6 +115,7 @@ def run_of(tokens: str, output: Path, workers: int) -> Pretraining:
         "metrics": {"every": 5, "layers_every": 10},
         "spikes": {"window": 32},
         "averaging": {"horizons": (20,)},
+        "evaluations": (pages,) if task else (),
     }
     sizes = {"layers": 4, "channels": 128, "heads": 4, "positions": LENGTH}
     return Pretraining(
@@ -131,8 +152,10 @@ def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, se
 def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     one_ray, chaos, test_data, write_result, tmp_path
 ):
-    tokens, urls = planted(real_documents(test_data / "crawl"), tmp_path)
-    run = run_of(tokens, tmp_path / "run", 2)
+    rows = real_documents(test_data / "crawl")
+    task = going_on(rows, tmp_path)
+    tokens, urls = planted(rows, tmp_path)
+    run = run_of(tokens, tmp_path / "run", 2, task)
     events = chaos.events(run.output)
 
     def trouble():
@@ -148,7 +171,7 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     with pytest.raises(Unfinished):
         pretrain(run)
     aside.end()
-    pretrain(run_of(tokens, tmp_path / "run", 1))  # on half the workers
+    pretrain(run_of(tokens, tmp_path / "run", 1, task))  # on half the workers
     seconds = time.monotonic() - began
 
     (spike,) = events.all("spike")
@@ -166,6 +189,12 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     last = metrics.series(run.output)[-1]
     held_out = metrics.held_out_series(run.output)[-1]["eval/loss"]
     assert f"{held_out:.3f}" in page and f"{last['train/loss']:.3f}" in page
+    scored = read_scores(RunFolder(run.output), "pages")
+    assert [each.step for each in scored] == list(range(20, 161, 20))
+    followed = read_followed(RunFolder(run.output), scored)
+    assert [len(prompt.answers) for prompt in followed] == [5, 5, 5]
+    for prompt in followed:
+        assert f">{html.escape(prompt.answers[-1].text)}<" in page, prompt
     alarms = [event["name"] for event in events.all("alarm")]
     found = {"seconds": round(seconds), "steps": last["step"], "skip": spike["skip"]}
     write_result("story.json", found | {"planted": sum(map(len, urls.values())), "alarms": alarms})
