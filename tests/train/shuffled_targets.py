@@ -1,6 +1,6 @@
-"""A control of learning: batches whose targets say nothing of the rows that they stand in.
+"""Controls of learning: batches that say nothing of what is to be learnt of their rows.
 
-Beside rank.py, so that ranks find it by name when a job comes to them by pickle.
+Beside rank.py, so that ranks find them by name when a job comes to them by pickle.
 """
 
 import dataclasses
@@ -8,18 +8,32 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig.randomness import RandomKey, uniforms
-from trainrig.tokens.batches import IGNORE, TARGETS, Corruption, MicroBatch
+from trainrig.tokens.batches import IDS, IGNORE, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.permutation import Integers
+
+
+def shuffled(
+    ids_BT: Integers, chosen_BT: NDArray[np.bool_], key: RandomKey, sample: int
+) -> Integers:
+    """[B, T] `ids_BT`, those that are chosen in other places of the chosen."""
+    places = np.arange(int(chosen_BT.sum()), dtype=np.int64)
+    drawn = uniforms(key, places, np.array([sample]))
+    found_BT = ids_BT.copy()
+    found_BT[chosen_BT] = ids_BT[chosen_BT][np.argsort(drawn, kind="stable")]
+    return found_BT
 
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledTargets:
-    """Rows as `inner` makes them, but that the targets of a micro-batch have changed places: how
-    often each occurs stays, what tells it by its surroundings is gone."""
+    """Rows as `inner` makes them, but that the targets of a micro-batch have changed places, those
+    of each head among themselves: how often each occurs stays, what tells it by its surroundings is
+    gone."""
 
     inner: Corruption
+    names: tuple[str, ...] = (TARGETS,)  # of the arrays of targets
 
     def identity(self) -> Mapping[str, Any]:
         return {**self.inner.identity(), "shuffled": True}
@@ -29,9 +43,30 @@ class ShuffledTargets:
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
         made = self.inner.apply(micro, step)
-        targets = made.targets.copy()
-        there = targets != IGNORE
-        places = np.arange(int(there.sum()), dtype=np.int64)
-        drawn = uniforms(RandomKey(0, "shuffled targets"), places, made.samples[:1])
-        targets[there] = targets[there][np.argsort(drawn, kind="stable")]
-        return dataclasses.replace(made, arrays={**made.arrays, TARGETS: targets})
+        arrays = dict(made.arrays)
+        for name in self.names:
+            key = RandomKey(0, f"shuffled {name}")
+            array = made.arrays[name]
+            arrays[name] = shuffled(array, array != IGNORE, key, int(made.samples[0]))
+        return dataclasses.replace(made, arrays=arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledTexts:
+    """Rows as `inner` makes them of texts whose tokens have changed places: for an objective that
+    asks of each token whether it fits its surroundings, where shuffled targets would still tell
+    what was put in from what is of the text."""
+
+    inner: Corruption
+
+    def identity(self) -> Mapping[str, Any]:
+        return {**self.inner.identity(), "shuffled texts": True}
+
+    def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
+        return self.inner.denominators(step, samples, targets)
+
+    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+        key, text_BT = RandomKey(0, "shuffled texts"), micro.targets != IGNORE
+        ids_BT = shuffled(micro.ids, text_BT, key, int(micro.samples[0]))
+        arrays = {**micro.arrays, IDS: ids_BT}
+        return self.inner.apply(dataclasses.replace(micro, arrays=arrays), step)

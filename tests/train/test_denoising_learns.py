@@ -1,5 +1,5 @@
-"""Masked prediction, span corruption and filling in the middle on tiny Shakespeare: what they learn
-beside the frequencies of tokens, and that nothing is learnt of targets that are shuffled."""
+"""Each objective of text beside causal on tiny Shakespeare: what it learns beside the frequencies
+of tokens, and that nothing is learnt of targets, or texts, that are shuffled."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from trainrig.objectives.contract import find_corruption
-from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.batches import IGNORE, TARGETS, TEXT_PLACES
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
@@ -27,16 +27,47 @@ from trainrig.train.run_file import Pretraining
 SEEDS = (0, 1, 2)
 STEPS = 600
 COUNTED = 100  # steps of whose targets the frequencies are taken
-LEAST_LEARNT = 0.3  # nats below the loss of the frequencies that each run must come to
-MOST_BY_CHANCE = 0.05  # nats below it that a control may come to
+# Shares of the loss of the frequencies, by which each run must come below it, and a control may.
+LEAST_LEARNT, MOST_BY_CHANCE = 0.06, 0.01
 SIZES = {"layers": 2, "channels": 64, "heads": 4, "positions": 96}
-OBJECTIVES: Mapping[str, dict[str, Any]] = {
-    "MaskedLM": {"model": {**SIZES, "kind": "Encoder"}, "objective": {"kind": "MaskedLM"}},
-    "SpanCorruption": {
-        "model": {**SIZES, "kind": "EncoderDecoder"},
-        "objective": {"kind": "SpanCorruption"},
-    },
-    "FillInTheMiddle": {"model": SIZES, "objective": {"kind": "FillInTheMiddle"}},
+DETECTION = "detection"
+GENERATOR = {"channels": 32, "heads": 2, "feedforward_channels": 128}
+AHEAD = ("ahead_2", "ahead_3")  # of the heads beside that of the next token
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An objective, the model that it is for, and what is looked at."""
+
+    model: Mapping[str, Any]
+    objective: Mapping[str, Any]
+    # The array of the targets of each term of the loss; "loss" is the whole of it.
+    targets: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"loss": TARGETS})
+    micro_batch: int = 16
+    attend: str = "document"
+    detects: bool = False  # whether it also says of each token whether it was replaced
+
+
+CASES: Mapping[str, Case] = {
+    "MaskedLM": Case({**SIZES, "kind": "Encoder"}, {"kind": "MaskedLM"}),
+    "SpanCorruption": Case({**SIZES, "kind": "EncoderDecoder"}, {"kind": "SpanCorruption"}),
+    "FillInTheMiddle": Case(SIZES, {"kind": "FillInTheMiddle"}),
+    "PrefixLM": Case(SIZES, {"kind": "PrefixLM"}),
+    # Four micro-batches, for a step to see several denoisers.
+    "UL2": Case(
+        {**SIZES, "kind": "EncoderDecoder"}, {"kind": "UL2"}, micro_batch=4, attend="window"
+    ),
+    "MultiTokenPrediction": Case(
+        {**SIZES, "further_heads": 2},
+        {"kind": "MultiTokenPrediction", "further_weights": (1.0, 1.0)},
+        targets={"cross_entropy": TARGETS, **{name: name for name in AHEAD}},
+    ),
+    "ReplacedTokenDetection": Case(
+        {**SIZES, "kind": "Encoder", "head": "replaced", "generator": GENERATOR},
+        {"kind": "ReplacedTokenDetection"},
+        targets={"cross_entropy": TARGETS},
+        detects=True,
+    ),
 }
 
 
@@ -49,7 +80,8 @@ def shakespeare(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> st
     file = base / "documents.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     documents = ({"kind": "JSONL", "paths": (str(file),), "source": "shakespeare"},)
-    extra = ("<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    middle = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    extra = ("<|mask|>", *middle, "[R]", "[S]", "[X]")
     settings = ByteLevelBPE(vocabulary=512, sentinels=16, extra=extra)
     tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
     make_tokenizer(
@@ -63,24 +95,26 @@ def shakespeare(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> st
 
 
 @pytest.fixture
-def shuffle(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The control's corruption, under the name by which a rank unpickles it."""
+def controls(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The corruptions of controls, under the name by which a rank unpickles them."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("shuffled_targets").ShuffledTargets
+    return importlib.import_module("shuffled_targets")
 
 
 def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
+    case = CASES[name]
     return Pretraining.model_validate(
         {
             "tokens": tokens,
             "output": str(output),
-            **OBJECTIVES[name],
+            "model": case.model,
+            "objective": case.objective,
             "batches": {
                 "sequence_length": 64,
                 "global_batch": 16,
-                "micro_batch": 16,
+                "micro_batch": case.micro_batch,
                 "seed": seed,
-                "attend": "document",
+                "attend": case.attend,
             },
             "training": {
                 "steps": STEPS,
@@ -94,53 +128,91 @@ def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
     )
 
 
-def loss_of_frequencies(job: Any, entries: int) -> float:
-    """Nats a target of what is held out, by how often each was one in training, plus one."""
+def loss_of_frequencies(job: Any, entries: int, name: str) -> float:
+    """Nats a target of what is held out, by how often each was one in training, plus one; of the
+    targets that array `name` has."""
     counts = np.ones(entries)
     batches = job.make_batches()
     for step in range(COUNTED):
-        targets = batches.micro_batch(step, 0).targets
-        counts += np.bincount(targets[targets != IGNORE], minlength=entries)
-    held = np.concatenate([m.targets[m.targets != IGNORE] for m in job.make_held_out().batches])
+        for index in range(batches.micro_batches(step)):
+            targets = batches.micro_batch(step, index).arrays[name]
+            counts += np.bincount(targets[targets != IGNORE], minlength=entries)
+    held = np.concatenate(
+        [m.arrays[name][m.arrays[name] != IGNORE] for m in job.make_held_out().batches]
+    )
     return float(-np.log(counts / counts.sum())[held].mean())
 
 
-def held_out_loss(job: Any) -> float:
+def loss_of_share(job: Any, line: Mapping[str, Any]) -> float:
+    """Nats a token of whether it was replaced, by the share that was of what is held out."""
+    held = job.make_held_out().batches
+    hidden = sum(int((m.targets != IGNORE).sum()) for m in held)
+    texts = sum(int(m.arrays[TEXT_PLACES].sum()) for m in held)
+    share = line["eval/diagnostics/replaced"] * hidden / texts
+    return -share * math.log(share) - (1 - share) * math.log(1 - share)
+
+
+def measure(job: Any) -> Mapping[str, Any]:
+    """The last figures of what is held out, of a run of `job`."""
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
-    return float(metrics.held_out_series(job.folder)[-1]["eval/loss"])
+    return metrics.held_out_series(job.folder)[-1]
+
+
+def losses_of(job: Any, control: Any, case: Case, entries: int) -> dict[str, dict[str, float]]:
+    """By term: the loss of the frequencies, that of `job` and that of `control`."""
+    learnt, controlled = measure(job), measure(control)
+    found = {}
+    for term, array in case.targets.items():
+        name = "eval/loss" if term == "loss" else f"eval/terms/{term}"
+        frequencies = loss_of_frequencies(job, entries, array)
+        found[term] = {
+            "frequencies": frequencies,
+            "learnt": learnt[name],
+            "shuffled": controlled[name],
+        }
+    if case.detects:  # how much is replaced is the generator's doing: each run has its own share
+        found[DETECTION] = {
+            "frequencies": loss_of_share(job, learnt),
+            "learnt": learnt[f"eval/terms/{DETECTION}"],
+            "frequencies_shuffled": loss_of_share(control, controlled),
+            "shuffled": controlled[f"eval/terms/{DETECTION}"],
+        }
+    return found
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_each_learns_and_learns_nothing_of_shuffled_targets(
-    shakespeare, shuffle, tmp_path, without_ray, write_result
+@pytest.mark.parametrize("name", CASES)
+def test_each_learns_and_controls_learn_nothing(
+    name, shakespeare, controls, tmp_path, without_ray, write_result
 ):
-    """Kept in results/denoising.json: held-out losses by objective and seed."""
-    found: dict[str, Any] = {}
-    encoder = Encoder.load(f"{shakespeare}/tokenizer.json")
-    for name in OBJECTIVES:
-        of_seed = []
-        for seed in SEEDS:
-            run = run_file(shakespeare, tmp_path / f"{name}-{seed}", name, seed)
-            job = prepare(run)
-            corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
-            shuffled = functools.partial(
-                open_batches, shakespeare, run.batches, run.cache, shuffle(corruption)
-            )
-            control = dataclasses.replace(job, folder=f"{job.folder}-c", make_batches=shuffled)
-            losses = {
-                "frequencies": loss_of_frequencies(job, encoder.vocabulary_size),
-                "learnt": held_out_loss(job),
-                "shuffled": held_out_loss(control),
+    """Kept in results/denoising_NAME.json: held-out losses by seed and term."""
+    case, encoder = CASES[name], Encoder.load(f"{shakespeare}/tokenizer.json")
+    found = []
+    for seed in SEEDS:
+        run = run_file(shakespeare, tmp_path / f"{name}-{seed}", name, seed)
+        job = prepare(run)
+        corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
+        made = (
+            controls.ShuffledTexts(corruption)
+            if case.detects
+            else controls.ShuffledTargets(corruption, tuple(case.targets.values()))
+        )
+        batches = functools.partial(open_batches, shakespeare, run.batches, run.cache, made)
+        control = dataclasses.replace(job, folder=f"{job.folder}-c", make_batches=batches)
+        losses = losses_of(job, control, case, encoder.vocabulary_size)
+        print(name, seed, losses, flush=True)
+        found.append(
+            {
+                term: {each: round(value, 4) for each, value in of_term.items()}
+                for term, of_term in losses.items()
             }
-            assert all(map(math.isfinite, losses.values()))
-            print(name, seed, losses, flush=True)
-            of_seed.append({loss: round(value, 4) for loss, value in losses.items()})
-        found[name] = of_seed
+        )
     sizes = {"steps": STEPS, "rows": 16, "sequence_length": 64, **SIZES}
-    write_result("denoising.json", {**sizes, "seeds": SEEDS, "losses": found})
-    for name, of_seed in found.items():
-        for losses in of_seed:
-            assert losses["learnt"] < losses["frequencies"] - LEAST_LEARNT, (name, losses)
-            assert losses["shuffled"] > losses["frequencies"] - MOST_BY_CHANCE, (name, losses)
+    write_result(f"denoising_{name}.json", {**sizes, "seeds": SEEDS, "losses": found})
+    for term, each in ((term, each) for of_seed in found for term, each in of_seed.items()):
+        assert all(map(math.isfinite, each.values())), (term, each)
+        expected = each.get("frequencies_shuffled", each["frequencies"])
+        assert each["learnt"] < each["frequencies"] * (1 - LEAST_LEARNT), (term, each)
+        assert each["shuffled"] > expected * (1 - MOST_BY_CHANCE), (term, each)
