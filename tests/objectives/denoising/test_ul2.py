@@ -1,17 +1,36 @@
 """UL2: the denoisers of the paper, their modes, what comes back, and rows for a decoder."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from trainrig.errors import DataError
-from trainrig.objectives.contract import find_corruption
+from trainrig.models.decoder import initialise
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives.contract import DeviceBatch, find_corruption
 from trainrig.objectives.denoising.mixture import MEMBERS
+from trainrig.objectives.denoising.noise_spans import Noise, draw_ends
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
+from trainrig.objectives.denoising.texts import read_texts
 from trainrig.objectives.denoising.ul2 import UL2
-from trainrig.tokens.batches import DECODER_IDS, IGNORE, PREFIXES, SEGMENTS, TARGETS, TOKENS
+from trainrig.tokens.batches import (
+    DECODER_IDS,
+    DECODER_SEGMENTS,
+    IDS,
+    IGNORE,
+    POSITIONS,
+    PREFIXES,
+    SEGMENTS,
+    TARGETS,
+    TOKENS,
+    token_arrays,
+)
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
@@ -84,6 +103,132 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
             assert targets[first : first + len(said)].tolist() == said
             assert (targets != IGNORE).sum() == len(said)
             assert (ids[len(whole) :] == encoder.special_tokens.padding).all()
+
+
+def apart(micro):
+    """`micro` with its documents kept apart."""
+    places = np.zeros_like(micro.ids)
+    places[micro.pieces[:, 0], micro.pieces[:, 1]] = micro.pieces[:, 1]
+    places = np.arange(micro.ids.shape[1]) - np.maximum.accumulate(places, axis=1)
+    return dataclasses.replace(micro, arrays=token_arrays(micro.ids, micro.targets, places))
+
+
+def documents_of(found, row):
+    """What is read of each document of a row, and what is to be said of it, in their order."""
+    ids, targets = found.ids[row], found.targets[row]
+    if PREFIXES not in found.arrays:
+        of_ids, of_said = (found.arrays[name][row] for name in (SEGMENTS, DECODER_SEGMENTS))
+        return [
+            (ids[of_ids == each].tolist(), targets[of_said == each].tolist())
+            for each in np.unique(of_ids[of_ids > 0])
+        ]
+    begins = np.flatnonzero(found.arrays[POSITIONS][row] == 0)
+    parts = []
+    for begin, end in zip(begins, [*begins[1:], len(ids)], strict=True):
+        read = found.arrays[PREFIXES][row, begin:end].sum()
+        said = targets[begin:end][targets[begin:end] != IGNORE]
+        whole = ids[begin : begin + read + len(said) - 1].tolist()
+        assert whole[read:] == said[:-1].tolist()  # each target is read one place later
+        assert (targets[begin : begin + read - 1] == IGNORE).all()
+        parts.append((whole[:read], said.tolist()))
+    return parts
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("number", range(len(TABLE)))
+def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, encoder, make_rows):
+    """Each text comes back from what is read and said of it alone; as many targets as rows that
+    are one text."""
+    mode, _, mean = TABLE[number]
+    objective = UL2(joined=joined).named()[number].objective
+    corruption = find_corruption(objective, encoder, LENGTH)
+    micro = make_rows(16, LENGTH, mean=60, first=number * 1000)
+    found = corruption.apply(apart(micro), 0)
+    count = corruption.denominators(0, micro.samples, np.full(16, LENGTH))[TOKENS]
+    assert (found.targets != IGNORE).sum() == count
+    begun = 0
+    for row, text in enumerate(read_texts(micro, corruption.special, corruption.end)):
+        texts = [text.ids[text.documents == each].tolist() for each in np.unique(text.documents)]
+        left = iter(texts)
+        documents = documents_of(found, row)
+        for place, (read, said) in enumerate(documents):
+            assert read[0] == encoder.special_ids[f"[{mode}]"]
+            if place == len(documents) - 1:
+                assert read.pop() == said.pop() == corruption.end
+            starts = [n for n, token in enumerate(said) if token in corruption.sentinels]
+            assert starts[:1] == [0][: len(said)]
+            ends = [*starts[1:], len(said)][: len(starts)]
+            spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, ends, strict=True)}
+            assert set(spans) == set(read) & set(corruption.sentinels)
+            back = [token for each in read[1:] for token in spans.get(each, [each])]
+            assert back in left  # in their order; a decoder reads none of which nothing is said
+            if mean is None and spans:
+                assert len(spans) == 1
+                assert read[-1] in corruption.sentinels
+            begun += len(spans) if mean is None else 0
+    if mean is None:  # most documents of a row have an end that is to be said
+        assert begun > 16 * 4
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
+    """Logits of all targets but those of the second document stay as they are, to the last bit,
+    when its tokens do not."""
+    torch.manual_seed(0)
+    sizes = {"layers": 2, "channels": 32, "heads": 2, "vocabulary": encoder.vocabulary_size}
+    sizes = {**sizes, "positions": 128}
+    model = build_model(DecoderConfig(**sizes) if joined else EncoderDecoderConfig(**sizes))
+    initialise(model, 0)
+    looked_at = 0
+    for number, (_, objective) in enumerate(UL2(joined=joined).parts()):
+        corruption = find_corruption(objective, encoder, 64)
+        found = corruption.apply(apart(make_rows(4, 64, mean=12, first=number)), 0)
+        device = torch.device("cpu")
+        for row in range(4):
+            if joined:
+                of_ids = np.cumsum(found.arrays[POSITIONS][row] == 0)
+                of_said = of_ids
+            else:
+                of_ids, of_said = (found.arrays[name][row] for name in (SEGMENTS, DECODER_SEGMENTS))
+            second = np.unique(of_said[found.targets[row] != IGNORE])[1:2]
+            if not len(second):
+                continue
+            looked_at += 1
+            changed = {name: array.copy() for name, array in found.arrays.items()}
+            changed[IDS][row, of_ids == second[0]] ^= 1
+            if not joined:
+                changed[DECODER_IDS][row, of_said == second[0]] ^= 1
+            other = dataclasses.replace(found, arrays=changed)
+            with torch.no_grad():
+                logits, others = (
+                    objective.predict(model, DeviceBatch.copy(each, device)).logits[row].numpy()
+                    for each in (found, other)
+                )
+            same = (logits == others).all(-1)
+            said = found.targets[row] != IGNORE
+            assert same[said & (of_said != second[0])].all()
+            assert not same[said & (of_said == second[0])].any()
+    assert looked_at > 14
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "most", "said"),
+    [
+        ((8, 8, 8), 5, 9, (1, 1, 1)),  # 6 in all: a sentinel and a token each
+        ((8, 8, 8), 8, 9, (2, 2, 2)),
+        ((20, 2, 2), 5, 9, (5,)),  # the short ones would have less than a sentinel and a token
+        ((8, 8, 8), 5, 2, (2, 2)),  # as many sentinels
+        ((12,), 3, 9, (3,)),
+        ((1, 1, 2), 3, 9, (3,)),  # none holds so much: the text's end
+    ],
+)
+def test_ends_are_divided_among_documents(sizes, tokens, most, said):
+    documents = np.repeat(np.arange(len(sizes)) + 1, sizes)
+    spans = draw_ends(Noise(tokens / len(documents), None), documents, most)
+    assert tuple(spans.lengths) == said
+    assert spans.lengths.sum() + len(said) == tokens + 1
+    past = set(np.cumsum(sizes).tolist())
+    assert set(spans.ends.tolist()) <= past
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -117,10 +117,6 @@ MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "Caus
     [
         ({"objective": {"kind": "ReplacedTokenDetection"}}, "make no law; sweep MaskedLM, or"),
         (
-            {"objective": {"kind": "UL2"}, "batches": {"attend": "document"}},
-            "attend",
-        ),
-        (
             {
                 "objective": {"kind": "PrefixLM", "prefix_tokens": 64},
                 "batches": {"sequence_length": 64},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.randomness import RandomKey, words
+from trainrig.randomness import RandomKey, uniforms, words
 from trainrig.tokens.permutation import Integers
 
 Flags = NDArray[np.bool_]
@@ -68,6 +68,59 @@ def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans
     gaps = _chosen(key, sample, length, length - tokens + 1, count)
     begins = gaps + np.concatenate([[0], np.cumsum(lengths)[:-1]])
     return _clear(Spans(begins, lengths), walls)
+
+
+def draw_ends(noise: Noise, documents: Integers, most: int) -> Spans:
+    """The end of each document, of a text of which `documents` [N] has that of each token; at
+    `most` so many. Where documents hold too little, the text's end is left out, as one span."""
+    length = len(documents)
+    tokens = int(noise.count(np.array([length]))[0][0])
+    divided = _divide(tokens + 1, documents, most)
+    if divided is None:
+        return Spans(np.array([length - tokens]), np.array([tokens]))
+    begins, sizes, lengths = divided
+    return Spans(begins + sizes - lengths, lengths)
+
+
+def draw_within(
+    key: RandomKey, sample: int, noise: Noise, walls: Flags, documents: Integers, most: int
+) -> Spans:
+    """Spans as `draw_spans` draws them, but where one would reach across `documents` [N]: then one
+    in each document, of its share, at a place that is drawn; at `most` so many spans. Where
+    documents hold too little, spans stay."""
+    spans = draw_spans(key, sample, noise, walls)
+    if (documents[spans.begins] == documents[spans.ends - 1]).all():
+        return spans
+    divided = _divide(int(spans.lengths.sum()) + len(spans.begins), documents, most)
+    if divided is None:
+        return spans
+    begins, sizes, lengths = divided
+    drawn = uniforms(key, 2 * len(documents) + begins, np.array([sample]))
+    # A document's last token, which ends it, is in none.
+    return Spans(begins + np.floor(drawn * (sizes - lengths)).astype(np.int64), lengths)
+
+
+def _divide(
+    said: int, documents: Integers, most: int
+) -> tuple[Integers, Integers, Integers] | None:
+    """Begin and size of each document that has a span, and the tokens of that.
+
+    `said` tokens and sentinels in all, divided by size: a sentinel more takes the place of a token,
+    so how much is said follows from the length of the text alone. Documents too short for a span of
+    their share have none, nor have more than `most`. None: those that are left hold too little.
+    """
+    begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
+    sizes = np.diff(np.append(begins, len(documents)))
+    longest_first = np.argsort(-sizes, kind="stable")
+    for count in range(min(most, len(sizes)), 0, -1):
+        chosen = np.sort(longest_first[:count])
+        if (whole := int(sizes[chosen].sum())) < said:
+            break
+        # Rounded so that the parts add up to all; none is above its document's size.
+        parts = np.diff(said * np.cumsum(sizes[chosen]) // whole, prepend=0)
+        if parts.min() >= 2:
+            return begins[chosen], sizes[chosen], parts - 1
+    return None
 
 
 def _chosen(key: RandomKey, sample: int, first: int, choices: int, count: int) -> Integers:

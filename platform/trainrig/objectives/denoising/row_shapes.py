@@ -17,8 +17,6 @@ def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
             each.check_length(shortest)
         if isinstance(each, MultiTokenPrediction):
             each.check_packing(batches.packing)
-        if isinstance(each, SpanCorruption) and batches.attend == "document":
-            each.check_documents(objective.kind)
 
 
 def widest_row(objective: CausalLM, length: int) -> int:

@@ -10,7 +10,8 @@ but what was before.
 
 Denoisers of UL2 (ul2.py) are made of the same: a token before the text says how it is corrupted,
 and the one span may be the text's end. For a decoder, text and spans stand in one row, and the text
-is a prefix that is read from both sides.
+is a prefix that is read from both sides. Where documents of a row are apart, each is such a text,
+with its own mode and its own end.
 
 Shapes: B rows of a micro-batch, N tokens of the text of a row, S places of the encoder, T of the
 decoder, P pieces of documents in one row, R rows.
@@ -30,10 +31,11 @@ from trainrig.objectives.contract import DeviceBatch, Output
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
 from trainrig.objectives.denoising.noise_spans import (
     Denoising,
-    Flags,
     Noise,
     Spans,
+    draw_ends,
     draw_spans,
+    draw_within,
     leave_out,
 )
 from trainrig.objectives.denoising.prefix import PrefixLM
@@ -44,6 +46,7 @@ from trainrig.tokens.batches import (
     DECODER_SEGMENTS,
     IDS,
     IGNORE,
+    POSITIONS,
     PREFIXES,
     SEGMENTS,
     TARGETS,
@@ -118,17 +121,6 @@ class SpanCorruption(CausalLM):
         read."""
         return sum(self.lengths(sequence_length)) - 1 if self.joined else sequence_length
 
-    def check_documents(self, of: str) -> None:
-        """Raise ValueError, for the objective of kind `of` that it is or is a part of, if it makes
-        rows that documents cannot be told apart in."""
-        found = [("suffix", self.suffix), ("mode", self.mode is not None), ("joined", self.joined)]
-        if set_ := [name for name, given in found if given]:
-            raise ValueError(
-                f'batches.attend: "document" keeps documents of a row apart, and objective {of} '
-                f"makes one text of a row{f' by {set_[0]}' if of == self.kind else ''}; set "
-                'batches.attend = "window"'
-            )
-
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """What gives the logits of the decoder's targets."""
         arrays = batch.arrays
@@ -192,16 +184,16 @@ class SpansLeftOut:
         """`micro` for an encoder and a decoder; for a decoder alone, where rows are joined."""
         if self.joined:
             return self._join(micro)
-        rows, length = micro.ids.shape
-        encoded, decoded = (int(each[0]) for each in self._lengths(np.array([length])))
+        rows = len(micro.ids)
+        made = self._texts(micro)
+        encoded, decoded = self._widths(micro)
+        # Documents apart have a mode each, and an end each: more is read then.
+        encoded = max([encoded, *(len(found.ids) for _, found in made.values())])
         ids_BS, segments_BS = np.full((rows, encoded), self.padding), np.zeros((rows, encoded), int)
         targets_BT = np.full((rows, decoded), IGNORE)
         segments_BT = np.zeros_like(targets_BT)
         pieces = micro.pieces.copy()
-        for row, text in enumerate(read_texts(micro, self.special, self.end)):
-            found = self._corrupted(int(micro.samples[row]), text)
-            if found is None:
-                continue
+        for row, (text, found) in made.items():
             source, target = len(found.ids), len(found.targets)
             ids_BS[row, :source], targets_BT[row, :target] = found.ids, found.targets
             segments_BS[row, :source] = text.documents[found.places]
@@ -221,49 +213,131 @@ class SpansLeftOut:
 
     def _join(self, micro: MicroBatch) -> MicroBatch:
         """`micro` with the text of each row as a prefix, and the spans after it."""
-        rows, length = micro.ids.shape
-        encoded, decoded = (int(each[0]) for each in self._lengths(np.array([length])))
-        shape = rows, encoded + decoded - 1
+        made = self._texts(micro)
+        encoded, decoded = self._widths(micro)
+        joined = {row: self._parts(*made[row], micro.positions is not None) for row in made}
+        widths = [sum(len(part.ids) for part in parts) for parts in joined.values()]
+        shape = len(micro.ids), max([encoded + decoded - 1, *widths])
         ids_BT, targets_BT = np.full(shape, self.padding), np.full(shape, IGNORE)
         prefixes_BT = np.zeros(shape, dtype=np.bool_)
+        places_BT = np.broadcast_to(np.arange(shape[1]), shape).copy()
         pieces = micro.pieces.copy()
-        for row, text in enumerate(read_texts(micro, self.special, self.end)):
-            found = self._corrupted(int(micro.samples[row]), text)
-            if found is None:
-                continue
-            read, both = len(found.ids), np.concatenate([found.ids, found.targets])
-            ids_BT[row, : len(both) - 1] = both[:-1]
-            targets_BT[row, read - 1 : len(both) - 1] = found.targets
-            prefixes_BT[row, :read] = True
-            _move_pieces(pieces, row, text, found)
-        pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
+        for row, parts in joined.items():
+            begin = 0
+            begins = []
+            for part in parts:
+                end = begin + len(part.ids)
+                ids_BT[row, begin:end], targets_BT[row, begin:end] = part.ids, part.targets
+                prefixes_BT[row, begin : begin + part.read] = True
+                places_BT[row, begin:] -= places_BT[row, begin]
+                begins.append(begin)
+                begin = end
+            text, found = made[row]
+            if micro.positions is None:
+                _move_pieces(pieces, row, text, found)
+            else:
+                _move_pieces_to(pieces, row, text, begins, [part.document for part in parts])
         arrays = {IDS: ids_BT, TARGETS: targets_BT, PREFIXES: prefixes_BT}
+        if micro.positions is None:
+            pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
+        else:
+            arrays[POSITIONS] = places_BT
         return MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
-    def _spans(self, sample: int, walls: Flags) -> Spans:
-        if not self.suffix:
-            return draw_spans(RandomKey(self.seed, "spans left out"), sample, self.noise, walls)
-        noise, spans = self.noise.count(np.array([len(walls)]))
-        some = spans > 0
-        return Spans((len(walls) - noise)[some], noise[some])
+    def _widths(self, micro: MicroBatch) -> tuple[int, int]:
+        """Places of the encoder and of the decoder that whole rows of `micro` fill as one text."""
+        encoded, decoded = self._lengths(np.array([micro.ids.shape[1]]))
+        return int(encoded[0]), int(decoded[0])
 
-    def _corrupted(self, sample: int, text: RowText) -> Denoising | None:
-        """The text of `sample` without some of its spans, both sides ended; None: it is too
-        short."""
-        spans = self._spans(sample, text.walls)
+    def _texts(self, micro: MicroBatch) -> dict[int, tuple[RowText, Denoising]]:
+        """By row: its text, and what it is without some of its spans; but of rows too short."""
+        found = {}
+        apart = micro.positions is not None
+        for row, text in enumerate(read_texts(micro, self.special, self.end)):
+            made = self._corrupted(int(micro.samples[row]), text, apart)
+            if made is not None:
+                found[row] = text, made
+        return found
+
+    def _parts(self, text: RowText, found: Denoising, apart: bool) -> list[JoinedText]:
+        """The texts of a row, each with what is said of it: one, or where documents are `apart`
+        one of each that something is said of."""
+        if not apart:
+            return [join_text(found.ids, found.targets, 1)]
+        of_ids, of_targets = text.documents[found.places], text.documents[found.target_places]
+        return [
+            join_text(found.ids[of_ids == each], found.targets[of_targets == each], each)
+            for each in np.unique(of_targets).tolist()
+        ]
+
+    def _spans(self, sample: int, text: RowText, apart: bool) -> Spans:
+        noise, spans = self.noise.count(np.array([len(text.ids)]))
+        some = spans > 0
+        most = len(self.sentinels) - self.closing_sentinel
+        if not self.suffix:
+            key = RandomKey(self.seed, "spans left out")
+            if apart and some[0]:
+                return draw_within(key, sample, self.noise, text.walls, text.documents, most)
+            return draw_spans(key, sample, self.noise, text.walls)
+        if apart and some[0]:
+            return draw_ends(self.noise, text.documents, most)
+        return Spans((len(text.ids) - noise)[some], noise[some])
+
+    def _corrupted(self, sample: int, text: RowText, apart: bool) -> Denoising | None:
+        """The text of `sample` without some of its spans, both sides ended, and with its mode, of
+        each document where they are `apart`; None: it is too short."""
+        spans = self._spans(sample, text, apart)
         if not len(spans.begins):
             return None
         sentinels = np.array(self.sentinels)
         found = leave_out(text.ids, spans, sentinels)
         closing = sentinels[len(spans.begins) :][: self.closing_sentinel]
         last = len(text.ids) - 1
-        mode = [] if self.mode is None else [self.mode]
+        ids, places = found.ids, found.places
+        if self.mode is not None:
+            firsts = _firsts(text.documents) if apart else np.zeros(1, dtype=np.int64)
+            before = np.searchsorted(places, firsts)
+            ids, places = np.insert(ids, before, self.mode), np.insert(places, before, firsts)
         return Denoising(
-            ids=np.concatenate([mode, found.ids, [self.end]]).astype(np.int64),
+            ids=np.concatenate([ids, [self.end]]),
             targets=np.concatenate([found.targets, closing, [self.end]]),
-            places=np.concatenate([[0] * len(mode), found.places, [last]]).astype(np.int64),
+            places=np.concatenate([places, [last]]),
             target_places=np.concatenate([found.target_places, [last] * (len(closing) + 1)]),
         )
+
+
+@dataclass(frozen=True)
+class JoinedText:
+    """One text in the row of a decoder, with what is said of it."""
+
+    ids: Integers  # what is read, and then all of what is said but its last
+    targets: Integers  # of each of them, IGNORE where there is none
+    read: int  # how many are read from both sides
+    document: int  # number of its document in the row
+
+
+def join_text(ids: Integers, targets: Integers, document: int) -> JoinedText:
+    """`ids` as a prefix, and `targets` that are to be said after it."""
+    none = np.full(max(len(ids) - 1, 0), IGNORE)
+    whole = np.concatenate([ids, targets])[:-1]
+    return JoinedText(whole, np.concatenate([none, targets]), len(ids), document)
+
+
+def _firsts(documents: Integers) -> Integers:
+    """The place of the first token of each document."""
+    return np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
+
+
+def _move_pieces_to(
+    pieces: Integers, row: int, text: RowText, begins: list[int], documents: list[int]
+) -> None:
+    """Have `pieces` of `row` say where each begins of the texts that begin at `begins`; one that
+    is left out, where the next would."""
+    mine = np.flatnonzero(pieces[:, 0] == row)
+    at = np.searchsorted(text.places, pieces[mine, 1], side="right").clip(max=len(text.ids) - 1)
+    found = np.searchsorted(documents, text.documents[at]).clip(max=len(documents) - 1)
+    pieces[mine, 1] = np.array(begins)[found]
+    pieces[mine[:1], 1] = 0
 
 
 def _move_pieces(pieces: Integers, row: int, text: RowText, found: Denoising) -> None:
