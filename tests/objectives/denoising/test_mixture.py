@@ -186,3 +186,17 @@ def test_what_one_of_them_lacks_is_refused():
         MixtureOfObjectives.model_validate(DECODER).corruption(plain)
     with pytest.raises(DataError, match="no special token <extra_id_2>"):
         find_corruption(MixtureOfObjectives.model_validate(SPANS), plain, 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ReplacedTokenDetection", "its model has a generator and no head of tokens, .* MaskedLM"),
+        ("MultiTokenPrediction", "its further heads would .* have CausalLM here"),
+        ("UL2", "it is a mixture itself; have SpanCorruption here, with `mode`"),
+    ],
+)
+def test_what_is_no_member_is_refused_with_what_would_be(kind, message):
+    members = ({"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": kind}})
+    with pytest.raises(ValidationError, match=f"{kind} is no member of a mixture: {message}"):
+        MixtureOfObjectives.model_validate({"members": members})

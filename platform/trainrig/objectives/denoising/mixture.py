@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainrig.config import Settings
 from trainrig.config.field_marks import FitsSeveral
@@ -66,6 +66,16 @@ Alone = Annotated[
 ]
 
 
+# Objectives that are no members, and why.
+ALONE = {
+    "ReplacedTokenDetection": "its model has a generator and no head of tokens, so no other "
+    "objective can train it; run it by itself, or have MaskedLM here",
+    "MultiTokenPrediction": "its further heads would learn of its own samples alone; run it by "
+    "itself, or have CausalLM here",
+    "UL2": "it is a mixture itself; have SpanCorruption here, with `mode`, once for each denoiser",
+}
+
+
 class MixtureMember(Settings):
     """One objective of a mixture."""
 
@@ -73,6 +83,14 @@ class MixtureMember(Settings):
     # Of all samples, its share is this over the sum of all weights.
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     name: str | None = Field(default=None, min_length=1)  # in metrics; None: its objective's kind
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _check_alone(cls, given: Any) -> Any:
+        kind = given.get("kind") if isinstance(given, Mapping) else getattr(given, "kind", None)
+        if kind in ALONE:
+            raise ValueError(f"{kind} is no member of a mixture: {ALONE[kind]}")
+        return given
 
     @property
     def called(self) -> str:
