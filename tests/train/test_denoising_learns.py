@@ -25,6 +25,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run_file import Pretraining
 
 SEEDS = (0, 1, 2)
+STEPS = 600
 COUNTED = 100  # steps of whose targets the frequencies are taken
 # Shares of the loss of the frequencies, by which each run must come below it, and a control may.
 LEAST_LEARNT, MOST_BY_CHANCE = 0.06, 0.01
@@ -42,7 +43,6 @@ class Case:
     objective: Mapping[str, Any]
     # The array of the targets of each term of the loss; "loss" is the whole of it.
     targets: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"loss": TARGETS})
-    steps: int = 600
     attend: str = "document"
     detects: bool = False  # whether it also says of each token whether it was replaced
 
@@ -53,18 +53,16 @@ CASES: Mapping[str, Case] = {
     "FillInTheMiddle": Case(SIZES, {"kind": "FillInTheMiddle"}),
     "PrefixLM": Case(SIZES, {"kind": "PrefixLM"}),
     # Each row is dealt by itself: steps of one micro-batch would each see one denoiser.
-    "UL2": Case({**SIZES, "kind": "EncoderDecoder"}, {"kind": "UL2", "deal": "sample"}, steps=300),
+    "UL2": Case({**SIZES, "kind": "EncoderDecoder"}, {"kind": "UL2", "deal": "sample"}),
     "MultiTokenPrediction": Case(
         {**SIZES, "further_heads": 2},
         {"kind": "MultiTokenPrediction", "further_weights": (1.0, 1.0)},
         targets={"cross_entropy": TARGETS, **{name: name for name in AHEAD}},
-        steps=200,
     ),
     "ReplacedTokenDetection": Case(
         {**SIZES, "kind": "Encoder", "head": "replaced", "generator": GENERATOR},
         {"kind": "ReplacedTokenDetection"},
         targets={"cross_entropy": TARGETS},
-        steps=400,
         detects=True,
     ),
 }
@@ -116,12 +114,12 @@ def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
                 "attend": case.attend,
             },
             "training": {
-                "steps": case.steps,
+                "steps": STEPS,
                 "seed": seed,
                 "optimizer": {"kind": "AdamW", "lr": 0.003},
-                "schedule": {"kind": "Cosine", "warmup": case.steps // 10},
-                "held_out": {"every": case.steps, "rows": 64},
-                "checkpoints": {"every": case.steps},
+                "schedule": {"kind": "Cosine", "warmup": STEPS // 10},
+                "held_out": {"every": STEPS, "rows": 64},
+                "checkpoints": {"every": STEPS},
             },
         }
     )
@@ -208,7 +206,7 @@ def test_each_learns_and_controls_learn_nothing(
                 for term, of_term in losses.items()
             }
         )
-    sizes = {"steps": case.steps, "rows": 16, "sequence_length": 64, **SIZES}
+    sizes = {"steps": STEPS, "rows": 16, "sequence_length": 64, **SIZES}
     write_result(f"denoising_{name}.json", {**sizes, "seeds": SEEDS, "losses": found})
     for term, each in ((term, each) for of_seed in found for term, each in of_seed.items()):
         assert all(map(math.isfinite, each.values())), (term, each)
