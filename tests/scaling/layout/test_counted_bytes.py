@@ -151,6 +151,28 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
     assert sum(counted.values()) - logged - norms == traffic
 
 
+@pytest.mark.parametrize("recompute", ["nothing", pytest.param("full", marks=pytest.mark.soak)])
+def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, recompute):
+    """Two stages of two layers and two ranks each: what is added up, on each of the four."""
+    job = make_job(
+        tmp_path,
+        4,
+        model={"layers": 4, "tie_embeddings": False},
+        training={
+            "steps": 10,
+            "deterministic": False,
+            "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}, "pipeline": {"ranks": 2}},
+            "recompute": AGAIN[recompute],
+        },
+        batches={"global_batch": 8, "micro_batch": 2, "sequence_length": 16},
+    )
+    counted = ranks(4, "sent_bytes", job=job)
+    degrees = Degrees(tensor=2, pipeline=2)
+    layout = DeviceLayout(degrees, 2, recompute, schedule="1F1B", in_places=False)
+    sent = predicted(job, layout)
+    assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
+
+
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     """Bytes of hidden states and of their gradients, and micro-batches between their passes."""

@@ -113,10 +113,26 @@ def test_shared_layers_are_written_with_their_places_divided(run_file, tmp_path)
     made.training.check_workers(made.workers)
 
 
-def test_shared_layers_are_not_written_between_stages(run_file):
-    found, _ = plan(run_file, tensor=2, pipeline=2)
+def test_shared_layers_are_written_between_stages_with_all_places_on_each(run_file, tmp_path):
+    out = tmp_path / "best.toml"
+    found, _ = plan(run_file, out=str(out), tensor=2, pipeline=2, context=1)
+    layout = found.runnable.prediction.layout
+    assert not layout.in_places
+    for each in found.best:
+        in_places = each.prediction.layout.in_places
+        assert ("sequence parallel between stages" in each.needs) == in_places
+    made = config.load(Pretraining, str(out))
+    assert made.training.parallel.tensor.model_dump() == {"ranks": 2, "sequence_parallel": False}
+    assert made.training.parallel.pipeline.ranks == 2
+    done = CliRunner().invoke(app, ["check", str(out)])
+    assert done.exit_code == 0, done.output
+
+
+def test_shared_experts_are_not_written_between_stages(run_file):
+    run_file.write_text(RUN.replace("[batches]", MIXTURE))
+    found, _ = plan(run_file, tensor=2, pipeline=2, expert=1)
     assert found.runnable is None
-    assert all("sequence parallel between stages" in each.needs for each in found.best)
+    assert all("shared experts between stages" in each.needs for each in found.best)
 
 
 def test_an_axis_that_an_objective_is_not_trained_with_is_not_written(run_file):

@@ -7,7 +7,9 @@ import pytest
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import step_memory
 from trainrig.estimate.model_share import cut, cut_shapes
+from trainrig.estimate.worker_memory import worker_memory
 from trainrig.flops import token_flops
+from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.compute import attention_flops, products_of
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
@@ -38,6 +40,23 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
             found = made.of(layout).memory
             for part, bytes_of in vars(expected).items():
                 assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("again", ["nothing", "selective", "full"])
+def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, schedule, again):
+    # Ends that weigh little, so that both cut the layers in the middle.
+    made = predictor(4, {"deterministic": False}, tie_embeddings=False, vocabulary=512)
+    layout = DeviceLayout(
+        Degrees(tensor=2, pipeline=2), 2, again, schedule=schedule, in_places=False
+    )
+    axes = {"tensor": {"ranks": 2}, "pipeline": {"ranks": 2, "schedule": schedule}}
+    parallel = FSDP.model_validate(axes)
+    settings = made.training_of(layout).model_copy(update={"parallel": parallel})
+    expected = worker_memory(made.model, settings, 4, 64, 2, 2048)
+    found = made.of(layout).memory
+    for part, bytes_of in vars(expected).items():
+        assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
 
 
 @pytest.mark.parametrize("changes", [{}, MIXTURE])

@@ -132,9 +132,12 @@ class Timer:
         """Of what moves `size` bytes forward, and twice that backward."""
         return self.moved(size), BACKWARD * self.moved(size)
 
-    def layer(self, layer: LayerShape, model: DecoderConfig, tokens: float, split: int) -> Kernels:
-        """Of one layer cut for one device, without attention's own; see `attention_flops`."""
-        both = [self.trained(each) for each in products_of(layer, tokens, split)]
+    def layer(
+        self, layer: LayerShape, model: DecoderConfig, tokens: float, tensor: int, split: int
+    ) -> Kernels:
+        """Of one layer cut for one of `tensor` devices, `split` of which have a part each of what
+        flows between its products; without attention's own, see `attention_flops`."""
+        both = [self.trained(each) for each in products_of(layer, tokens, tensor)]
         moved = self.size * tokens * _moved(layer, model, split, self._fused)
         return Kernels(
             products=(sum(f for f, _ in both), sum(b for _, b in both)),

@@ -122,6 +122,7 @@ def layout_data(found: Found) -> dict[str, Any]:
         "stages_of_a_device": layout.chunks,
         "recompute": layout.recompute,
         "reshard": layout.reshard,
+        "sequence_parallel": layout.degrees.tensor > 1 and layout.in_places,
         "step_seconds": made.seconds.total,
         "seconds": dict(vars(made.seconds)),
         "tokens_per_second": made.tokens_per_second,

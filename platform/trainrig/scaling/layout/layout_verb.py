@@ -193,7 +193,7 @@ def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
     if "pipeline" in axes:
         axes["pipeline"] |= {"schedule": layout.schedule, "chunks": layout.chunks}
     if "tensor" in axes:
-        axes["tensor"]["sequence_parallel"] = True  # what the planner counts
+        axes["tensor"]["sequence_parallel"] = layout.in_places
     if "context" in axes:
         axes["context"]["kind"] = "Gathered"  # what the planner counts
     parallel: dict[str, Any] = {"kind": "FSDP", "reshard": layout.reshard, **axes}

@@ -6,7 +6,7 @@ pipeline, shard and replicate, so that what talks most is nearest and a replica 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -71,11 +71,19 @@ class DeviceLayout:
     reshard: Literal["step", "layer"] = "step"
     schedule: Schedule | None = None  # of a pipeline
     chunks: int = 1  # stages of one device
+    # Whether each of a tensor group has some places of what flows between products; else all have
+    # all, as the trainer wants between stages.
+    in_places: bool = True
 
     @property
     def stages(self) -> int:
         """Pieces that the layers are cut into."""
         return self.degrees.pipeline * self.chunks
+
+    @property
+    def split(self) -> int:
+        """Devices that what flows between products is divided over."""
+        return self.degrees.tensor if self.in_places else 1
 
     def turns(self, global_batch: int) -> int:
         """Micro-batches that each replica takes in a step."""
@@ -150,7 +158,10 @@ def legal(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Dev
     for degrees in _factorised(model, batch, devices):
         for micro_batch in _micro_batches(batch, degrees):
             for again in RECOMPUTED:
-                yield from _scheduled(model, batch, degrees, micro_batch, again)
+                for layout in _scheduled(model, batch, degrees, micro_batch, again):
+                    yield layout
+                    if degrees.tensor > 1 and degrees.pipeline > 1:
+                        yield replace(layout, in_places=False)
 
 
 def _factorised(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:
@@ -212,6 +223,4 @@ def _resharded(layout: DeviceLayout) -> Iterator[DeviceLayout]:
     yield layout
     degrees = layout.degrees
     if degrees.shard * degrees.context * degrees.expert > 1:
-        yield DeviceLayout(
-            degrees, layout.micro_batch, layout.recompute, "layer", layout.schedule, layout.chunks
-        )
+        yield replace(layout, reshard="layer")

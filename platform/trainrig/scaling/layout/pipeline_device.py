@@ -57,7 +57,8 @@ class Replica:
     kinds: tuple[int, ...]  # of each layer: the first that has the same sizes
     head: Kernels
     ends: Exchange  # of the tensor group, at the embedding and at the head
-    stream: float  # bytes that flow from layer to layer, on one device
+    stream: float  # bytes that flow from layer to layer
+    split: int  # devices that each have a part of that
     tokens: float  # of a micro-batch on one device of a context group
     # Bytes a token of some layers, by their kinds, as they are asked for.
     per_token: dict[tuple[int, ...], tuple[float, float]]
@@ -168,7 +169,7 @@ class OfPipeline:
     def memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
         """At the peak of a step of `turns` micro-batches."""
         mine = sliced(self.held, *_slices(layout.degrees))
-        kept, in_a_layer, head = self._activations(training, layout.degrees)
+        kept, in_a_layer, head = self._activations(training)
         activations = HeldActivations(
             kept=kept * in_flight(self._device, layout, turns),
             in_a_layer=in_a_layer,
@@ -187,14 +188,14 @@ class OfPipeline:
         )
         return peak_memory(parameters, activations, training, layout.degrees.data, turns)
 
-    def _activations(self, training: Training, degrees: Degrees) -> tuple[float, float, float]:
+    def _activations(self, training: Training) -> tuple[float, float, float]:
         """Bytes of one micro-batch: kept, for a moment in a layer, for a moment at the head; the
         same for all layouts that have this device."""
         replica, tokens = self._replica, self._replica.tokens
         key = tuple(replica.kinds[number] for number in self._numbers)
         if key not in replica.per_token:
             layers = [replica.shapes.layers[number] for number in self._numbers]
-            replica.per_token[key] = per_token_of(layers, replica.local, training, degrees.tensor)
+            replica.per_token[key] = per_token_of(layers, replica.local, training, replica.split)
         kept, in_a_layer = replica.per_token[key]
         head = at_the_head(replica.local, self._timer.size, round(tokens)) if self._last else 0.0
         return kept * tokens, in_a_layer * tokens, head
@@ -204,13 +205,14 @@ class OfPipeline:
         and values of a context group and theirs, what comes from the stages beside."""
         replica, found = self._replica, 0.0
         if degrees.tensor > 1:
-            found += 2 * replica.stream
+            # What is gathered and what comes back to it; or what is added up.
+            found += (2 if replica.split > 1 else 1) * replica.stream
         if degrees.context > 1:
             shape = replica.local.shape
             whole = replica.tokens * degrees.context
             found += 2 * self._timer.size * 2 * shape.kv_heads * shape.head_channels * whole
         if degrees.pipeline > 1:
-            found += 2 * replica.stream / degrees.tensor
+            found += 2 * replica.stream / replica.split
         return found
 
 

@@ -135,6 +135,7 @@ class Predictor:
             layout.micro_batch,
             layout.recompute,
             layout.chunks,
+            layout.in_places,
         )
         training = self.training_of(layout)
         slowest = max(devices, key=lambda each: each.spent.total)
@@ -211,13 +212,15 @@ class Predictor:
         return cut(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
 
     def _pipeline_of(
-        self, degrees: Degrees, micro_batch: int, again: Again, chunks: int
+        self, degrees: Degrees, micro_batch: int, again: Again, chunks: int, in_places: bool
     ) -> "tuple[OfPipeline, ...]":
-        replica = self._replica(degrees.tensor, degrees.context, degrees.expert, micro_batch, again)
+        replica = self._replica(
+            degrees.tensor, degrees.context, degrees.expert, micro_batch, again, in_places
+        )
         costs = tuple(sum(each.passes) for each in replica.layers)
         last = replica.head.forward + replica.head.backward + replica.ends.waited
         ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
-        stage = traffic.of_stages(self.cluster, degrees, replica.stream / degrees.tensor)
+        stage = traffic.of_stages(self.cluster, degrees, replica.stream / replica.split)
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
             OfPipeline(
@@ -234,15 +237,21 @@ class Predictor:
         )
 
     def _replica_of(
-        self, tensor: int, context: int, expert: int, micro_batch: int, again: Again
+        self,
+        tensor: int,
+        context: int,
+        expert: int,
+        micro_batch: int,
+        again: Again,
+        in_places: bool,
     ) -> Replica:
-        degrees = Degrees(1, 1, tensor, 1, context, expert)
+        degrees, split = Degrees(1, 1, tensor, 1, context, expert), tensor if in_places else 1
         length = self.batch.sequence_length
         tokens = micro_batch * length / context
         local, shapes = self.cut(tensor, expert)
         size = self.training.precision.bytes
         stream = size * tokens * self.model.channels
-        around = traffic.of_tensor(self.cluster, degrees, stream)
+        around = traffic.of_tensor(self.cluster, degrees, stream, in_places)
         whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
         keys = traffic.of_context(self.cluster, degrees, whole)
         layers, kinds = [], []
@@ -252,7 +261,7 @@ class Predictor:
             flops = attention_flops(self.model, local.shape.heads, length, number, tokens)
             recomputed = again == "full" or again == "selective"
             if (layer, flops) not in known:
-                kernels = self.timer.layer(layer, self.model, tokens, tensor)
+                kernels = self.timer.layer(layer, self.model, tokens, tensor, split)
                 seen = self.timer.attention(flops)
                 kernels = Kernels(kernels.products, seen, kernels.elementwise)
                 mixture = layer.feedforward
@@ -292,4 +301,6 @@ class Predictor:
             ),
             elementwise=head.elementwise,
         )
-        return Replica(local, shapes, tuple(layers), tuple(kinds), head, around, stream, tokens, {})
+        return Replica(
+            local, shapes, tuple(layers), tuple(kinds), head, around, stream, split, tokens, {}
+        )

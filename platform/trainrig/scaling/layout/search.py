@@ -149,8 +149,11 @@ def needs(
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
-    if degrees.tensor > 1 and degrees.pipeline > 1:  # what flows between them is planned in parts
-        lacking.append("sequence parallel between stages")
+    if degrees.tensor > 1 and degrees.pipeline > 1:
+        if layout.in_places:
+            lacking.append("sequence parallel between stages")
+        if isinstance(predictor.model.feedforward, MixtureOfExperts):
+            lacking.append("shared experts between stages")
     if layout.schedule and "pipeline" not in lacking and _uncut(layout, predictor):
         lacking.append("pipeline")
     if predictor.training.deterministic and not predictor.training_of(layout).deterministic:

@@ -89,7 +89,8 @@ TERMS = (
     StepTerm(
         "tensor",
         "all-gather and reduce-scatter of tokens x channels x bytes around attention and around "
-        "the feed-forward part, forward and backward",
+        "the feed-forward part, forward and backward; between stages, where all have all places, "
+        "an all-reduce in place of the two",
         "nothing; the second all-gather of the backward pass behind the product beside it",
     ),
     StepTerm(
@@ -106,7 +107,7 @@ TERMS = (
     StepTerm(
         "pipeline",
         "what flows between stages, sent once forward and once backward for each micro-batch and "
-        "stage, 1 / tensor of it by each device",
+        "stage, 1 / tensor of it by each device with sequence parallelism",
         "nothing",
     ),
     StepTerm(

@@ -25,14 +25,20 @@ class Exchange:
         return self.forward.seconds + self.backward.seconds
 
 
-def of_tensor(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
+def of_tensor(
+    cluster: Cluster, degrees: Degrees, stream: float, in_places: bool = True
+) -> Exchange:
     """Around one part of a layer (attention, feed-forward), of a stream of `stream` bytes.
 
     With sequence parallel (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): gathered
     before its first product, reduced and scattered after its last; backward likewise, and gathered
-    once more for the slopes of the first product's weights.
+    once more for the slopes of the first product's weights. Not `in_places`: added up after its
+    last product, and backward before its first (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
     group = cluster.group(degrees, ["tensor"])
+    if not in_places:
+        sum_ = cluster.send("all-reduce", stream, group)
+        return Exchange(sum_, sum_, again=sum_)
     gather = cluster.send("all-gather", stream, group)
     both = gather + cluster.send("reduce-scatter", stream, group)
     return Exchange(both, both, gather, both)
