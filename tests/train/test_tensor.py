@@ -58,11 +58,11 @@ MODELS = {
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
     """`trained(world, "grouped", layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds, as one process reads it."""
+    checkpoint holds, as one process reads it. `again`: the kind of recomputation."""
     known = {}
 
-    def train(world, model="grouped", layout=None):
-        key = repr((world, model, layout))
+    def train(world, model="grouped", layout=None, again=None):
+        key = repr((world, model, layout, again))
         if key not in known:
             layout = layout or FSDP()
             training = {
@@ -71,6 +71,7 @@ def trained(make_job, ranks, tmp_path_factory):
                 "deterministic": layout.inexact_by() is None,
                 "averaging": {"horizons": (4,)},
                 "metrics": {"layers_every": 5},
+                "recompute": again and {"kind": again},
             }
             sizes = {"batches": {"attend": "document"}, "model": MODELS[model]}
             if model == "mixture":
@@ -185,6 +186,16 @@ def test_beside_experts(kind, sequence_parallel, trained):
     assert tokens[0] == tokens[1] and tokens[0]
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("again", ["Full", "Selective"])
+@pytest.mark.parametrize("layout", [SHARED, IN_PLACES], ids=["shared", "in places"])
+def test_shared_experts_that_are_computed_again(layout, again, trained):
+    """One process that keeps everything; and to the bit the same workers that do."""
+    found = trained(2, "mixture", layout, again)
+    assert_close(found, trained(1, "mixture"))
+    assert_same_bits(found, trained(2, "mixture", layout))
+
+
 def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
     (job, _), (alone, _) = trained(2, "mixture", IN_PLACES), trained(1, "mixture")
     found = [ranks(n, "steps", job=each, count=1)[0] for n, each in ((2, job), (1, alone))]
@@ -214,9 +225,14 @@ def go_on(job, world, group, **arguments):
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
 
 
-def test_replicas_may_come_and_go(trained, ranks, tmp_path):
+@pytest.mark.parametrize(
+    "layout",
+    [SHARED, pytest.param(IN_PLACES, marks=pytest.mark.chaos)],
+    ids=["shared", "in places"],
+)
+def test_replicas_may_come_and_go(layout, trained, ranks, tmp_path):
     """One, two, one: each is told to stop after three steps or so, within a step."""
-    straight = trained(2, layout=SHARED)
+    straight = trained(2, layout=layout)
     training = straight[0].training
     hurried = training.faults.model_copy(update={"grace": 1e-6})  # asked before each micro-batch
     training = training.model_copy(update={"faults": hurried})
@@ -229,18 +245,28 @@ def test_replicas_may_come_and_go(trained, ranks, tmp_path):
 
 
 @pytest.mark.chaos
-def test_a_rank_that_was_killed_changes_nothing(trained, ranks, mortal_ranks, tmp_path):
-    straight = trained(2, layout=SHARED)
+@pytest.mark.parametrize(
+    ("world", "model", "layout"),
+    [
+        (2, "grouped", SHARED),
+        (4, "mixture", FSDP(tensor=IN_PLACES.tensor, expert={"ranks": 2})),
+    ],
+    ids=["shared", "experts"],
+)
+def test_a_rank_that_was_killed_changes_nothing(
+    world, model, layout, trained, ranks, mortal_ranks, tmp_path
+):
+    straight = trained(world, model, layout)
     training = straight[0].training
     often = training.model_copy(
         update={"checkpoints": training.checkpoints.model_copy(update={"every": 4})}
     )
     job = dataclasses.replace(straight[0], folder=str(tmp_path), training=often)
     attempt = RunFolder(job.folder).take_attempt(0)
-    processes = mortal_ranks.start(2, "train", job=job, attempt=attempt, fault=(1, "die", 6))
+    processes = mortal_ranks.start(world, "train", job=job, attempt=attempt, fault=(1, "die", 6))
     processes[1].wait()
     mortal_ranks.end()
-    go_on(job, 2, mortal_ranks)
+    go_on(job, world, mortal_ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 4]
     assert_same_bits((job, whole(ranks, job)), straight)
 
