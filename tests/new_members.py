@@ -70,9 +70,9 @@ class SignDescent(Settings):
 
         return ElementwiseOptimizer(groups, self)
 
-    def update(self, weight, slope, state, group):
+    def update(self, weight, gradient, state, group):
         """One step on a piece of a parameter."""
-        state["total"].mul_(0.5).add_(slope)
+        state["total"].mul_(0.5).add_(gradient)
         weight.sub_(state["total"].sign() * group["lr"])
 ''',
     "parallel/further_axis.py": '''"""A toy layout."""

@@ -3,7 +3,7 @@
 One multiply and add are two operations. Counted are matrix products, as is usual (Kaplan et al.
 2020, arXiv:2001.08361, table 1): norms, rotations, softmax and gates are left out, less than 1% of
 a decoder of a thousand channels. A backward pass takes twice the forward one: each product
-becomes two, one for the slopes of either side. What recomputation repeats is no progress and not
+becomes two, one for the gradients of either side. What recomputation repeats is no progress and not
 counted.
 
 Shapes: T positions, C channels, H query heads, D channels of a head, V entries of the vocabulary.

@@ -1,7 +1,7 @@
 """What one more node, one more rank and one more split cost whoever looks after all of them.
 
 A thousand nodes do not fit on one machine. What each of them costs the head node and the driver
-does: it is measured here at several sizes, so that docs/scale.md can reckon with the slope.
+does: it is measured here at several sizes, so that docs/scale.md can reckon with the gradient.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def gcs() -> psutil.Process:
     return max(found, key=lambda process: process.create_time())
 
 
-def slope(points: Mapping[int, float]) -> float:
+def gradient(points: Mapping[int, float]) -> float:
     """How much more one more makes."""
     return float(np.polyfit(list(points), list(points.values()), 1)[0])
 
@@ -107,14 +107,14 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
                 "benchmark": "what a node costs",
                 "nodes": NODES,
                 "gcs_share_of_a_core": [round(value, 4) for value in busy.values()],
-                "gcs_share_a_node": round(slope(busy), 5),
-                "gcs_bytes_a_node": round(slope(memory)),
+                "gcs_share_a_node": round(gradient(busy), 5),
+                "gcs_bytes_a_node": round(gradient(memory)),
                 "look_cpu_ms": [round(1e3 * value, 2) for value in poll.values()],
-                "look_cpu_ms_a_node": round(1e3 * slope(poll), 3),
+                "look_cpu_ms_a_node": round(1e3 * gradient(poll), 3),
             }
         )
     )
-    assert 1_000 * slope(busy) < HEAD_CORES
+    assert 1_000 * gradient(busy) < HEAD_CORES
 
 
 def heartbeat(rank: int, step: int = 1) -> Heartbeat:
@@ -216,7 +216,7 @@ def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path
                 "by": "tasks" if brief else "Ray Data",
                 "splits": list(cpu),
                 "cpu_seconds": [round(value, 2) for value in cpu.values()],
-                "cpu_ms_a_split": round(1e3 * slope(cpu), 3),
+                "cpu_ms_a_split": round(1e3 * gradient(cpu), 3),
                 "wall_seconds": [round(value, 2) for value in wall.values()],
             }
         )

@@ -23,22 +23,22 @@ def test_a_gpu_draws_the_same_bits(draw) -> None:
     assert torch.equal(draw(key, at), draw(key, at.cuda()).cpu())
 
 
-def trained(start, slopes):
+def trained(start, gradients):
     parameter = nn.Parameter(start.clone())
     settings = AdamW()
     optimizer = settings.build(group_by_decay([("matrix.weight", parameter)], 0.1))
-    for slope in slopes:
-        parameter.grad = slope.clone()
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
         optimizer.step()
     return parameter.detach()
 
 
 def test_the_fused_update_of_a_piece_is_the_piece_of_the_fused_update() -> None:
     generator = torch.Generator().manual_seed(5)
-    start, *slopes = (torch.randn(1009, 3, generator=generator).cuda() for _ in range(21))
-    whole = trained(start, slopes)
+    start, *gradients = (torch.randn(1009, 3, generator=generator).cuda() for _ in range(21))
+    whole = trained(start, gradients)
     pieces = [
-        trained(start[low:high], [slope[low:high] for slope in slopes])
+        trained(start[low:high], [gradient[low:high] for gradient in gradients])
         for low, high in itertools.pairwise([0, 1, 2, 9, 100, 513, 1009])
     ]
     assert torch.equal(torch.cat(pieces), whole)

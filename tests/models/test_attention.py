@@ -67,7 +67,7 @@ def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
     assert torch.allclose(torch.cat(outputs, dim=1), whole, atol=1e-6)
 
 
-def test_its_slopes_are_those_of_its_values():
+def test_its_gradients_are_those_of_its_values():
     attention = build_attention(4, 2, 1, 2).double()
     rotation = Rotation(torch.arange(3), 2, ROPE)
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)

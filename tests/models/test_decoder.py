@@ -224,7 +224,7 @@ def test_a_slice_of_fresh_weights_is_drawn_by_itself(first):
     assert torch.equal(part, wanted)
 
 
-def test_every_parameter_gets_a_slope_and_a_short_text_is_learnt_by_heart(build):
+def test_every_parameter_gets_a_gradient_and_a_short_text_is_learnt_by_heart(build):
     model = build(initial_std=0.02)
     ids = torch.tensor([[7, 3, 9, 9, 1, 3, 7, 12, 60, 0, 4, 3, 3]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

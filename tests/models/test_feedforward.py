@@ -35,7 +35,7 @@ def test_a_closed_gate_lets_nothing_through():
     assert torch.equal(network(torch.randn(2, 3)), torch.zeros(2, 3))
 
 
-def test_its_slopes_are_those_of_its_values():
+def test_its_gradients_are_those_of_its_values():
     network = build_network(3, 4).double()
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(network, (x,))

@@ -166,15 +166,15 @@ def test_the_gradient_of_the_bias_is_the_excess_of_tokens_and_its_step_balances(
         _, terms = network(x)
         terms = terms[: len(ROUTER_TERMS)]
         assert terms.sum() == 0
-        (slope,) = torch.autograd.grad(terms.sum(), [network.balance_bias])
-        assert abs(float(slope.sum())) <= 1e-6
-        excess.append(float(slope.max()))
+        (gradient,) = torch.autograd.grad(terms.sum(), [network.balance_bias])
+        assert abs(float(gradient.sum())) <= 1e-6
+        excess.append(float(gradient.max()))
         with torch.no_grad():
-            network.balance_bias -= 0.01 * slope.sign()
+            network.balance_bias -= 0.01 * gradient.sign()
     assert min(excess[-10:]) < 0.5 * excess[0]
 
 
-def test_rows_beyond_the_counts_are_zero_and_slopes_those_of_the_values():
+def test_rows_beyond_the_counts_are_zero_and_gradients_those_of_the_values():
     x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
     counts = torch.tensor([2, 0, 3])

@@ -53,17 +53,17 @@ def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_head
         ].abs().max() > 1e-2  # which the row itself does not
 
 
-def test_documents_in_one_row_give_the_slopes_that_each_gives_alone(build):
+def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
     model, ids, targets = build(), random_ids(4), random_ids(4, seed=1)
     names, parameters = zip(*model.named_parameters(), strict=True)
-    slopes = [
+    gradients = [
         torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), parameters)
         for logits in (
             model(ids, positions_BT=packed_positions(ROWS)).logits,
             one_document_at_a_time(model, ids),
         )
     ]
-    for name, together, alone in zip(names, *slopes, strict=True):
+    for name, together, alone in zip(names, *gradients, strict=True):
         assert (together - alone).abs().max() <= 1e-5 * max(1, alone.abs().max()), name
 
 
@@ -168,8 +168,8 @@ def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypat
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = model(ids, positions_BT=positions)
         output.logits.sum().backward()
-        slopes = torch.cat([each.grad.flatten() for each in model.parameters()])
-        found.append((len(kept), output.logits.detach().clone(), slopes))
+        gradients = torch.cat([each.grad.flatten() for each in model.parameters()])
+        found.append((len(kept), output.logits.detach().clone(), gradients))
     assert [count for count, *_ in found] == [1, len(model.layers)]
     assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
 
@@ -188,7 +188,7 @@ def test_numbers_are_made_of_a_mask_only_where_a_kernel_takes_them(pattern, cap,
     assert [sight.added_B1TS is not None for sight in sights.values()] == [made] * len(sights)
 
 
-def test_slopes_under_a_mask_are_those_of_the_values():
+def test_gradients_under_a_mask_are_those_of_the_values():
     config = DecoderConfig(layers=1, channels=4, heads=2, kv_heads=1, vocabulary=4)
     attention = Attention(
         config.shapes.layers[0].attention, 2, config.norm, config.attention

@@ -79,7 +79,7 @@ def name(request):
     return request.param
 
 
-def test_parameters_caches_documents_and_slopes(build, name):
+def test_parameters_caches_documents_and_gradients(build, name):
     model = build(**VARIANTS[name])
     named = {each: tuple(value.shape) for each, value in model.named_parameters()}
     assert dict(named_sizes(model.config.shapes)) == named

@@ -23,8 +23,8 @@ def case():
     return hidden, weight, targets
 
 
-def slopes_of(loss, hidden, weight, dtype=torch.float32):
-    """Slopes of `loss(hidden, weight)` with respect to both, and its value."""
+def gradients_of(loss, hidden, weight, dtype=torch.float32):
+    """Gradients of `loss(hidden, weight)` with respect to both, and its value."""
     leaves = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight)]
     value = loss(*leaves)
     value.backward()
@@ -33,12 +33,14 @@ def slopes_of(loss, hidden, weight, dtype=torch.float32):
 
 @pytest.mark.parametrize("block", [1, 100, 2**22])
 @pytest.mark.parametrize("chunk", [1, 100])
-def test_values_and_slopes_are_those_of_all_logits(case, monkeypatch, block, chunk):
+def test_values_and_gradients_are_those_of_all_logits(case, monkeypatch, block, chunk):
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", block)
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets = case
-    ours = slopes_of(lambda h, w: head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight)
-    plain = slopes_of(lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight)
+    ours = gradients_of(
+        lambda h, w: head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight
+    )
+    plain = gradients_of(lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight)
     for mine, theirs in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     nats = head_loss(hidden, Head(weight), targets).nats_BT
@@ -72,7 +74,7 @@ def test_the_terms_of_causal_lm_are_autograds(case, cap, smoothing, z):
         return nats + z * logits.logsumexp(-1)[trained].square().sum()
 
     for mine, theirs in zip(
-        slopes_of(ours, hidden, weight), slopes_of(plain, hidden, weight), strict=True
+        gradients_of(ours, hidden, weight), gradients_of(plain, hidden, weight), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -90,8 +92,8 @@ def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_a
         nats = token_nats(F.linear(h, w), targets)
         return (nats * counts).sum() + 2 * nats.sum()
 
-    _, *ours = slopes_of(twice, hidden, weight)
-    _, *theirs = slopes_of(plain, hidden, weight)
+    _, *ours = gradients_of(twice, hidden, weight)
+    _, *theirs = gradients_of(plain, hidden, weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -102,14 +104,14 @@ def test_half_precision_is_as_near_as_all_logits_are(case, dtype):
     def ours(h, w):
         return head_loss(h, Head(w), targets).nats_BT.sum()
 
-    exact = slopes_of(ours, hidden, weight)
-    rounded = slopes_of(ours, hidden, weight, dtype)
+    exact = gradients_of(ours, hidden, weight)
+    rounded = gradients_of(ours, hidden, weight, dtype)
     assert rounded[1].dtype == rounded[2].dtype == dtype
     for near, far in zip(rounded, exact, strict=True):
         torch.testing.assert_close(near.float(), far, rtol=0.05, atol=0.05)
 
 
-def test_a_bias_has_its_slope(case):
+def test_a_bias_has_its_gradient(case):
     hidden, weight, targets = case
     ours, theirs = (torch.linspace(-1, 1, V).requires_grad_() for _ in range(2))
     head_loss(hidden, Head(weight, ours), targets).nats_BT.sum().backward()
@@ -118,7 +120,7 @@ def test_a_bias_has_its_slope(case):
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
-def test_no_slope_is_computed_of_what_needs_none(case, frozen):
+def test_no_gradient_is_computed_of_what_needs_none(case, frozen):
     hidden, weight, targets = case
     leaves = {"hidden": hidden.clone(), "weight": weight.clone()}
     other = next(name for name in leaves if name != frozen)
@@ -127,18 +129,18 @@ def test_no_slope_is_computed_of_what_needs_none(case, frozen):
     assert leaves[frozen].grad is None and leaves[other].grad.any()
 
 
-def test_a_batch_without_a_target_is_zero_with_zero_slopes(case):
+def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
     hidden, weight, targets = case
     nothing = torch.full_like(targets, IGNORE)
-    value, *slopes = slopes_of(
+    value, *gradients = gradients_of(
         lambda h, w: head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
     )
-    assert value == 0 and not any(each.any() for each in slopes)
+    assert value == 0 and not any(each.any() for each in gradients)
 
 
 def test_huge_logits_overflow_nowhere():
     hidden, weight = torch.tensor([[[1e30]]]), torch.tensor([[1.0], [-1.0], [0.0]])
-    value, of_hidden, of_weight = slopes_of(
+    value, of_hidden, of_weight = gradients_of(
         lambda h, w: head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(), hidden, weight
     )
     assert value == 0 and not of_hidden.any() and not of_weight.any()

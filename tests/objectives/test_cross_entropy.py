@@ -24,7 +24,7 @@ def test_a_hand_worked_token_costs_minus_the_log_of_its_share():
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 11, 40, 2**24])
-def test_values_and_slopes_are_torchs_however_the_rows_are_cut(monkeypatch, chunk_elements):
+def test_values_and_gradients_are_torchs_however_the_rows_are_cut(monkeypatch, chunk_elements):
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk_elements)
     logits, targets = batch()
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
@@ -46,9 +46,9 @@ def test_how_the_rows_are_cut_changes_no_bit(monkeypatch, dtype):
         nats = token_nats(mine, targets)
         nats.sum().backward()
         found.append((nats, mine.grad))
-    for nats, slopes in found[1:]:
+    for nats, gradients in found[1:]:
         assert torch.equal(nats, found[0][0])
-        assert torch.equal(slopes, found[0][1])
+        assert torch.equal(gradients, found[0][1])
 
 
 def test_ignored_targets_cost_nothing_and_teach_nothing():
@@ -64,7 +64,7 @@ def test_ignored_targets_cost_nothing_and_teach_nothing():
     assert logits.grad[~ignored].any(-1).all()
 
 
-def test_a_batch_with_nothing_to_train_on_is_zero_with_zero_slopes():
+def test_a_batch_with_nothing_to_train_on_is_zero_with_zero_gradients():
     logits, targets = batch()
     logits.requires_grad_()
     total = cross_entropy_sum(logits, torch.full_like(targets, IGNORE))
@@ -73,7 +73,7 @@ def test_a_batch_with_nothing_to_train_on_is_zero_with_zero_slopes():
     assert not logits.grad.any()
 
 
-def test_slopes_of_single_tokens_are_those_of_their_nats():
+def test_gradients_of_single_tokens_are_those_of_their_nats():
     logits, targets = batch(rows=2, positions=3, vocabulary=4)
     weights = torch.arange(6.0).view(2, 3)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()

@@ -185,12 +185,12 @@ def computed_loss(objective, model, device_batch, arrays, cuts):
 
 @pytest.mark.parametrize("held", [None, ReferenceDivergence(weight=0.3)], ids=["free", "held"])
 @pytest.mark.parametrize("objective", KINDS, ids=lambda each: each.kind)
-def test_loss_and_slope_are_those_by_hand_however_the_batch_is_cut(
+def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
     objective, held, decoder, completions, device_batch
 ):
     objective = objective.model_copy(update={"reference": held})
     arrays = rollouts(completions, temperature=0.7)
-    slopes = []
+    gradients = []
     for cuts in (None, [], [1], [2, 3]):
         model = decoder()
         if cuts is None:
@@ -198,12 +198,12 @@ def test_loss_and_slope_are_those_by_hand_however_the_batch_is_cut(
         else:
             loss = computed_loss(objective, model, device_batch, arrays, cuts)
         loss.backward()
-        slopes.append((loss.item(), [each.grad for each in model.parameters()]))
-    (expected, slope), *others = slopes
-    assert math.isfinite(expected) and any(each.abs().max() > 1e-4 for each in slope)
+        gradients.append((loss.item(), [each.grad for each in model.parameters()]))
+    (expected, gradient), *others = gradients
+    assert math.isfinite(expected) and any(each.abs().max() > 1e-4 for each in gradient)
     for loss, found in others:
         assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
-        for one, other in zip(found, slope, strict=True):
+        for one, other in zip(found, gradient, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
@@ -220,7 +220,7 @@ def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, d
 
 
 def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device_batch):
-    """Then all objectives have the slope of REINFORCE, and nothing is clipped."""
+    """Then all objectives have the gradient of REINFORCE, and nothing is clipped."""
     from trainrig.objectives.token_log_probabilities import read_tokens
 
     model, arrays = decoder(), rollouts(completions)

@@ -144,7 +144,7 @@ def critic_of(decoder):
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_loss_and_slopes_of_both_models_are_those_by_hand(
+def test_loss_and_gradients_of_both_models_are_those_by_hand(
     normalise, decoder, completions, device_batch
 ):
     objective = PPO(normalise=normalise, clip_value=0.05)
@@ -190,22 +190,22 @@ def test_loss_and_slopes_of_both_models_are_those_by_hand(
             total = total + (policy + value) / int(there.sum())
         return total
 
-    slopes = []
+    gradients = []
     for compute in (by_hand, lambda: in_parts([]), lambda: in_parts([1, 3])):
         for each in (model, critic):
             each.zero_grad()
         loss = compute()
         loss.backward()
-        slopes.append(
+        gradients.append(
             (
                 loss.item(),
                 model.layers[0].attention.query.weight.grad.clone(),
                 critic.head.weight.grad.clone(),
             )
         )
-    for loss, *others in slopes[1:]:
-        assert loss == pytest.approx(slopes[0][0], rel=1e-5)
-        for found, expected in zip(others, slopes[0][1:], strict=True):
+    for loss, *others in gradients[1:]:
+        assert loss == pytest.approx(gradients[0][0], rel=1e-5)
+        for found, expected in zip(others, gradients[0][1:], strict=True):
             assert expected.abs().sum() > 0
             np.testing.assert_allclose(found, expected, atol=1e-6)
 

@@ -15,7 +15,7 @@ from trainrig.optim.groups import group_by_decay
 SETTINGS = AdamW(lr=0.01, betas=(0.8, 0.9), epsilon=0.1, weight_decay=0.3)
 
 
-def slopes(shapes, steps):
+def gradients(shapes, steps):
     generator = torch.Generator().manual_seed(5)
     return [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(steps)]
 
@@ -26,8 +26,8 @@ def trained(starts, steps, chosen=SETTINGS):
     groups = group_by_decay(zip(names, parameters, strict=False), chosen.weight_decay)
     optimizer = chosen.build(groups)
     for step in steps:
-        for parameter, slope in zip(parameters, step, strict=True):
-            parameter.grad = slope.clone()  # laid out as it is
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()  # laid out as it is
         optimizer.step()
     return parameters
 
@@ -36,9 +36,9 @@ def by_formula(start, steps, decay):
     """Algorithm 2 of arXiv:1711.05101, in float64, rate and schedule in one."""
     weight, first, second = start.double(), 0.0, 0.0
     beta1, beta2 = SETTINGS.betas
-    for t, slope in enumerate((s.double() for s in steps), 1):
-        first = beta1 * first + (1 - beta1) * slope
-        second = beta2 * second + (1 - beta2) * slope**2
+    for t, gradient in enumerate((s.double() for s in steps), 1):
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
         corrected = (second / (1 - beta2**t)).sqrt() + SETTINGS.epsilon
         step = first / (1 - beta1**t) / corrected
         weight = weight - SETTINGS.lr * (step + decay * weight)
@@ -47,27 +47,27 @@ def by_formula(start, steps, decay):
 
 def test_twenty_steps_follow_the_paper_with_decay_on_matrices_alone():
     starts = [torch.randn(5, 7), torch.ones(7)]
-    steps = slopes([(5, 7), (7,)], 20)
+    steps = gradients([(5, 7), (7,)], 20)
     matrix, gain = trained(starts, steps)
     assert torch.allclose(matrix, by_formula(starts[0], [s[0] for s in steps], 0.3), atol=1e-5)
     assert torch.allclose(gain, by_formula(starts[1], [s[1] for s in steps], 0.0), atol=1e-5)
 
 
 def test_twenty_steps_equal_torchs_plain_adamw():
-    start, steps = torch.randn(33, 3), slopes([(33, 3)], 20)
+    start, steps = torch.randn(33, 3), gradients([(33, 3)], 20)
     reference = nn.Parameter(start.clone())
     plain = torch.optim.AdamW(
         [reference], lr=0.01, betas=(0.8, 0.9), eps=0.1, weight_decay=0.3, foreach=False
     )
-    for (slope,) in steps:
-        reference.grad = slope.clone()
+    for (gradient,) in steps:
+        reference.grad = gradient.clone()
         plain.step()
     (ours,) = trained([start], steps)
     assert torch.allclose(ours, reference, atol=1e-6)
 
 
 def test_running_it_again_gives_the_same_bits():
-    starts, steps = [torch.randn(129, 65)], slopes([(129, 65)], 20)
+    starts, steps = [torch.randn(129, 65)], gradients([(129, 65)], 20)
     assert torch.equal(trained(starts, steps)[0], trained(starts, steps)[0])
 
 
@@ -82,10 +82,10 @@ def test_matrices_of_whole_vectors_take_fused_steps_and_the_rest_plain_ones():
 
 
 def test_a_gradient_that_is_laid_out_by_columns_gives_the_same_step():
-    start, slope = torch.randn(32, 16), torch.randn(16, 32).T
-    assert not slope.is_contiguous()
-    (by_columns,) = trained([start], [[slope]], AdamW())
-    (by_rows,) = trained([start], [[slope.contiguous()]], AdamW())
+    start, gradient = torch.randn(32, 16), torch.randn(16, 32).T
+    assert not gradient.is_contiguous()
+    (by_columns,) = trained([start], [[gradient]], AdamW())
+    (by_rows,) = trained([start], [[gradient.contiguous()]], AdamW())
     assert torch.equal(by_columns, by_rows)
 
 
@@ -93,9 +93,9 @@ def test_a_distributed_gradient_that_is_laid_out_by_columns_is_laid_out_by_rows(
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        start, slope = torch.randn(32, 16), torch.randn(16, 32).T
+        start, gradient = torch.randn(32, 16), torch.randn(16, 32).T
         found = []
-        for grad in (slope, slope.contiguous()):
+        for grad in (gradient, gradient.contiguous()):
             weight = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))
             optimizer = AdamW().build([{"params": [("matrix", weight)]}])
             weight.grad = DTensor.from_local(
@@ -120,13 +120,13 @@ def updated_in_pieces(start, steps, cuts):
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(cuts, width):
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(400, width, generator=generator)
-    steps = slopes([(400, width)], 10)
+    steps = gradients([(400, width)], 10)
     (whole,) = trained([start], steps, AdamW())
     assert torch.equal(updated_in_pieces(start, steps, cuts), whole)
 
 
 def test_a_fused_update_is_the_same_on_any_number_of_threads():
-    start, steps = torch.randn(4099, 48), slopes([(4099, 48)], 3)
+    start, steps = torch.randn(4099, 48), gradients([(4099, 48)], 3)
     found = []
     before = torch.get_num_threads()
     for threads in (1, 2, 3):

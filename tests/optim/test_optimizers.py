@@ -16,18 +16,18 @@ from trainrig.optim.named_groups import build_optimizer
 MATRIX, STACK, VECTOR = "layers.0.up.weight", "layers.0.experts.up", "norm.weight"
 
 
-def slopes(sizes, steps=12):
+def gradients(sizes, steps=12):
     generator = torch.Generator().manual_seed(5)
     return [[torch.randn(size, generator=generator) for size in sizes] for _ in range(steps)]
 
 
 def trained(make, starts, steps):
-    """`starts` after `steps` of slopes by the optimizer `make([parameter, …])`."""
+    """`starts` after `steps` of gradients by the optimizer `make([parameter, …])`."""
     parameters = [nn.Parameter(start.clone()) for start in starts]
     optimizer = make(parameters)
     for step in steps:
-        for parameter, slope in zip(parameters, step, strict=True):
-            parameter.grad = slope.clone()
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
         optimizer.step()
     return [parameter.detach() for parameter in parameters]
 
@@ -63,7 +63,7 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_twelve_steps_are_the_references(name):
     settings, reference = REFERENCES[name]
-    starts, steps = [torch.randn(33, 17), torch.randn(17)], slopes([(33, 17), (17,)])
+    starts, steps = [torch.randn(33, 17), torch.randn(17)], gradients([(33, 17), (17,)])
     found = trained(ours(settings, MATRIX, VECTOR), starts, steps)
     expected = trained(reference, starts, steps)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -73,7 +73,7 @@ def test_twelve_steps_are_the_references(name):
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon_is_torchs(size, scale, nesterov):
-    starts, steps = [torch.randn(size)], slopes([size])
+    starts, steps = [torch.randn(size)], gradients([size])
     settings = Muon(lr=0.02, scale=scale, nesterov=nesterov)
     (found,) = trained(ours(settings, MATRIX), starts, steps)
     (expected,) = trained(
@@ -84,7 +84,7 @@ def test_muon_is_torchs(size, scale, nesterov):
 
 
 def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
-    start, steps = torch.zeros(3, 9, 5), slopes([(3, 9, 5)], steps=1)
+    start, steps = torch.zeros(3, 9, 5), gradients([(3, 9, 5)], steps=1)
     settings = Muon(lr=1.0, products="float32", nesterov=False)
     (moved,) = trained(ours(settings, STACK), [start], steps)
     for number in range(3):
@@ -97,7 +97,7 @@ def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
 def test_muon_leaves_tables_heads_and_gains_to_the_other_optimizer():
     names = ("embedding.weight", "head.weight", "position_embedding.weight", VECTOR, "x.up.bias")
     sizes = [(9, 4), (9, 4), (9, 4), (4,), (4,)]
-    starts, steps = [torch.randn(size) for size in sizes], slopes(sizes)
+    starts, steps = [torch.randn(size) for size in sizes], gradients(sizes)
     rest = AdamW(lr=0.01, weight_decay=0.3)
     found = trained(ours(Muon(rest=rest), *names), starts, steps)
     optimizer = ours(Muon(rest=rest), *names)([nn.Parameter(start) for start in starts])
@@ -110,13 +110,13 @@ def test_muon_leaves_tables_heads_and_gains_to_the_other_optimizer():
 
 
 def test_lion_follows_the_paper():
-    start, steps = torch.randn(5, 7), slopes([(5, 7)])
+    start, steps = torch.randn(5, 7), gradients([(5, 7)])
     settings = Lion(lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
     weight, average = start.double(), torch.zeros(5, 7, dtype=torch.float64)
-    for (slope,) in steps:
-        direction = (0.8 * average + 0.2 * slope.double()).sign()
+    for (gradient,) in steps:
+        direction = (0.8 * average + 0.2 * gradient.double()).sign()
         weight = weight - 0.01 * (direction + 0.3 * weight)
-        average = 0.9 * average + 0.1 * slope.double()
+        average = 0.9 * average + 0.1 * gradient.double()
     (found,) = trained(ours(settings, MATRIX), [start], steps)
     torch.testing.assert_close(found, weight.float(), rtol=1e-5, atol=1e-5)
 
@@ -140,11 +140,11 @@ ELEMENTWISE = [
 @pytest.mark.parametrize("settings", ELEMENTWISE, ids=lambda each: f"{each.kind} {each.state}")
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 9, 100, 213, 400], [0, 133, 266, 400]])
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(settings, cuts):
-    start, steps = torch.randn(400, 3), slopes([(400, 3)])  # three fill no vector
+    start, steps = torch.randn(400, 3), gradients([(400, 3)])  # three fill no vector
     (whole,) = trained(ours(settings, MATRIX), [start], steps)
     pieces = []
     for low, high in itertools.pairwise(cuts):
-        cut = [[slope[low:high]] for (slope,) in steps]
+        cut = [[gradient[low:high]] for (gradient,) in steps]
         pieces += trained(ours(settings, MATRIX), [start[low:high]], cut)
     assert torch.equal(torch.cat(pieces), whole)
 
@@ -154,7 +154,7 @@ ROUNDED = [AdamW, Lion, SGD, lambda **kept: Muon(products="float32", **kept)]
 
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_averages_in_bfloat16_lead_within_a_hundredth_of_where_float32_does(kind):
-    start, steps = torch.zeros(64, 48), slopes([(64, 48)], steps=40)
+    start, steps = torch.zeros(64, 48), gradients([(64, 48)], steps=40)
     exact, rounded = (
         trained(ours(kind(state=state, weight_decay=0), MATRIX), [start], steps)[0]
         for state in ("float32", "bfloat16")

@@ -38,7 +38,7 @@ def test_the_chunks_of_every_rank_see_as_many_chunks(degree):
 @pytest.mark.parametrize("keys", ["gather", "ring"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("world", "documents"), [(2, LONG), (4, SHORT), (4, LONG)])
-def test_parts_see_and_slope_as_whole_rows_do(world, documents, kind, keys, ranks):
+def test_parts_see_and_gradient_as_whole_rows_do(world, documents, kind, keys, ranks):
     for errors, _ in ranks(world, "attended", config=KINDS[kind], documents=documents, keys=keys):
         assert max(errors) <= 1e-5
 
@@ -46,7 +46,7 @@ def test_parts_see_and_slope_as_whole_rows_do(world, documents, kind, keys, rank
 @pytest.mark.parametrize("keys", ["gather", "ring"])
 def test_bfloat16_is_merged_and_added_up_in_float32(keys, ranks):
     for errors, _ in ranks(2, "attended", config={}, documents=LONG, keys=keys, dtype="bfloat16"):
-        assert 1e-5 < max(errors) <= 0.06  # of slopes of up to about 6, to 8 bits
+        assert 1e-5 < max(errors) <= 0.06  # of gradients of up to about 6, to 8 bits
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -10,7 +10,7 @@ FLOAT8 = Precision(compute="float8")
 
 
 @pytest.mark.parametrize("rows", [32, 21])
-def test_products_and_their_slopes_are_within_an_eighth_of_exact(rows):
+def test_products_and_their_gradients_are_within_an_eighth_of_exact(rows):
     torch.manual_seed(0)
     exact = nn.Linear(64, 48)
     rounded = nn.Linear(64, 48)

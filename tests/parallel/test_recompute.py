@@ -32,7 +32,7 @@ def batch(length=48, rows=3):
     return torch.randint(64, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
-def slopes(model, packed=False):
+def gradients(model, packed=False):
     ids = batch()
     positions = torch.arange(48).remainder(20).expand(3, -1) if packed else None
     loss = cross_entropy_sum(model(ids, positions_BT=positions).logits, ids)
@@ -74,8 +74,8 @@ def kept_for_the_backward_pass(way):
 @pytest.mark.parametrize("way", ["all layers", "every second", "selective"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packed", [False, True])
-def test_slopes_are_those_of_the_plain_model_to_the_bit(way, dtype, packed):
-    plain, again = slopes(build(None, dtype), packed), slopes(build(WAYS[way], dtype), packed)
+def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed):
+    plain, again = gradients(build(None, dtype), packed), gradients(build(WAYS[way], dtype), packed)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
@@ -106,7 +106,7 @@ def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(mo
 
     for way in ("none", "all layers", "selective"):
         with Calls():
-            slopes(build(WAYS[way]))
+            gradients(build(WAYS[way]))
     aten = torch.ops.aten
     products = [counts[way, aten.mm.default] for way in ("none", "all layers", "selective")]
     # Each of four layers has seven products; the last of them is not asked for again.

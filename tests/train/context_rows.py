@@ -84,8 +84,8 @@ def attended(
     dtype: str = "float32",
 ) -> tuple[list[float], dict[str, int]]:
     """How far this rank's part of attention is from that of whole rows in float64: the greatest
-    error of what is seen, and of the slopes of queries, keys, values and sinks; and the bytes that
-    it was sent."""
+    error of what is seen, and of the gradients of queries, keys, values and sinks; and the bytes
+    that it was sent."""
     model, group = decoder(config), dist.group.WORLD
     assert group is not None
     rank, world = group.rank(), group.size()
@@ -94,7 +94,7 @@ def attended(
     batch, length = positions.shape
     shapes = [(batch, heads, length, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
     whole = [torch.randn(*shape).to(getattr(torch, dtype)) for shape in shapes]
-    slope = whole.pop()
+    gradient = whole.pop()
     attention = model.layers[0].attention
     sinks = attention.sinks
     if sinks is not None:
@@ -102,7 +102,7 @@ def attended(
     exact = [each.double().requires_grad_() for each in whole]
     exact_sinks = [] if sinks is None else [sinks.detach().double().requires_grad_()]
     expected = dense(model, *exact, positions, exact_sinks[0] if exact_sinks else None)
-    slopes = torch.autograd.grad(expected, exact + exact_sinks, slope.double())
+    gradients = torch.autograd.grad(expected, exact + exact_sinks, gradient.double())
     split_attention(model, group, keys)  # type: ignore[arg-type]
     local = model.config.attention.window is not None
 
@@ -113,12 +113,14 @@ def attended(
         mine = [part(each, 2).requires_grad_() for each in whole]
         sight = model.sights(part(positions, 1), None)[local]
         seen = attention.attend(*mine, sight)
-        found = torch.autograd.grad(seen, mine + ([] if sinks is None else [sinks]), part(slope, 2))
+        found = torch.autograd.grad(
+            seen, mine + ([] if sinks is None else [sinks]), part(gradient, 2)
+        )
     errors = [(seen.double() - part(expected, 2)).abs().max().item()]
-    for ours, theirs in zip(found[:3], slopes, strict=False):
+    for ours, theirs in zip(found[:3], gradients, strict=False):
         errors.append((ours.double() - part(theirs, 2)).abs().max().item())
     if sinks is not None:
         total = found[3].double()
         dist.all_reduce(total)
-        errors.append((total - slopes[3]).abs().max().item())
+        errors.append((total - gradients[3]).abs().max().item())
     return errors, traffic.counted

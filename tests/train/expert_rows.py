@@ -45,10 +45,10 @@ def dispatched(
     rank, ranks = group.rank(), group.size()
     torch.manual_seed(0)
     x = torch.randn(rows, LENGTH, CHANNELS, requires_grad=True)
-    slope = torch.randn(rows, LENGTH, CHANNELS)
+    gradient = torch.randn(rows, LENGTH, CHANNELS)
     alone = layer_of(decoder(mixture, favourites))
     expected, router = alone(x)
-    ((expected * slope).sum() + router[:3].sum()).backward()
+    ((expected * gradient).sum() + router[:3].sum()).backward()
 
     divided = decoder(mixture, favourites)
     here = layer_of(divided)
@@ -64,7 +64,7 @@ def dispatched(
     mine = x.detach()[own].requires_grad_()
     with Sent() as traffic:
         seen, own_router = here(mine)
-        ((seen * slope[own]).sum() + own_router[:3].sum()).backward()
+        ((seen * gradient[own]).sum() + own_router[:3].sum()).backward()
 
     found = {"output": _error(seen, expected[own]), "input": _error(mine.grad, x.grad[own])}
     whole_router = own_router.detach().clone()

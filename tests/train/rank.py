@@ -155,7 +155,7 @@ class Poisoned:
         def poison(of: Contributions) -> Contributions:
             if how == "high":
                 return Contributions(of.values * 30, of.counts_B)
-            # The root of 0 is 0, and its slope is infinite.
+            # The root of 0 is 0, and its gradient is infinite.
             bad = (of.values * 0).sqrt() if how == "gradient" else of.values.sum() / 0
             return Contributions(of.values + bad, of.counts_B)
 

@@ -19,9 +19,9 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
                                                parts gathered by themselves: what is sent, received
     activations        by layer and token      see `per_token`
     fleeting           b (V + 3 C) a token,    logits of a block (objectives/chunked_head.py) and
-                       + 4 V C                 the slopes of the head's weight; or, if more,
-                                               b (2 F + C) a token, the slopes within a layer, and
-                                               what of that layer is computed again
+                       + 4 V C                 the gradients of the head's weight; or, if more,
+                                               b (2 F + C) a token, the gradients within a layer,
+                                               and what of that layer is computed again
     passing            4 to 10 bytes           of the largest part that is gathered by itself
 
 Not counted: the device's own context, buffers of collectives, and holes in its allocator; `RESERVE`
@@ -194,7 +194,7 @@ def peak_memory(
 
 
 def at_the_head(model: DecoderConfig, compute: int, tokens: int) -> float:
-    """Bytes of the logits of a block, the slopes of hidden states, and those of the weight."""
+    """Bytes of the logits of a block, the gradients of hidden states, and those of the weight."""
     entries, channels = model.outputs, model.logit_channels
     block = min(tokens * entries, max(HEAD_BLOCK, entries))
     return float(compute * (block + 3 * tokens * channels) + MASTER * entries * channels)

@@ -137,12 +137,12 @@ def look(
     return seen_BKGTD.flatten(1, 2), sums_BKGT.flatten(1, 2)
 
 
-def mean_slopes(slope_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
-    """[B, H, T] of each row of the softmax: the sum over keys of share times its slope."""
-    return (slope_BHTD.float() * seen_BHTD.float()).sum(-1)
+def mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
+    """[B, H, T] of each row of the softmax: the sum over keys of share times its gradient."""
+    return (gradient_BHTD.float() * seen_BHTD.float()).sum(-1)
 
 
-def slopes_of_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tensor:
+def gradients_of_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tensor:
     """[H]."""
     shares_BHT = (sinks_H.float()[:, None] - sums_BHT).exp()
     return -(shares_BHT * mean_BHT).sum((0, 2)).to(sinks_H.dtype)
@@ -151,16 +151,16 @@ def slopes_of_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tens
 def differentiate(
     blocks: Blocks,
     value_BKSD: Tensor,
-    slope_BHTD: Tensor,
+    gradient_BHTD: Tensor,
     mean_BHT: Tensor,
     sums_BHT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What these keys add to the slopes of queries, keys and values; the latter two in float32.
+    """What these keys add to the gradients of queries, keys and values; the latter two in float32.
 
     `sums_BHT`: over all that a query sees, these keys or others; so is `mean_BHT`.
     """
     key_BKSD, kv_heads = blocks.key_BKSD, blocks.kv_heads
-    slope_BKGTD = _split_heads(slope_BHTD, kv_heads)
+    gradient_BKGTD = _split_heads(gradient_BHTD, kv_heads)
     sums_BKGT, mean_BKGT = _split_heads(sums_BHT, kv_heads), _split_heads(mean_BHT, kv_heads)
     of_query = torch.zeros_like(blocks.query_BKGTD)
     of_key = torch.zeros(key_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
@@ -168,9 +168,9 @@ def differentiate(
     for queries, keys in blocks.ranges():
         x_BKGts, bent = blocks.logits(queries, keys)
         shares = (x_BKGts - sums_BKGT[..., queries, None]).exp()
-        slope = slope_BKGTD[:, :, :, queries].float().flatten(2, 3)
-        of_value[:, :, keys] += torch.matmul(shares.flatten(2, 3).mT, slope)
-        of_shares = torch.matmul(slope, value_BKSD[:, :, keys].float().mT)
+        gradient = gradient_BKGTD[:, :, :, queries].float().flatten(2, 3)
+        of_value[:, :, keys] += torch.matmul(shares.flatten(2, 3).mT, gradient)
+        of_shares = torch.matmul(gradient, value_BKSD[:, :, keys].float().mT)
         of_x = shares * (_split_rows(of_shares, blocks.groups) - mean_BKGT[..., queries, None])
         if bent is not None:
             of_x = of_x * (1 - bent * bent)
@@ -229,7 +229,7 @@ def _attention_shapes(
 
 @library.custom_op("trainrig::blocked_attention_backward", mutates_args=())
 def _attention_backward(
-    slope_BHTD: Tensor,
+    gradient_BHTD: Tensor,
     seen_BHTD: Tensor,
     sums_BHT: Tensor,
     query_BHTD: Tensor,
@@ -245,18 +245,18 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values and sinks (empty without sinks)."""
     blocks = Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
-    mean_BHT = mean_slopes(slope_BHTD, seen_BHTD)
-    found = differentiate(blocks, value_BKSD, slope_BHTD, mean_BHT, sums_BHT)
+    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
+    found = differentiate(blocks, value_BKSD, gradient_BHTD, mean_BHT, sums_BHT)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
-        of_sinks = slopes_of_sinks(sinks_H, sums_BHT, mean_BHT)
+        of_sinks = gradients_of_sinks(sinks_H, sums_BHT, mean_BHT)
     of_query, of_key, of_value = (each.to(query_BHTD.dtype) for each in found)
     return of_query, of_key, of_value, of_sinks
 
 
 @_attention_backward.register_fake
 def _attention_backward_shapes(
-    slope_BHTD: Tensor,
+    gradient_BHTD: Tensor,
     seen_BHTD: Tensor,
     sums_BHT: Tensor,
     query_BHTD: Tensor,
@@ -285,9 +285,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(output[0], output[1], query, key, value, documents, slopes, sinks)
 
 
-def _differentiate(ctx: Any, slope: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: recomputation gives them a single time
-    *gradients, of_sinks = _attention_backward(slope, *saved, *ctx.settings)
+    *gradients, of_sinks = _attention_backward(gradient, *saved, *ctx.settings)
     return *gradients, None, None, None if saved[-1] is None else of_sinks, *[None] * 4
 
 

@@ -12,11 +12,11 @@ from torch.autograd.function import once_differentiable
 
 
 class Embedding(nn.Embedding):
-    """A row of `weight` [V, C] for each id, whose slopes are added up in float32.
+    """A row of `weight` [V, C] for each id, whose gradients are added up in float32.
 
-    torch adds the slopes of a row in the dtype of the weight: on a CPU always, and on a GPU where
-    ids are few. In bfloat16 a sum stops growing once it is 256 times what is added, and frequent
-    tokens come up that often in one batch.
+    torch adds the gradients of a row in the dtype of the weight: on a CPU always, and on a GPU
+    where ids are few. In bfloat16 a sum stops growing once it is 256 times what is added, and
+    frequent tokens come up that often in one batch.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -36,19 +36,19 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (ids,) = ctx.saved_tensors
-        return add_slopes(slope, ids, ctx.entries), None
+        return add_gradients(gradient, ids, ctx.entries), None
 
 
-def add_slopes(slope: Tensor, ids: Tensor, entries: int) -> Tensor:
-    """The sums of `slope` [..., C] by `ids` [...] of that many `entries`, [V, C]: in float32, and
-    then rounded once."""
-    if slope.is_cuda:  # `index_add_` adds in no fixed order there; this kernel sorts by id
+def add_gradients(gradient: Tensor, ids: Tensor, entries: int) -> Tensor:
+    """The sums of `gradient` [..., C] by `ids` [...] of that many `entries`, [V, C]: in float32,
+    and then rounded once."""
+    if gradient.is_cuda:  # `index_add_` adds in no fixed order there; this kernel sorts by id
         add: Any = torch.ops.aten.embedding_dense_backward
-        total_VC: Tensor = add(slope.float(), ids, entries, -1, False)
-        return total_VC.to(slope.dtype)
-    channels = slope.shape[-1]
-    total_VC = torch.zeros(entries, channels, dtype=torch.float32, device=slope.device)
-    total_VC.index_add_(0, ids.reshape(-1), slope.reshape(-1, channels).float())
-    return total_VC.to(slope.dtype)
+        total_VC: Tensor = add(gradient.float(), ids, entries, -1, False)
+        return total_VC.to(gradient.dtype)
+    channels = gradient.shape[-1]
+    total_VC = torch.zeros(entries, channels, dtype=torch.float32, device=gradient.device)
+    total_VC.index_add_(0, ids.reshape(-1), gradient.reshape(-1, channels).float())
+    return total_VC.to(gradient.dtype)

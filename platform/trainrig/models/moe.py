@@ -220,22 +220,22 @@ def _grouped_shapes(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tens
 
 @library.custom_op("trainrig::grouped_product_backward", mutates_args=())
 def _grouped_backward(
-    slope_MO: Tensor, x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor
+    gradient_MO: Tensor, x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor
 ) -> tuple[Tensor, Tensor]:
     of_x, of_weights = torch.zeros_like(x_MC), torch.zeros_like(weights_EOC)
     begin = 0
     for expert, count in enumerate(counts_E.tolist()):
         rows = slice(begin, begin + count)
         if count:
-            torch.mm(slope_MO[rows], weights_EOC[expert], out=of_x[rows])
-            torch.mm(slope_MO[rows].T, x_MC[rows], out=of_weights[expert])
+            torch.mm(gradient_MO[rows], weights_EOC[expert], out=of_x[rows])
+            torch.mm(gradient_MO[rows].T, x_MC[rows], out=of_weights[expert])
         begin += count
     return of_x, of_weights
 
 
 @_grouped_backward.register_fake
 def _grouped_backward_shapes(
-    slope_MO: Tensor, x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor
+    gradient_MO: Tensor, x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x_MC), torch.empty_like(weights_EOC)
 
@@ -244,8 +244,8 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _differentiate(ctx: Any, slope_MO: Tensor) -> tuple[Tensor, Tensor, None]:
-    of_x, of_weights = _grouped_backward(slope_MO.contiguous(), *ctx.saved_tensors)
+def _differentiate(ctx: Any, gradient_MO: Tensor) -> tuple[Tensor, Tensor, None]:
+    of_x, of_weights = _grouped_backward(gradient_MO.contiguous(), *ctx.saved_tensors)
     return of_x, of_weights, None
 
 
@@ -263,5 +263,5 @@ def _count_forward(x: Any, weights: Any, *_: Any, **__: Any) -> int:
 
 
 @register_flop_formula(torch.ops.trainrig.grouped_product_backward)
-def _count_backward(slope: Any, x: Any, weights: Any, *_: Any, **__: Any) -> int:
+def _count_backward(gradient: Any, x: Any, weights: Any, *_: Any, **__: Any) -> int:
     return 2 * _count_forward(x, weights)

@@ -35,7 +35,7 @@ class ModelOutput(NamedTuple):
     loss.
 
     A named tuple because FSDP looks for tensors in tuples and mappings alone: it finds `hidden`, at
-    whose slope the backward pass of the model begins.
+    whose gradient the backward pass of the model begins.
     """
 
     hidden: Tensor  # [B, T, C], after the last norm; or [N, C] of the places asked for

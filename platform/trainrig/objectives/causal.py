@@ -71,7 +71,7 @@ class CausalLM(Settings):
         from trainrig.objectives.chunked_head import Extras, head_loss
 
         counts_B = (targets_BT != IGNORE).sum(1)
-        # The slopes of all terms go with the cross-entropy's, by its weight: they have one
+        # The gradients of all terms go with the cross-entropy's, by its weight: they have one
         # denominator.
         own = 1 - self.label_smoothing
         extras = Extras(self.z_loss / own, self.label_smoothing / own)

@@ -1,11 +1,11 @@
 """Cross-entropy straight from hidden states: the logits of all tokens are never there at once.
 
 The head's product and the loss are worked through in blocks of rows. While a block's logits are at
-hand, their slopes take their place and are multiplied into those of the hidden states and of the
+hand, their gradients take their place and are multiplied into those of the hidden states and of the
 head's weight, as if each token counted 1; the backward pass multiplies by what it counts. So there
 are three products of [N, C, V], as with all logits kept, in the memory of one block and of the
-weight's slopes (cf. Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009, and Hsu et al. 2024,
-"Liger Kernel", arXiv:2410.10989, which computes slopes in the forward pass too).
+weight's gradients (cf. Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009, and Hsu et al.
+2024, "Liger Kernel", arXiv:2410.10989, which computes gradients in the forward pass too).
 
 Tokens that are no targets (IGNORE) are left out of all of it.
 
@@ -48,7 +48,7 @@ class HeadLoss:
     """What each token comes to, float32; 0 where the target is IGNORE.
 
     Going backward from `nats_BT` is going backward from nats + extras.z * z + extras.uniform *
-    uniform: one pass over the logits gives the slopes of all three. The other two have none of
+    uniform: one pass over the logits gives the gradients of all three. The other two have none of
     their own.
     """
 
@@ -59,13 +59,13 @@ class HeadLoss:
 
 class RowLosses(Protocol):
     """What a loss of logits is, worked out some rows at a time: three numbers of each row, and the
-    slopes of the first."""
+    gradients of the first."""
 
-    def replace_by_slopes(
+    def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
         """Fill `parts_3R` with the numbers of the targets `rows`, in their order without IGNORE,
-        and overwrite their `logits_RV` with the slopes of the first, each row's times what it
+        and overwrite their `logits_RV` with the gradients of the first, each row's times what it
         counts (None: 1). `logits_RV` are products with the head's weight alone."""
         ...
 
@@ -96,7 +96,7 @@ def row_losses(
     hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, losses: RowLosses
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T] each, the three numbers of each place whose target is not IGNORE, float32, 0
-    elsewhere. The first can be gone backward from; the others have no slopes of their own."""
+    elsewhere. The first can be gone backward from; the others have no gradients of their own."""
     found = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden_BTC.reshape(-1, hidden_BTC.shape[-1]),
         head.weight_VC,
@@ -118,16 +118,16 @@ class _HeadLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         losses: RowLosses,
-        with_slopes: bool,
+        with_gradients: bool,
     ) -> tuple[Tensor, ...]:
         trained_K = (targets_N != IGNORE).nonzero().squeeze(1)
         blocks = _Blocks(weight_VC, bias_V, losses)
-        wanted = ctx.needs_input_grad[:3] if with_slopes else None
+        wanted = ctx.needs_input_grad[:3] if with_gradients else None
         everything = len(trained_K) == len(targets_N)
         hidden_KC = hidden_NC if everything else hidden_NC[trained_K]
-        parts_3K, slopes = blocks.work_through(hidden_KC, wanted)
+        parts_3K, gradients = blocks.work_through(hidden_KC, wanted)
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
-        ctx.losses, ctx.trained_K, ctx.slopes = losses, trained_K, slopes
+        ctx.losses, ctx.trained_K, ctx.gradients = losses, trained_K, gradients
         parts_3N = parts_3K.new_zeros(3, len(targets_N))
         parts_3N[:, trained_K] = parts_3K
         first_N, *others = parts_3N.unbind()
@@ -136,31 +136,35 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_N: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Slopes of hidden states and weight: those at hand if all tokens count alike."""
+    def backward(ctx: Any, gradient_N: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of hidden states and weight: those at hand if all tokens count alike."""
         hidden_NC, weight_VC, bias_V = ctx.saved_tensors
-        # A sum's slope is one number, spread without a copy: to see so needs no look at the device.
-        alike = slope_N.numel() > 0 and not any(slope_N.stride())
-        slopes, ctx.slopes = ctx.slopes, None  # scaled in place, so good for one backward pass
+        # A sum's gradient is one number, spread without a copy: to see so needs no look at the
+        # device.
+        alike = gradient_N.numel() > 0 and not any(gradient_N.stride())
+        gradients, ctx.gradients = (
+            ctx.gradients,
+            None,
+        )  # scaled in place, so good for one backward pass
         trained_K = ctx.trained_K
-        if alike and slopes is not None:
-            slopes.scale(slope_N[0])
+        if alike and gradients is not None:
+            gradients.scale(gradient_N[0])
         else:
             blocks = _Blocks(weight_VC, bias_V, ctx.losses)
-            counts_K = slope_N[trained_K]
+            counts_K = gradient_N[trained_K]
             wanted = ctx.needs_input_grad[:3]
-            slopes = blocks.work_through(hidden_NC[trained_K], wanted, counts_K)[1]
-        of_hidden_NC = slopes.hidden_KC
+            gradients = blocks.work_through(hidden_NC[trained_K], wanted, counts_K)[1]
+        of_hidden_NC = gradients.hidden_KC
         if of_hidden_NC is not None and len(trained_K) < len(hidden_NC):
             of_hidden_NC = torch.zeros_like(hidden_NC)
-            of_hidden_NC[trained_K] = slopes.hidden_KC
-        weight = None if slopes.weight_VC is None else slopes.weight_VC.to(weight_VC.dtype)
-        bias = None if slopes.bias_V is None else slopes.bias_V.to(weight_VC.dtype)
+            of_hidden_NC[trained_K] = gradients.hidden_KC
+        weight = None if gradients.weight_VC is None else gradients.weight_VC.to(weight_VC.dtype)
+        bias = None if gradients.bias_V is None else gradients.bias_V.to(weight_VC.dtype)
         return of_hidden_NC, weight, bias, None, None, None
 
 
 @dataclass
-class _Slopes:
+class _Gradients:
     """Of the hidden states, in their own dtype, and of weight and bias, in float32; None: not
     wanted."""
 
@@ -188,7 +192,7 @@ class Bend:
         return cls(head.multiplier, head.soft_cap)
 
     def apply(self, x: Tensor) -> Tensor | None:
-        """Change `x` in place; the factor that slopes take on the way back, None: 1 for all."""
+        """Change `x` in place; the factor that gradients take on the way back, None: 1 for all."""
         if self.multiplier != 1:
             x.mul_(self.multiplier)
         if self.cap is None:
@@ -210,31 +214,31 @@ class _Blocks:
         hidden_KC: Tensor,
         wanted: tuple[bool, bool, bool] | None,
         counts_K: Tensor | None = None,
-    ) -> tuple[Tensor, _Slopes]:
-        """[3, K] the numbers of each target; and the slopes `wanted` of hidden states, weight and
-        bias, each target counting as much as `counts_K` says (None: 1)."""
+    ) -> tuple[Tensor, _Gradients]:
+        """[3, K] the numbers of each target; and the gradients `wanted` of hidden states, weight
+        and bias, each target counting as much as `counts_K` says (None: 1)."""
         weight_VC = self._weight_VC
         parts_3K = torch.zeros(3, len(hidden_KC), dtype=torch.float32, device=hidden_KC.device)
-        slopes = _Slopes()
+        gradients = _Gradients()
         if wanted and wanted[0]:
-            slopes.hidden_KC = torch.empty_like(hidden_KC)
+            gradients.hidden_KC = torch.empty_like(hidden_KC)
         if wanted and wanted[1]:
-            slopes.weight_VC = torch.zeros_like(weight_VC, dtype=torch.float32)
+            gradients.weight_VC = torch.zeros_like(weight_VC, dtype=torch.float32)
         if wanted and wanted[2]:
-            slopes.bias_V = parts_3K.new_zeros(len(weight_VC))
+            gradients.bias_V = parts_3K.new_zeros(len(weight_VC))
         for rows in cut_blocks(len(hidden_KC), weight_VC):
             logits_RV = hidden_KC[rows] @ weight_VC.T
             if self._bias_V is not None:
                 logits_RV += self._bias_V
             counts_R = None if counts_K is None else counts_K[rows]
-            self._losses.replace_by_slopes(logits_RV, rows, counts_R, parts_3K[:, rows])
-            if slopes.hidden_KC is not None:
-                slopes.hidden_KC[rows] = logits_RV @ weight_VC
-            if slopes.weight_VC is not None:
-                _add_product(slopes.weight_VC, logits_RV.T, hidden_KC[rows])
-            if slopes.bias_V is not None:
-                slopes.bias_V += logits_RV.sum(0, dtype=torch.float32)
-        return parts_3K, slopes
+            self._losses.replace_by_gradients(logits_RV, rows, counts_R, parts_3K[:, rows])
+            if gradients.hidden_KC is not None:
+                gradients.hidden_KC[rows] = logits_RV @ weight_VC
+            if gradients.weight_VC is not None:
+                _add_product(gradients.weight_VC, logits_RV.T, hidden_KC[rows])
+            if gradients.bias_V is not None:
+                gradients.bias_V += logits_RV.sum(0, dtype=torch.float32)
+        return parts_3K, gradients
 
 
 @dataclass(frozen=True)
@@ -245,11 +249,11 @@ class _CrossEntropy:
     bend: Bend
     extras: Extras
 
-    def replace_by_slopes(
+    def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """In float32, a few rows at a time, which stay in a core's cache. The slope of a nat is the
-        softmax, less one at the target."""
+        """In float32, a few rows at a time, which stay in a core's cache. The gradient of a nat is
+        the softmax, less one at the target."""
         extras, entries = self.extras, logits_RV.shape[1]
         targets_R = self.targets_K[rows]
         for some in cut_rows(logits_RV):
@@ -273,7 +277,7 @@ class _CrossEntropy:
 
 
 def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:
-    """Write the slopes `x` of bent logits over `logits_RV`, which they may share memory with:
+    """Write the gradients `x` of bent logits over `logits_RV`, which they may share memory with:
     times `left`, the factors of the bend, and times what each row counts."""
     if left is not None:
         x.mul_(left)

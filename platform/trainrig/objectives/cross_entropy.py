@@ -56,18 +56,20 @@ class _Nats(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, None]:
-        """Softmax less one at the target, times the slope of each row."""
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor, None]:
+        """Softmax less one at the target, times the gradient of each row."""
         logits_NV, targets_N, normaliser_N = ctx.saved_tensors
         trained_N = targets_N != IGNORE
         index_N = targets_N.where(trained_N, 0)
-        slope_N = slope_N.where(trained_N, 0.0)
-        slope_NV = torch.empty_like(logits_NV)
+        gradient_N = gradient_N.where(trained_N, 0.0)
+        gradient_NV = torch.empty_like(logits_NV)
         for rows in cut_rows(logits_NV):
-            slope_RV = (logits_NV[rows].float() - normaliser_N[rows, None]).exp_()
-            slope_RV[torch.arange(len(slope_RV), device=slope_RV.device), index_N[rows]] -= 1
-            slope_NV[rows] = slope_RV.mul_(slope_N[rows, None])
-        return slope_NV, None
+            gradient_RV = (logits_NV[rows].float() - normaliser_N[rows, None]).exp_()
+            gradient_RV[
+                torch.arange(len(gradient_RV), device=gradient_RV.device), index_N[rows]
+            ] -= 1
+            gradient_NV[rows] = gradient_RV.mul_(gradient_N[rows, None])
+        return gradient_NV, None
 
 
 def cut_rows(logits_NV: Tensor) -> list[slice]:

@@ -50,8 +50,8 @@ class ReferenceDivergence(Settings):
     # "loss": a term of its own. "reward": taken off the reward of a completion, summed over its
     # tokens, before advantages are made.
     place: Literal["loss", "reward"] = "loss"
-    # Whether, in the loss, each token's estimate is multiplied by its ratio: without, the slope of
-    # k1 is 0 on average, and that of k3 is of another divergence than is meant.
+    # Whether, in the loss, each token's estimate is multiplied by its ratio: without, the gradient
+    # of k1 is 0 on average, and that of k3 is of another divergence than is meant.
     unbiased: bool = True
 
 

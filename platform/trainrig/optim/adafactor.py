@@ -49,7 +49,7 @@ class Adafactor(Settings):
     def step_of(
         self,
         weight: "Tensor",
-        slope: "Tensor",
+        gradient: "Tensor",
         averages: "tuple[Tensor, ...]",
         step: float,
         rate: float,
@@ -58,17 +58,17 @@ class Adafactor(Settings):
         """What to take away from a whole `weight`, and the new averages: of the squares of its rows
         [..., R] and columns [..., C], or of all its elements where it is no matrix."""
         keep = 1 - step**-self.decay
-        squares = slope.square().add_(self.epsilons[0])
+        squares = gradient.square().add_(self.epsilons[0])
         if len(averages) == 2:
             of_rows, of_columns = averages
             of_rows = of_rows * keep + squares.mean(-1) * (1 - keep)
             of_columns = of_columns * keep + squares.mean(-2) * (1 - keep)
             averages = of_rows, of_columns
             by_row = (of_rows / of_rows.mean(-1, keepdim=True)).rsqrt().unsqueeze(-1)
-            change = by_row * of_columns.rsqrt().unsqueeze(-2) * slope
+            change = by_row * of_columns.rsqrt().unsqueeze(-2) * gradient
         else:
             averages = (averages[0] * keep + squares * (1 - keep),)
-            change = averages[0].rsqrt() * slope
+            change = averages[0].rsqrt() * gradient
         change = change / (_size(change) / self.clip).clamp(min=1.0)
         scale = _size(weight).clamp(min=self.epsilons[1]) * rate if self.scale_by_size else rate
         change = change * scale

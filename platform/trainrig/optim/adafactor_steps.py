@@ -32,7 +32,7 @@ class AdafactorFormula(Protocol):
     def step_of(
         self,
         weight: Tensor,
-        slope: Tensor,
+        gradient: Tensor,
         averages: tuple[Tensor, ...],
         step: float,
         rate: float,
@@ -67,12 +67,12 @@ class AdafactorSteps(torch.optim.Optimizer):
         state["step"] += 1
         averages = [Rows.of(state[name]) for name in AVERAGES if name in state]
         assert parameter.grad is not None
-        slope = Rows.of(parameter.grad)
-        change = Rows(torch.empty_like(slope.local), slope.count)
+        gradient = Rows.of(parameter.grad)
+        change = Rows(torch.empty_like(gradient.local), gradient.count)
         compute = functools.partial(
             self._compute, float(state["step"]), group["lr"], group["weight_decay"]
         )
-        return WholeTask([Rows.of(parameter), slope, *averages], [change, *averages], compute)
+        return WholeTask([Rows.of(parameter), gradient, *averages], [change, *averages], compute)
 
     def _compute(
         self,
@@ -80,10 +80,10 @@ class AdafactorSteps(torch.optim.Optimizer):
         rate: float,
         decay: float,
         weight: Tensor,
-        slope: Tensor,
+        gradient: Tensor,
         *averages: Tensor,
     ) -> tuple[Tensor, ...]:
-        return self._settings.step_of(weight, slope, averages, step, rate, decay)
+        return self._settings.step_of(weight, gradient, averages, step, rate, decay)
 
 
 def _fresh(parameter: Tensor) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class Update(Protocol):
         """What is kept of each parameter, of its shape."""
         ...
 
-    def update(self, weight: Tensor, slope: Tensor, state: dict[str, Any], group: Any) -> None:
+    def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: Any) -> None:
         """Change `weight` and `state` in place; `state["step"]` counts from 1."""
         ...
 

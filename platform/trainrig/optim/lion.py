@@ -56,11 +56,13 @@ class Lion(Settings):
 
         return ElementwiseOptimizer(groups, self)
 
-    def update(self, weight: "Tensor", slope: "Tensor", state: dict[str, Any], group: Any) -> None:
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
         """One step on a piece of a parameter."""
         (along, kept), average = self.betas, state["exp_avg"].float()
         if group["weight_decay"]:
             weight.mul_(1 - group["lr"] * group["weight_decay"])
-        direction = (average * along).add_(slope * (1 - along)).sign_()
+        direction = (average * along).add_(gradient * (1 - along)).sign_()
         weight.sub_(direction.mul_(group["lr"]))
-        state["exp_avg"].copy_(average.mul_(kept).add_(slope * (1 - kept)))
+        state["exp_avg"].copy_(average.mul_(kept).add_(gradient * (1 - kept)))

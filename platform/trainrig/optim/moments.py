@@ -104,16 +104,18 @@ class TwoMoments(Settings):
             built.register_step_pre_hook(_lay_out_gradients)
         return built
 
-    def update(self, weight: "Tensor", slope: "Tensor", state: dict[str, Any], group: Any) -> None:
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
         """One step on a piece of a parameter, whose averages are rounded once it is made."""
         beta1, beta2 = self.betas
         rate, decay, step = group["lr"], group["weight_decay"], float(state["step"])
         if decay and self.decoupled:
             weight.mul_(1 - rate * decay)
         elif decay:
-            slope = slope + weight * decay
-        first = state["exp_avg"].float().mul_(beta1).add_(slope * (1 - beta1))
-        second = state["exp_avg_sq"].float().mul_(beta2).add_(slope.square() * (1 - beta2))
+            gradient = gradient + weight * decay
+        first = state["exp_avg"].float().mul_(beta1).add_(gradient * (1 - beta1))
+        second = state["exp_avg_sq"].float().mul_(beta2).add_(gradient.square() * (1 - beta2))
         state["exp_avg"].copy_(first)
         state["exp_avg_sq"].copy_(second)
         root = second.div_(1 - beta2**step).sqrt_().add_(self.epsilon)

@@ -106,13 +106,13 @@ class Muon(Settings):
         narrowing = 1 / math.sqrt(multiple) if role == "output" else 1.0
         return narrowing / (math.sqrt(multiple) if self.scale == "match_rms_adamw" else 1.0)
 
-    def direction(self, slope: "Tensor", average: "Tensor") -> "Tensor":
-        """Move `average` by a piece's `slope`; where to step from, before orthogonalisation."""
-        moved = average.float().mul_(self.momentum).add_(slope * (1 - self.momentum))
+    def direction(self, gradient: "Tensor", average: "Tensor") -> "Tensor":
+        """Move `average` by a piece's `gradient`; where to step from, before orthogonalisation."""
+        moved = average.float().mul_(self.momentum).add_(gradient * (1 - self.momentum))
         average.copy_(moved)
         if not self.nesterov:
             return moved.clone()
-        return (moved * self.momentum).add_(slope * (1 - self.momentum))
+        return (moved * self.momentum).add_(gradient * (1 - self.momentum))
 
     def orthogonaliser(self, dtype: Any) -> "Callable[[Tensor], tuple[Tensor, ...]]":
         """What makes the singular values of a whole matrix, or of each of a stack, nearly 1."""

@@ -34,8 +34,8 @@ class MuonFormula(Protocol):
         """Name of the dtype of the average."""
         ...
 
-    def direction(self, slope: Tensor, average: Tensor) -> Tensor:
-        """Move `average` by a piece's `slope`; where to step from."""
+    def direction(self, gradient: Tensor, average: Tensor) -> Tensor:
+        """Move `average` by a piece's `gradient`; where to step from."""
         ...
 
     def orthogonaliser(self, dtype: Any) -> Callable[[Tensor], tuple[Tensor, ...]]:

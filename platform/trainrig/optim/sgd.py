@@ -48,12 +48,14 @@ class SGD(Settings):
 
         return ElementwiseOptimizer(groups, self)
 
-    def update(self, weight: "Tensor", slope: "Tensor", state: dict[str, Any], group: Any) -> None:
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
         """One step on a piece of a parameter."""
         if group["weight_decay"]:
-            slope = slope + weight * group["weight_decay"]
+            gradient = gradient + weight * group["weight_decay"]
         if self.momentum:
-            total = state["momentum"].float().mul_(self.momentum).add_(slope)
+            total = state["momentum"].float().mul_(self.momentum).add_(gradient)
             state["momentum"].copy_(total)
-            slope = slope + total * self.momentum if self.nesterov else total
-        weight.sub_(slope * group["lr"])
+            gradient = gradient + total * self.momentum if self.nesterov else total
+        weight.sub_(gradient * group["lr"])

@@ -1,7 +1,7 @@
 """Products of the layers' projections in 8 bits, scaled tensor by tensor.
 
 Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433: what flows forward and
-weights in E4M3 (4 bits of exponent, 3 of mantissa), slopes in E5M2. Each factor of a product is
+weights in E4M3 (4 bits of exponent, 3 of mantissa), gradients in E5M2. Each factor of a product is
 divided by its largest magnitude over the format's, in float32, just before ("dynamic" scaling), so
 a product is a function of its factors alone, whoever computes it.
 
@@ -79,15 +79,15 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_values, x_scale, weight_values, weight_scale = ctx.saved_tensors
         x, weight = _Scaled(x_values, x_scale), _Scaled(weight_values, weight_scale)
-        slope = _Scaled.of(slope_NO, torch.float8_e5m2)
+        gradient = _Scaled.of(gradient_NO, torch.float8_e5m2)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = _multiply(slope, weight.columns_first(), ctx.dtype)
+            of_x = _multiply(gradient, weight.columns_first(), ctx.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = _multiply(slope.transposed_copy(), x.columns_first(), ctx.dtype)
+            of_weight = _multiply(gradient.transposed_copy(), x.columns_first(), ctx.dtype)
         return of_x, of_weight
 
 

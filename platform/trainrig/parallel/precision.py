@@ -37,10 +37,11 @@ class Precision(Settings):
     # Number format of the forward and backward passes; weights, gradients and checkpoints stay
     # float32.
     compute: Literal["float32", "tf32", "bfloat16", "float16", "float8"] = "float32"
-    # Power of 2 that a loss in float16 is first multiplied by, so that small slopes are not lost.
+    # Power of 2 that a loss in float16 is first multiplied by, so that small gradients are not
+    # lost.
     loss_scale_exponent: int = Field(default=16, ge=0, le=24)
-    # Updates in float16 after which the factor doubles; where a slope overflows it is halved, and
-    # the step computed again.
+    # Updates in float16 after which the factor doubles; where a gradient overflows it is halved,
+    # and the step computed again.
     loss_scale_interval: int = Field(default=2_000, ge=1)
 
     @property
@@ -82,7 +83,7 @@ class LossScale:
             self.factor, self.clean = self.factor * 2, 0
 
     def back_off(self) -> bool:
-        """A slope overflowed: halve it; false if it is 1 already, so that scaling is not why."""
+        """A gradient overflowed: halve it; false if it is 1 already, so that scaling is not why."""
         self.clean = 0
         if self.factor <= 1:
             return False

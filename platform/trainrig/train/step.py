@@ -211,7 +211,7 @@ class Stepper:
         """Leave the gradient of the global batch with the parameters; the loss, the gradient's
         norm, and those of the models trained beside. None: all agreed to stop.
 
-        In float16, slopes that overflow are computed again from a loss that is scaled by less.
+        In float16, gradients that overflow are computed again from a loss that is scaled by less.
         """
         scale = self._state.loss_scale
         while True:

@@ -49,9 +49,9 @@ def made(**keys) -> BidirectionalEncoder:
 def reached(
     model: BidirectionalEncoder, ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """[T, T], whether the logits at a place depend on the token at another, by their slopes."""
+    """[T, T], whether the logits at a place depend on the token at another, by their gradients."""
     embedded = model.embedding(ids).detach().requires_grad_()
-    model.embedding.forward = lambda _: embedded  # so that slopes can be had of each place
+    model.embedding.forward = lambda _: embedded  # so that gradients can be had of each place
     logits = model(ids, positions_BT=positions).logits[0]
     rows = [
         torch.autograd.grad(each.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
@@ -106,9 +106,9 @@ def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(windo
         query, key, value, attn_mask=sees, scale=0.4, enable_gqa=True
     )
     assert torch.allclose(found, expected, atol=1e-5)
-    slopes = torch.randn(expected.shape, dtype=torch.float64, generator=draw)
-    ours = torch.autograd.grad(found, (query, key, value), slopes)
-    theirs = torch.autograd.grad(expected, (query, key, value), slopes)
+    gradients = torch.randn(expected.shape, dtype=torch.float64, generator=draw)
+    ours = torch.autograd.grad(found, (query, key, value), gradients)
+    theirs = torch.autograd.grad(expected, (query, key, value), gradients)
     for mine, wanted in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, wanted, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""The divergence from a teacher: known values, and slopes against autograd's."""
+"""The divergence from a teacher: known values, and gradients against autograd's."""
 
 import math
 
@@ -87,7 +87,9 @@ def case():
 @pytest.mark.parametrize("share", [1.0, 0.7])
 @pytest.mark.parametrize("rest", ["bucket", "renormalise"])
 @pytest.mark.parametrize(("temperature", "cap"), [(1.0, None), (2.5, None), (2.5, 3.0)])
-def test_values_and_slopes_are_autograds(case, monkeypatch, blocks, share, rest, temperature, cap):
+def test_values_and_gradients_are_autograds(
+    case, monkeypatch, blocks, share, rest, temperature, cap
+):
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", blocks[0])
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", blocks[1])
     hidden, weight, teacher, targets, weights = case
@@ -115,16 +117,16 @@ def test_values_and_slopes_are_autograds(case, monkeypatch, blocks, share, rest,
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         return (weights * (share * divergence + (1 - share) * nats.view(3, 7))).sum()
 
-    values, slopes = [], []
+    values, gradients = [], []
     for loss in (ours, plain):
         leaves = [each.double().float().requires_grad_() for each in (hidden, weight)]
         value = loss(*leaves)
         value.backward()
         values.append(value.detach())
-        slopes.append([leaf.grad for leaf in leaves])
-    # The cross-entropy beside the divergence goes with its slopes, and its value is told.
+        gradients.append([leaf.grad for leaf in leaves])
+    # The cross-entropy beside the divergence goes with its gradients, and its value is told.
     torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-3)
-    for mine, theirs in zip(*slopes, strict=True):
+    for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-2)
 
 

@@ -1,4 +1,5 @@
-"""On-policy distillation: divergences of known value, slopes against autograd's, credit by hand."""
+"""On-policy distillation: divergences of known value, gradients against autograd's, credit by
+hand."""
 
 import math
 
@@ -61,10 +62,10 @@ def test_the_divergence_has_its_known_value(temperature):
     assert same.divergence_BT.item() == pytest.approx(0, abs=1e-6)
 
 
-def test_what_is_sampled_has_the_slope_of_the_whole_on_average():
+def test_what_is_sampled_has_the_gradient_of_the_whole_on_average():
     """Over all tokens that may be drawn, each as often as the student draws it."""
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
-    slopes = []
+    gradients = []
     for estimator in ("full", "sampled"):
         logits = p.log().clone().requires_grad_()
         log_p = logits.log_softmax(0)
@@ -82,9 +83,9 @@ def test_what_is_sampled_has_the_slope_of_the_whole_on_average():
             loss = (p[:, None] * SAMPLED_ONE.losses(ratio, log_p[:, None], advantages)).sum()
             assert loss.item() == pytest.approx(KL, abs=1e-6)
         loss.backward()
-        slopes.append(logits.grad)
+        gradients.append(logits.grad)
     by_hand = p * (p.log() - q.log() - KL)
-    for found in slopes:
+    for found in gradients:
         torch.testing.assert_close(found, by_hand, rtol=1e-5, atol=1e-6)
 
 
@@ -152,7 +153,7 @@ def by_hand(objective, model, teacher, arrays):
 
 @pytest.mark.parametrize("blocks", [(2**22, 2**18), (200, 130)], ids=["whole", "in-blocks"])
 @pytest.mark.parametrize("objective", [FULL, SAMPLED_ONE], ids=lambda each: each.estimator)
-def test_loss_and_slope_are_those_of_a_plain_twin_however_the_batch_is_cut(
+def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
     objective, blocks, decoder, completions, device_batch, monkeypatch
 ):
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", blocks[0])
@@ -175,11 +176,11 @@ def test_loss_and_slope_are_those_of_a_plain_twin_however_the_batch_is_cut(
         loss.backward()
         found.append((loss.item(), [each.grad for each in model.parameters()]))
         assert all(each.grad is None for each in teacher.parameters())
-    (expected, slopes), *others = found
-    assert abs(expected) > 1e-3 and any(each.abs().max() > 1e-4 for each in slopes)
+    (expected, gradients), *others = found
+    assert abs(expected) > 1e-3 and any(each.abs().max() > 1e-4 for each in gradients)
     for loss, mine in others:
         assert loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
-        for one, other in zip(mine, slopes, strict=True):
+        for one, other in zip(mine, gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 

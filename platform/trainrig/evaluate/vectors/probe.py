@@ -12,7 +12,7 @@ from scipy import optimize, special
 from trainrig.tokens.permutation import Integers
 
 Floats = NDArray[np.float64]
-TOLERANCE = 1e-8  # of the largest slope at the minimum, beside the number of rows
+TOLERANCE = 1e-8  # of the largest gradient at the minimum, beside the number of rows
 MOST_STEPS = 10_000
 
 

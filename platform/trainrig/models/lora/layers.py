@@ -340,12 +340,12 @@ class _FrozenProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_O: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient_O: Tensor) -> tuple[Tensor, None, None]:
         """Through the weight to what came in."""
         weight_OI, scales_O = ctx.saved_tensors
         if scales_O is not None:
-            slope_O = slope_O * scales_O.to(slope_O.dtype)
-        return slope_O @ weight_OI.to(slope_O.dtype), None, None
+            gradient_O = gradient_O * scales_O.to(gradient_O.dtype)
+        return gradient_O @ weight_OI.to(gradient_O.dtype), None, None
 
 
 def _frozen(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -95,7 +95,7 @@ class Distillation(Settings):
             Bend.of(output.head),
             self.temperature,
             self.rest == "bucket",
-            (1 - self.share) / self.share,  # the slopes of both go with the divergence's
+            (1 - self.share) / self.share,  # the gradients of both go with the divergence's
         )
         found = row_losses(output.hidden, output.head, targets_BT, losses)
         divergence_BT, nats_BT, agree_BT = found

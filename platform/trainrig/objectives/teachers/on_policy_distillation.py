@@ -52,7 +52,7 @@ class OnPolicyDistillation(ClippedPolicy):
     # the teacher then reads a batch once, however many updates are made of it.
     estimator: Literal["full", "sampled"] = "full"
     # Of "sampled": what the next token's divergence counts in the advantage of a token. 0: its own
-    # alone, whose expected slope is that of "full"; 1: all later ones as well, so that a token
+    # alone, whose expected gradient is that of "full"; 1: all later ones as well, so that a token
     # answers for where it leads (Gu et al. 2024, equation 2).
     discount: float = Field(default=0.0, ge=0, le=1)
 

@@ -2,8 +2,8 @@
 straight from hidden states, some rows at a time.
 
 In one pass over the logits of a block come the divergence, the log-probability of the token that
-stands there, the entropy, and the slopes of the first (chunked_head.py): the logits of all tokens,
-the student's or the teacher's, are never there at once.
+stands there, the entropy, and the gradients of the first (chunked_head.py): the logits of all
+tokens, the student's or the teacher's, are never there at once.
 
 Shapes: B rows, T positions, N tokens, R rows at a time, C and D channels of student and teacher, V
 entries of the vocabulary.
@@ -32,13 +32,13 @@ class DivergenceFromTeacher:
     temperature: float
     entries: int  # of the vocabulary; later ones only pad a model's table
 
-    def replace_by_slopes(
+    def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
         """In float32, a few rows at a time, which stay in a core's cache.
 
-        With p the student's probabilities, q the teacher's and T the temperature, the slope of an
-        entry is p (log p - log q - KL) / T.
+        With p the student's probabilities, q the teacher's and T the temperature, the gradient of
+        an entry is p (log p - log q - KL) / T.
         """
         teacher_RV = self.head(self.hidden_ND[rows])[:, : self.entries]
         targets_R = self.targets_N[rows]

@@ -2,7 +2,8 @@
 
 Of the teacher, the likeliest entries of each place are known, and how much probability all others
 have together. In one pass over the logits of a block come the divergence, the cross-entropy of the
-target, and the slopes of both (chunked_head.py): the logits of all tokens are never there at once.
+target, and the gradients of both (chunked_head.py): the logits of all tokens are never there at
+once.
 
 Shapes: N targets of the teacher's, K of them worked through, R rows at a time, E entries that the
 teacher names, V entries of the vocabulary.
@@ -44,7 +45,7 @@ class SoftTargets:
     bucket: bool  # all that the teacher does not name is one event; else it has no probability
     hard: float
 
-    def replace_by_slopes(
+    def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
         """In float32, a few rows at a time, which stay in a core's cache."""
@@ -62,19 +63,19 @@ class SoftTargets:
             put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
 
     def _cross_entropy(self, x: Tensor, targets_R1: Tensor, nats_R: Tensor) -> Tensor | None:
-        """Fill `nats_R`; the slopes of them times `hard`, None: there are none."""
+        """Fill `nats_R`; the gradients of them times `hard`, None: there are none."""
         normaliser_R = x.logsumexp(1)
         nats_R.copy_(normaliser_R - x.gather(1, targets_R1).squeeze(1))
         if not self.hard:
             return None
-        slopes_RV = (x - normaliser_R[:, None]).exp_()
-        slopes_RV.scatter_add_(1, targets_R1, x.new_full(targets_R1.shape, -1.0))
-        return slopes_RV.mul_(self.hard)
+        gradients_RV = (x - normaliser_R[:, None]).exp_()
+        gradients_RV.scatter_add_(1, targets_R1, x.new_full(targets_R1.shape, -1.0))
+        return gradients_RV.mul_(self.hard)
 
     def _divergence(self, x: Tensor, own: slice, found_R: Tensor) -> None:
-        """Fill `found_R`, and overwrite the logits `x` with slopes.
+        """Fill `found_R`, and overwrite the logits `x` with gradients.
 
-        With p the teacher's and q the student's probabilities at the temperature T, the slope of
+        With p the teacher's and q the student's probabilities at the temperature T, the gradient of
         an entry that the teacher names is T (q - p). Of the others together, P and Q, it is
         T q (1 - P / Q) where they are one event, and T q where the teacher gives them nothing.
         """

@@ -1,8 +1,8 @@
 """Keys and values of whole rows, gathered from the parts that the ranks of a context axis have.
 
-In the forward pass each rank is sent the others' keys and values. In the backward pass their slopes
-go to the ranks that have those places, which add them in the order of ranks: so the same layout
-gives the same bits.
+In the forward pass each rank is sent the others' keys and values. In the backward pass their
+gradients go to the ranks that have those places, which add them in the order of ranks: so the same
+layout gives the same bits.
 Each way a rank is sent (c - 1) / c of the keys and values of the row: 2 B K T D (c - 1) / c
 elements, for B rows, K key heads of D channels, T places of a row and c ranks.
 """
@@ -24,7 +24,7 @@ def gather_row(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def gather_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[c, …] the `part` […] of each rank of `group`, in their order; no slopes go back."""
+    """[c, …] the `part` […] of each rank of `group`, in their order; no gradients go back."""
     parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
     return parts.view(group.size(), *part.shape)
@@ -37,11 +37,11 @@ class _GatherRow(torch.autograd.Function):
         return join(gather_parts(part, group), dim=-2)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        outgoing = cut(slope, ctx.group.size(), dim=-2)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        outgoing = cut(gradient, ctx.group.size(), dim=-2)
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing, group=ctx.group)
         total = incoming[0].float()
         for piece in incoming[1:]:
             total = total + piece
-        return total.to(slope.dtype), None
+        return total.to(gradient.dtype), None

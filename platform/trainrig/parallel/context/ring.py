@@ -3,12 +3,12 @@
 Liu et al. 2023, arXiv:2310.01889. At each of c turns a rank looks at the keys and values of one
 rank, while they are on their way to the next. What its queries see of them is merged into what they
 saw so far by the logarithms of the sums of exponentials, as FlashAttention merges blocks (Dao et
-al. 2022, arXiv:2205.14135). Backward keys and values go round once more, and their slopes with
+al. 2022, arXiv:2205.14135). Backward keys and values go round once more, and their gradients with
 them, in float32, from the rank after the one that has them up to that one, which adds its own last:
 one order for each layout.
 
 Forward a rank is sent 2 B K T D (c - 1) / c elements, as if they were gathered; backward as many
-again, and as many slopes of 4 bytes. What it holds of them is two parts of c, not all.
+again, and as many gradients of 4 bytes. What it holds of them is two parts of c, not all.
 
 Shapes: B rows, H query heads, K key heads, t places of a rank, n = t / 2 of a chunk, D channels.
 """
@@ -24,9 +24,9 @@ from torch import Tensor
 from trainrig.models.blocked_attention import (
     Blocks,
     differentiate,
+    gradients_of_sinks,
     look,
-    mean_slopes,
-    slopes_of_sinks,
+    mean_gradients,
 )
 from trainrig.parallel.context.zigzag import chunks_of
 
@@ -120,10 +120,10 @@ class _Look(torch.autograd.Function):
         return seen_BHtD
 
     @staticmethod
-    def backward(ctx: Any, slope_BHtD: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient_BHtD: Tensor) -> tuple[Tensor | None, ...]:
         query_BHtD, keys_2BKtD, sinks_H, seen_BHtD, sums = ctx.saved_tensors
         ring: Ring = ctx.ring
-        query, mean = query_BHtD.float(), mean_slopes(slope_BHtD, seen_BHtD)
+        query, mean = query_BHtD.float(), mean_gradients(gradient_BHtD, seen_BHtD)
         of_query = torch.zeros_like(query)
         own = torch.zeros_like(keys_2BKtD, dtype=torch.float32)
         travelling = torch.zeros_like(own)
@@ -132,14 +132,14 @@ class _Look(torch.autograd.Function):
                 travelling = _Coming(travelling, ring.group).wait()
             of_keys = travelling if turn else own
             for queries, keys, blocks in ring.pairs(query, turned_2BKtD, source):
-                of_query[:, :, queries] += _add_slopes(
+                of_query[:, :, queries] += _add_gradients(
                     blocks,
                     turned_2BKtD[1][:, :, keys],
                     of_keys[..., keys, :],
-                    *(each[:, :, queries] for each in (slope_BHtD, mean, sums)),
+                    *(each[:, :, queries] for each in (gradient_BHtD, mean, sums)),
                 )
         own = _Coming(travelling, ring.group).wait() + own
-        of_sinks = None if sinks_H is None else slopes_of_sinks(sinks_H, sums, mean)
+        of_sinks = None if sinks_H is None else gradients_of_sinks(sinks_H, sums, mean)
         return of_query.to(query_BHtD.dtype), own.to(keys_2BKtD.dtype), of_sinks, None
 
 
@@ -152,11 +152,11 @@ def _merge(seen: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
     sums.copy_(whole)
 
 
-def _add_slopes(
-    blocks: Blocks, value: Tensor, of_keys: Tensor, slope: Tensor, mean: Tensor, sums: Tensor
+def _add_gradients(
+    blocks: Blocks, value: Tensor, of_keys: Tensor, gradient: Tensor, mean: Tensor, sums: Tensor
 ) -> Tensor:
-    """The slopes of the queries; those of keys and values are added to `of_keys`."""
-    of_query, of_key, of_value = differentiate(blocks, value, slope, mean, sums)
+    """The gradients of the queries; those of keys and values are added to `of_keys`."""
+    of_query, of_key, of_value = differentiate(blocks, value, gradient, mean, sums)
     of_keys[0].add_(of_key)
     of_keys[1].add_(of_value)
     return of_query

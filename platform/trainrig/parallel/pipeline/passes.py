@@ -115,17 +115,17 @@ class StagePasses:
     def loss_of(self, passed: StagePass) -> Tensor:
         """A scalar, 0, for a stage that is not the last to go backward from: its backward pass is
         that of the gradient which the stage after sends."""
-        slopes = [
+        gradients = [
             torch.empty_like(each, memory_format=torch.contiguous_format) for each in passed.given
         ]
         with self._waiting():
             for work in passed.going:
                 work.wait()  # it was received: a gradient comes for it
-            for each in slopes:
+            for each in gradients:
                 self._from_next.receive(each)
         losses: list[Tensor] = [
-            _Given.apply(each, slope)  # type: ignore[no-untyped-call]
-            for each, slope in zip(passed.given, slopes, strict=True)
+            _Given.apply(each, gradient)  # type: ignore[no-untyped-call]
+            for each, gradient in zip(passed.given, gradients, strict=True)
         ]
         return sum(losses[1:], start=losses[0])
 
@@ -135,11 +135,11 @@ class StagePasses:
             return
         self._settle(GRADIENTS_UNDER_WAY - 1)
         # Of routers that add nothing to the loss there is none.
-        slopes = [
+        gradients = [
             torch.zeros_like(each) if each.grad is None else each.grad.contiguous()
             for each in passed.received
         ]
-        self._going.append([(self._to_previous.send(each), each) for each in slopes])
+        self._going.append([(self._to_previous.send(each), each) for each in gradients])
 
     def settle(self) -> None:
         """Return once all that was sent back was received."""

@@ -38,7 +38,8 @@ class _SharedExperts:
         else:
             alike_BTC, apart_BTC = x_BTC, copy_in(x_BTC, group)
         routed = layer.route(alike_BTC.flatten(0, 1))
-        # Each rank multiplies parts of what experts give by them, so each has a part of the slope.
+        # Each rank multiplies parts of what experts give by them, so each has a part of the
+        # gradient.
         routed = routed._replace(weights_NA=copy_in(routed.weights_NA, group))
         changed_NC, router = layer.change(apart_BTC.flatten(0, 1), routed)
         changed_BTC = changed_NC.view_as(apart_BTC)

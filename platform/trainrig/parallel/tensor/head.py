@@ -50,7 +50,7 @@ class SplitCrossEntropy:
     extras: Extras
     part: VocabularyPart
 
-    def replace_by_slopes(
+    def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
         """In float32. The gradient of a nat is the softmax, less one at the target, where it is

@@ -121,8 +121,8 @@ class _Gather(torch.autograd.Function):
         return _gathered(part_BtC, group)
 
     @staticmethod
-    def backward(ctx: Any, slope_BTC: Tensor) -> tuple[Tensor, None]:
-        return _scattered(slope_BTC.contiguous(), ctx.group), None
+    def backward(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor, None]:
+        return _scattered(gradient_BTC.contiguous(), ctx.group), None
 
 
 class _GatherApart(torch.autograd.Function):
@@ -145,5 +145,5 @@ class _ScatterSum(torch.autograd.Function):
         return _scattered(x_BTC.contiguous(), group)
 
     @staticmethod
-    def backward(ctx: Any, slope_BtC: Tensor) -> tuple[Tensor, None]:
-        return _gathered(slope_BtC, ctx.group), None
+    def backward(ctx: Any, gradient_BtC: Tensor) -> tuple[Tensor, None]:
+        return _gathered(gradient_BtC, ctx.group), None
