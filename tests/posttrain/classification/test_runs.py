@@ -160,6 +160,28 @@ def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_an
         torch.testing.assert_close(read(one.build(), micro), wanted, rtol=0, atol=1e-5)
 
 
+def test_an_adapter_that_finds_answers_is_the_same_in_peft(
+    bert, encode, tuning, tmp_path, without_ray
+):
+    peft = pytest.importorskip("peft")
+    encode(QUESTIONS, rows="questions")
+    run = tuning(objective={"kind": "AnswerSpan"}, lora={"rank": 4, "alpha": 8.0}, steps=4)
+    posttrain(run)
+    ours = checkpoint.open_model(str(tmp_path / "run"))
+    assert {"head.weight", "head.bias"} <= set(ours.adapter.tensors)
+    export_adapter(str(tmp_path / "run"), str(tmp_path / "peft"))
+    theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(bert)
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
+    micro = prepare(run)[0].make_batches().micro_batch(0, 0)
+    ids, there, second = (torch.from_numpy(micro.arrays[n]) for n in ("ids", "segments", "texts"))
+    with torch.no_grad():
+        # Below PEFT's own class for questions, which hands token_type_ids to no one.
+        logits = theirs.base_model(ids, attention_mask=there, token_type_ids=second)
+        found = read(ours.build(), micro)
+    wanted = torch.stack([logits.start_logits, logits.end_logits], -1)
+    torch.testing.assert_close(found[there > 0], wanted[there > 0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_finder_of_answers_learns_and_is_transformers(
     encode, tuning, write_rows, tmp_path, without_ray
