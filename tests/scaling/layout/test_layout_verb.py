@@ -278,7 +278,7 @@ def test_clusters_that_cannot_be_are_one_line_with_what_could(wanted, said):
         ("", TWO_NODES, {"tensor": 3}, "tensor = 3 does not divide"),
         ("", TWO_NODES, {"tensor": 8, "pipeline": 3}, "of which 16 is no multiple; 24 would do"),
         ("", ClusterWanted("h100", 16), {"tensor": 1, "pipeline": 1, "context": 1}, "would do"),
-        ("global_batch = 1", ClusterWanted("h100", 2048), {}, "would do"),
+        ("global_batch = 1", ClusterWanted("h100", 4096), {}, "16,384 would do"),
         ("vocabulary", TWO_NODES, {}, "model.vocabulary is not set"),
     ],
 )
