@@ -98,8 +98,16 @@ class Faulty:
                 raise OSError("the disk of the data is gone")
             if self.how == "stall":
                 signal.pause()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_after_saving()
         return self.sound.micro_batch(step, index)
+
+
+def die_after_saving() -> None:
+    """Be killed once what is being saved is whole, however slow the machine."""
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -204,11 +212,7 @@ def train(
             def prepare_and_die(batches: OnlineBatches, state: TrainState, *more: Any) -> None:
                 prepare(batches, state, *more)
                 if state.data_step == step:
-                    # What was saved at this step is whole, however slow the machine.
-                    for thread in threading.enumerate():
-                        if thread.name == "checkpoint":
-                            thread.join()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    die_after_saving()
 
             OnlineBatches.prepare = prepare_and_die  # type: ignore[method-assign]
         else:
