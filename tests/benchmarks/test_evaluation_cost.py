@@ -1,0 +1,84 @@
+"""What a run's own evaluations cost it: steps beside one against steps beside none, of one run.
+
+Evaluations come at even distances and take a part of each, so both kinds of steps take turns. With
+one worker of one thread there is a core for the evaluation; with two on two cores there is none.
+"""
+
+import os
+import runpy
+import statistics
+from pathlib import Path
+
+import pytest
+
+from trainrig.train.pretrain import pretrain
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+
+TESTS = Path(__file__).parents[1]
+globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
+
+pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
+EVALUATIONS, EVERY = 5, 60  # steps
+NOT_COUNTED = 20  # steps at the start
+LIMIT = 1.03  # with a free core
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_beside_an_evaluation(
+    workers, make_run, local_ray, test_data, write_result, tmp_path
+):
+    model = {"layers": 4, "channels": 128, "heads": 4, "positions": 512}
+    evaluation = {
+        "name": "quick",
+        "tasks": ("arc_easy",),
+        "task_rows": str(test_data / "sets"),
+        "every": EVERY,
+    }
+    training = {
+        "steps": EVALUATIONS * EVERY,
+        "threads": 1,
+        "checkpoints": {"every": EVERY},
+        "evaluations": (evaluation,),
+    }
+    folder = str(tmp_path / "run")
+    often = {"epochs": {"web": 1000.0, "books": 1000.0}}  # the tokens are few
+    run = make_run(folder, workers=workers, model=model, batches=often, training=training)
+    pretrain(run)
+    events = RunFolder(folder).events()
+    scored = [each for each in events if each["event"] == "evaluated"]
+    spans = [(each["time"] - each["seconds"], each["time"]) for each in scored]
+    lines = metrics.series(folder)
+    saved = {each["step"] for each in events if each["event"] == "checkpoint"}
+    beside, alone = [], []  # seconds by the evaluation that they are beside, or come after
+    for line in lines[NOT_COUNTED:]:
+        end, seconds = line["time"], line["speed/step_seconds"]
+        if {line["step"], line["step"] - 1} & saved:
+            continue
+        over = [number for number, (_, last) in enumerate(spans) if last < end - seconds]
+        within = [
+            n for n, (first, last) in enumerate(spans) if first < end - seconds and end < last
+        ]
+        touched = any(first < end and end - seconds < last for first, last in spans)
+        if within:
+            beside.append((within[0], seconds))
+        elif over and not touched:
+            alone.append((over[-1], seconds))
+    ratios = []
+    for number in range(len(spans)):
+        pair = [[s for n, s in kind if n == number] for kind in (beside, alone)]
+        if min(map(len, pair)) >= 5:
+            ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
+    found = {
+        "workers": workers,
+        "cores": os.cpu_count(),
+        "steps_beside": len(beside),
+        "steps_alone": len(alone),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(each, 3) for each in sorted(ratios)],
+    }
+    print(found)
+    write_result(f"evaluation-cost-{workers}.json", found)
+    assert len(ratios) >= 2
+    if workers < (os.cpu_count() or 1):
+        assert found["ratio"] <= LIMIT
