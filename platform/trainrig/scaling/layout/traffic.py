@@ -32,7 +32,7 @@ def of_tensor(
 
     With sequence parallel (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): gathered
     before its first product, reduced and scattered after its last; backward likewise, and gathered
-    once more for the slopes of the first product's weights. Not `in_places`: added up after its
+    once more for the gradients of the first product's weights. Not `in_places`: added up after its
     last product, and backward before its first (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
     group = cluster.group(degrees, ["tensor"])
