@@ -114,7 +114,7 @@ class Timer:
         return max(2.0 * filled * each.inner / self._products, memory)
 
     def trained(self, each: Product) -> tuple[float, float]:
-        """Forward, and backward: the slopes of its input, and of its weights."""
+        """Forward, and backward: the gradients of its input, and of its weights."""
         of_input = Product(each.rows, each.inner, each.columns, each.copies)
         of_weight = Product(each.columns, each.inner, math.ceil(each.rows), each.copies)
         return self.product(each), self.product(of_input) + self.product(of_weight)

@@ -201,8 +201,8 @@ class OfPipeline:
         return kept * tokens, in_a_layer * tokens, head
 
     def _buffers(self, degrees: Degrees) -> float:
-        """Bytes of what is received: the gathered stream of a tensor group and its slopes, the keys
-        and values of a context group and theirs, what comes from the stages beside."""
+        """Bytes of what is received: the gathered stream of a tensor group and its gradients, the
+        keys and values of a context group and theirs, what comes from the stages beside."""
         replica, found = self._replica, 0.0
         if degrees.tensor > 1:
             # What is gathered and what comes back to it; or what is added up.

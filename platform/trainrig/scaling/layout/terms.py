@@ -95,7 +95,7 @@ TERMS = (
     ),
     StepTerm(
         "context",
-        "all-gather of keys and values forward, reduce-scatter of their slopes backward",
+        "all-gather of keys and values forward, reduce-scatter of their gradients backward",
         "nothing",
     ),
     StepTerm(

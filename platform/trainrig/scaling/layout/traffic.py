@@ -58,8 +58,8 @@ def of_context(cluster: Cluster, degrees: Degrees, keys_and_values: float) -> Ex
     """Of one layer: keys and values of the whole sequence are `keys_and_values` bytes."""
     group = cluster.group(degrees, ["context"])
     gathered = cluster.send("all-gather", keys_and_values, group)
-    slopes = cluster.send("reduce-scatter", keys_and_values, group)
-    return Exchange(gathered, slopes, again=gathered)
+    gradients = cluster.send("reduce-scatter", keys_and_values, group)
+    return Exchange(gathered, gradients, again=gathered)
 
 
 def of_experts(cluster: Cluster, degrees: Degrees, copies: float, experts: int) -> Exchange:
