@@ -10,56 +10,19 @@ import pytest
 from trainrig import cli
 from trainrig.errors import ConfigError
 from trainrig.storage.writable import check_file, check_folder
+from trainrig.verbs import VERBS
 
-# The least that each run file takes; nothing that they name is there, so any work would say so.
-RUN_FILES = {
-    "curate": 'sources = [{ name = "a", paths = ["none"] }]',
-    "classifier": 'positives = { paths = ["none"] }\nnegatives = { paths = ["none"] }',
-    "ngrams": 'texts = { paths = ["none"] }',
-    "tokenizer": 'documents = "none"',
-    "tokenize": 'documents = "none"\ntokenizer = "none"',
-    "pretrain": 'tokens = "none"',
-    "posttrain": 'checkpoint = "none"\nconversations = "none"',
-    "evaluate": 'checkpoint = "none"\ntokens = "none"\nsequence_length = 8',
-    "sweep": 'tokens = "none"',
-}
-TABLES = {
-    "pretrain": """
-[model]
-layers = 1
-channels = 8
-heads = 1
-positions = 8
-[batches]
-sequence_length = 8
-global_batch = 8
-micro_batch = 1
-[training]
-steps = 1
-""",
-    "posttrain": """
-[batches]
-sequence_length = 8
-global_batch = 8
-micro_batch = 1
-[training]
-steps = 1
-""",
-    "sweep": """
-[design]
-kind = "Grid"
-parameters = [5_000, 20_000, 80_000]
-tokens = [80_000, 160_000]
-[batches]
-sequence_length = 8
-""",
-}
+CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 OTHERS: dict[str, Callable[[str], list[str]]] = {
     "quickstart": lambda out: ["quickstart", "--out", out],
     "export": lambda out: ["export", "none", out],
     "import": lambda out: ["import", "none", out],
     "fit": lambda out: ["fit", "none", "--out", out],
     "mixture": lambda out: ["mixture", "none", "none", "--out", out],
+    "average": lambda out: ["average", "none", out, "--last", "2"],
+    "report": lambda out: ["report", "none", "another", "--html", out],
+    "compare": lambda out: ["compare", "none", "another", "--html", out],
+    "leaderboard": lambda out: ["leaderboard", "none", "--html", out],
     "plan": lambda out: ["plan", "hoffmann", "--flops=1e18", "--tokens-folder=none", "--out", out],
 }
 
@@ -72,10 +35,9 @@ def refused(
     monkeypatch.chdir(tmp_path)
 
     def call(verb: str, out: str) -> str:
-        if verb in RUN_FILES:
-            head = f'stage = "{verb}"\noutput = "{out}"\n{RUN_FILES[verb]}\n'
-            Path("run.toml").write_text(head + TABLES.get(verb, ""))
-            arguments = [verb, "run.toml"]
+        if verb in VERBS:
+            shipped = CONFIGS / VERBS[verb].example / f"{verb}.toml"
+            arguments = [verb, str(shipped), "--set", f"output={out}"]
         else:
             arguments = OTHERS[verb](out)
         with pytest.raises(SystemExit) as ended:
@@ -88,7 +50,7 @@ def refused(
     return call
 
 
-@pytest.mark.parametrize("verb", [*RUN_FILES, *OTHERS])
+@pytest.mark.parametrize("verb", [*VERBS, *OTHERS])
 def test_every_verb_refuses_what_cannot_be_written_before_it_works(
     refused: Callable[[str, str], str], verb: str
 ) -> None:

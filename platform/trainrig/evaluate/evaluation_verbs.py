@@ -30,7 +30,10 @@ def compare(
     """
     from trainrig import storage
     from trainrig.evaluate.comparison import compare as compare_evaluations
+    from trainrig.storage.writable import check_file
 
+    if html:
+        check_file(html)
     found = compare_evaluations(folders)
     if html:
         from trainrig.evaluate.report.comparison_page import comparison_page
@@ -67,7 +70,10 @@ def leaderboard(
     from trainrig import storage
     from trainrig.evaluate.leaderboard import read_leaderboard
     from trainrig.evaluate.report.leaderboard_page import board_table, leaderboard_page
+    from trainrig.storage.writable import check_file
 
+    if html:
+        check_file(html)
     board = read_leaderboard(folder)
     if html:
         storage.write(html, leaderboard_page(board, folder).html().encode())

@@ -18,6 +18,7 @@ from trainrig.errors import ConfigError
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, KeyFigure, PageCommand, ReportTable, Section, short, visible
 from trainrig.runs.run_list import ListedRun, listed_run, shown_name
+from trainrig.storage.writable import check_file
 from trainrig.train.run.charts.run_charts import RunReportData, values
 from trainrig.train.run.run_page import read_report_data
 
@@ -89,7 +90,11 @@ def overlay_page(runs: Sequence[OverlaidRun]) -> str:
 
 
 def write_overlay(folders: Sequence[str], path: str) -> str:
-    """Write the page of the runs in `folders` to `path`; where it is. Raises as `read_runs`."""
+    """Write the page of the runs in `folders` to `path`; where it is.
+
+    Raises as `read_runs`, and ConfigError where it cannot be written.
+    """
+    check_file(path)
     storage.write(path, overlay_page(read_runs(folders)).encode())
     return path
 

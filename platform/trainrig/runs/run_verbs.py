@@ -213,10 +213,12 @@ def average(
 ) -> None:
     """Write averaged weights of a training run as a checkpoint of their own."""
     from trainrig.storage import list_files
+    from trainrig.storage.writable import check_folder
     from trainrig.train.checkpoint.averages import write_average, write_mean_of_last
 
     if (last is None) == (horizon is None):
         raise ConfigError("name one of --last and --horizon")
+    check_folder(out)
     if list_files(out):
         raise ConfigError(f"{out}: there is something already; name a new folder")
     if last is not None:
