@@ -356,6 +356,38 @@ def test_what_is_said_of_the_same_command_is_true_of_the_verb(
     assert capsys.readouterr().err.endswith(f"; the same command {said}\n")
 
 
+STOPPED_AS_IT_IMPORTS = """
+import os, signal, sys
+from trainrig import __main__
+
+class Stop:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Stop())
+__main__.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [("trainrig.cli", "tries again"), ("trainrig.scaling.laws.fit_verb", "begins again")],
+)
+def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_go(
+    module: str, said: str, tmp_path: Path
+) -> None:
+    """Neither before it began nor in its midst."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED_AS_IT_IMPORTS, module, "fit", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    line = f"trainrig: stopped by SIGTERM; the same command {said}\n"
+    assert (ended.returncode, ended.stderr) == (75, line)
+
+
 def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
     """The others make their result in one go: nothing of it is there before all of it is."""
     resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}

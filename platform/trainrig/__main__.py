@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 
 UNFINISHED = 75
-STOPPED = b"trainrig: stopped by SIGTERM; the same command goes on from what was whole\n"
+# Of any command, which may have done nothing yet that another could go on from.
+STOPPED = b"trainrig: stopped by SIGTERM; the same command tries again\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
