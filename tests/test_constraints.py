@@ -51,6 +51,7 @@ def test_the_extras_that_decide_what_is_published_are_tested() -> None:
     extras = PROJECT["optional-dependencies"]
     for extra in ("datatrove", "optuna"):
         assert {canonicalize_name(Requirement(line).name) for line in extras[extra]} <= tested
+    assert "warcio" in tested  # of no extra: tests alone read archives by it
 
 
 def test_ray_is_bound_to_the_version_whose_private_modules_are_known() -> None:

@@ -6,17 +6,21 @@ from pathlib import Path
 import pytest
 
 from trainrig import cli
+from trainrig.verbs import VERBS as VERBS_OF_RUN_FILES
 
 VERBS: dict[str, Callable[[str], list[str]]] = {
     **{
         verb: lambda path, verb=verb: [verb, path, "--json"]  # type: ignore[misc]
         for verb in (
-            *("check", "curate", "classifier", "ngrams", "tokenizer", "tokenize"),
-            *("pretrain", "posttrain", "score", "evaluate", "sweep", "report", "fit"),
+            *VERBS_OF_RUN_FILES,
+            *("check", "report", "runs", "compare", "leaderboard", "fit"),
         )
     },
     "generate": lambda path: ["generate", path, "--prompt", "x", "--json"],
+    "chat": lambda path: ["chat", path],
     "trace": lambda path: ["trace", path, "--step", "1", "--json"],
+    "average": lambda path: ["average", path, "out", "--last", "2", "--json"],
+    "predict": lambda path: ["predict", path, "--params", "1B", "--tokens", "20B", "--json"],
     "mixture": lambda path: ["mixture", path, path, "--json"],
     "plan": lambda path: ["plan", path, "--flops", "1e18", "--json"],
     "plan --hardware": lambda path: [

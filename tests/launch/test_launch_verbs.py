@@ -392,6 +392,20 @@ def test_a_wrong_command_line_is_one_line(
     assert not user.cluster.jobs and not user.cluster.uploads
 
 
+def test_the_beginning_of_an_id_names_a_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Home(str(tmp_path)).create("tokenizer", "/x/tokenizer")
+    run.take_attempt("job-1", "http://127.0.0.1:1", "", {})
+    with contextlib.closing(run.open_log(1)) as log:
+        log.write(b"its log\n")
+    run.record("ended", 1, state="done", exit_code=0)
+    for verb, said in (("logs", "its log\n"), ("stop", f"{run.id}: done\n")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([verb, "tok", "--home", str(tmp_path)])
+        assert (ended.value.code, capfd.readouterr().out) == (0, said)
+
+
 def test_the_table_is_empty_at_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for option in ([], ["--json"]):
         with pytest.raises(SystemExit) as ended:
