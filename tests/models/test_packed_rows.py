@@ -18,10 +18,18 @@ from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import LLAMA
 from trainrig.models.families.tensors import table_of, tensor_shapes
+from trainrig.models.kernels import document_attention
 from trainrig.models.positions import Rotation
 
 ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # lengths of documents, row by row
 T = 22
+
+
+@pytest.fixture(params=["under a mask", "by document"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as short as these are read under a mask, but for what is changed here."""
+    if request.param == "by document":
+        monkeypatch.setattr(document_attention, "TOGETHER", 24)  # six places
 
 
 def packed_positions(rows: list[list[int]]) -> torch.Tensor:
@@ -42,6 +50,7 @@ def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
     )
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_heads):
     model, ids = build(kv_heads=kv_heads), random_ids(4)
@@ -53,6 +62,7 @@ def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_head
         ].abs().max() > 1e-2  # which the row itself does not
 
 
+@pytest.mark.usefixtures("either_way")
 def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
     model, ids, targets = build(), random_ids(4), random_ids(4, seed=1)
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -67,6 +77,7 @@ def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
         assert (together - alone).abs().max() <= 1e-5 * max(1, alone.abs().max()), name
 
 
+@pytest.mark.usefixtures("either_way")
 def test_transformers_gives_each_document_alone_the_same_logits(build):
     transformers = pytest.importorskip("transformers")
     model, ids = build(), random_ids(4)
@@ -95,6 +106,7 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
     assert (packed - theirs).abs().max() <= 1e-5
 
 
+@pytest.mark.usefixtures("either_way")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
 def test_a_document_that_changes_changes_no_other(build, lengths, data):
@@ -112,6 +124,7 @@ def test_a_document_that_changes_changes_no_other(build, lengths, data):
     assert not torch.allclose(after[place], before[place], atol=1e-3)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_row_of_one_document_is_a_row_without_positions(build):
     model, ids = build(), random_ids(3)
     with torch.no_grad():
@@ -119,6 +132,7 @@ def test_a_row_of_one_document_is_a_row_without_positions(build):
         assert (packed - model(ids).logits).abs().max() <= 1e-5
 
 
+@pytest.mark.usefixtures("either_way")
 def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
     # Distances alone count, so documents that merely begin later would not show it: a gap does.
     model, ids = build(), random_ids(1)[:, :6]

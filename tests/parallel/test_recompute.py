@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.kernels import document_attention
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel.recompute import Full, Selective, recompute
 
@@ -32,7 +33,7 @@ def batch(length=48, rows=3):
     return torch.randint(64, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
-def gradients(model, packed=False):
+def gradients(model, packed=None):
     ids = batch()
     positions = torch.arange(48).remainder(20).expand(3, -1) if packed else None
     loss = cross_entropy_sum(model(ids, positions_BT=positions).logits, ids)
@@ -73,8 +74,10 @@ def kept_for_the_backward_pass(way):
 
 @pytest.mark.parametrize("way", ["all layers", "every second", "selective"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packed", [False, True])
-def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed):
+@pytest.mark.parametrize("packed", [None, "under a mask", "by document"])
+def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed, monkeypatch):
+    if packed == "by document":
+        monkeypatch.setattr(document_attention, "TOGETHER", 64)
     plain, again = gradients(build(None, dtype), packed), gradients(build(WAYS[way], dtype), packed)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 

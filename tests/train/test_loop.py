@@ -216,6 +216,18 @@ def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_
     assert losses(job) != pytest.approx(losses(across), rel=1e-4)
 
 
+@pytest.mark.parametrize("window", [None, {"size": 40}])
+def test_long_rows_of_documents_leave_the_same_bits_on_any_number_of_ranks(
+    ranks, make_job, tmp_path, window
+):
+    """Which a CPU reads by document: see models/kernels/document_attention.py."""
+    batches = {"sequence_length": 160, "global_batch": 6, "micro_batch": 2, "attend": "document"}
+    model = {"positions": 160, "attention": {"window": window}}
+    job = make_job(tmp_path, 3, batches=batches, model=model)
+    found = [each for n in (1, 2, 3) for each in ranks(n, "steps", job=job, count=3)]
+    assert len({each["digest"] for each in found}) == 1
+
+
 def fresh_model(job):
     model = Decoder(job.model)
     initialise(model, job.training.seed)

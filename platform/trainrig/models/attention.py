@@ -7,7 +7,7 @@ stream, H query heads, K key and value heads, D channels of one head.
 import functools
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,9 @@ from trainrig.models.architecture.shapes import (
     ProjectionShape,
     VectorShape,
 )
-from trainrig.models.blocked_attention import blocked_attention
 from trainrig.models.feedforward import projection
+from trainrig.models.kernels.blocked_attention import blocked_attention
+from trainrig.models.kernels.document_attention import document_attention
 from trainrig.models.norm import Norm
 from trainrig.models.positions import Rotation, alibi_slopes
 
@@ -93,7 +94,8 @@ class Sight:
     ) -> None:
         """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
         for kernels that take one: true where a query may look, whatever the window; or numbers
-        [B, H, T, S] that are added to logits, minus infinity where it may not. `added_B1TS`: what
+        [B, H, T, S] that are added to logits, minus infinity where it may not; None beside
+        documents: they are read each by itself, in layers that hide none. `added_B1TS`: what
         is true or false there, as such numbers. `causal` false: also those after it are seen, and
         the window is around it."""
         self.rotation, self.window, self.causal = rotation, window, causal
@@ -113,6 +115,11 @@ class Sight:
             return False
         farthest = self.window - 1 if self.causal else (self.window - 1) // 2
         return farthest < seen - 1
+
+
+# What computes attention: torch's kernels, told by what is true of all rows, by a mask or by
+# document; or ours.
+Way = Literal["causal", "all", "mask", "documents", "blocks"]
 
 
 class Attention(nn.Module):
@@ -173,27 +180,50 @@ class Attention(nn.Module):
         attend (over devices, say) can take its place.
         """
         new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
-        windowed = sight.hides_by_distance(seen)
-        if windowed or self.logit_cap is not None or self.sinks is not None or self.alibi:
+        way = self.way(new, seen, sight)
+        if way == "blocks":
             return self._attend_in_blocks(query_BHTD, key_BKSD, value_BKSD, sight)
-        mask_B1TS, causal = sight.mask_for(query_BHTD.dtype), False
+        if way == "documents":
+            assert sight.documents_BS is not None
+            return document_attention(
+                query_BHTD,
+                key_BKSD,
+                value_BKSD,
+                sight.documents_BS,
+                scale=self.query_scale or 1 / math.sqrt(self.head_channels),
+                causal=sight.causal,
+            )
+        mask_B1TS = sight.mask_for(query_BHTD.dtype) if way == "mask" else None
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
-        elif not sight.causal:
-            pass  # all see all
-        elif new == seen:
-            causal = True  # not the comparison itself: where lengths are symbols, that is no bool
-        elif new > 1:  # one alone sees all there is
+        elif way == "mask":
             mask_B1TS = _causal_mask(new, seen, query_BHTD.device)
         return F.scaled_dot_product_attention(
             query_BHTD,
             key_BKSD,
             value_BKSD,
             attn_mask=mask_B1TS,
-            is_causal=causal,
+            is_causal=way == "causal",
             scale=self.query_scale,
             enable_gqa=query_BHTD.shape[1] != key_BKSD.shape[1],
         )
+
+    def way(self, new: int, seen: int, sight: Sight) -> Way:
+        """How the last `new` of `seen` positions are attended for. Which kernel of torch's that
+        comes to is in docs/performance.md."""
+        if self.logit_cap is not None or self.sinks is not None or self.alibi:
+            return "blocks"
+        if sight.hides_by_distance(seen):
+            return "blocks"
+        if sight.mask_B1TS is not None:
+            return "mask"
+        if sight.documents_BS is not None:
+            return "documents"
+        if not sight.causal:
+            return "all"
+        if new == seen:
+            return "causal"
+        return "mask" if new > 1 else "all"  # one alone sees all there is
 
     def _attend_in_blocks(
         self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, sight: Sight

@@ -35,6 +35,7 @@ from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape,
 from trainrig.models.embedding import Embedding
 from trainrig.models.feedforward import DenseFeedForward, projection
 from trainrig.models.initial_values import fill_fresh
+from trainrig.models.kernels.document_attention import reads_documents
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head, ModelOutput
@@ -203,10 +204,18 @@ class Decoder(nn.Module):
         streams = [x_BTC, *(layer(x_BTC, sight)[0] for layer in self.further_layers)]
         return tuple(self._finish(each, routers, None, documents_BS) for each in streams)
 
-    def _keeps_masks(self, seen: int) -> bool:
-        """Whether a kernel of some layer takes a mask of `seen` positions, whose numbers it keeps:
-        what is done in blocks takes none."""
-        attention = self.config.attention
+    def _takes_mask(
+        self,
+        documents_BS: Tensor,
+        new: int,
+        marks: MaskRegions | None,
+        dtype: torch.dtype | None,
+    ) -> bool:
+        """Whether a kernel of some layer takes a mask of `documents_BS`: what is done in blocks, or
+        by document, takes none."""
+        attention, seen = self.config.attention, documents_BS.shape[-1]
+        if new != seen or marks is not None:  # of what is read already a layer may hold less
+            return True
         if attention.logit_cap is not None or attention.sinks:
             return False
         if isinstance(self.config.position_embedding, Alibi):
@@ -214,7 +223,9 @@ class Decoder(nn.Module):
         causal = not self.config.bidirectional
         window = None if attention.window is None else attention.window.size
         hides = Sight(None, None, window, causal=causal).hides_by_distance(seen)
-        return not all(self._local) or not hides
+        if all(self._local) and hides and not self.further_layers:
+            return False
+        return dtype is None or not reads_documents(documents_BS, new, dtype)
 
     @property
     def every_layer(self) -> list[nn.Module]:
@@ -317,10 +328,9 @@ class Decoder(nn.Module):
         new, width = positions.shape[-1], self.shape.head_channels
         causal = not self.config.bidirectional
         mask_B1TS = added_B1TS = None
-        if documents_BS is not None:
+        if documents_BS is not None and self._takes_mask(documents_BS, new, marks, dtype):
             mask_B1TS = document_mask(documents_BS, new, causal, marks)
-            seen = documents_BS.shape[-1]
-            if dtype is not None and self._keeps_masks(seen) and torch.is_grad_enabled():
+            if dtype is not None and torch.is_grad_enabled():
                 added_B1TS = added_mask(mask_B1TS, dtype)
         rope, window = self.config.position_embedding, self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None

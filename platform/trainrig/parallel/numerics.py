@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from trainrig.models.kernels.document_attention import TOGETHER
 from trainrig.parallel.compiled import Compile
 
 # cuBLAS is deterministic only with a workspace of its own (its documentation, "Results
@@ -42,6 +43,7 @@ def fingerprint(compiled: Compile | None = None) -> dict[str, str]:
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "float32_products": torch.get_float32_matmul_precision(),
         "compiled": compiled.in_words if compiled else "none",
+        "documents": f"read apart in rows of more than {TOGETHER} bytes a channel",
     }
     products = torch.backends.cuda.matmul
     found["narrow_sums"] = str(products.allow_bf16_reduced_precision_reduction)

@@ -63,7 +63,8 @@ def dear() -> frozenset[Any]:
     """What costs a layer its time, on any device. Attention has a kernel of its own on each."""
     import torch
 
-    from trainrig.models import blocked_attention, moe
+    from trainrig.models import moe
+    from trainrig.models.kernels import blocked_attention, document_attention
 
     aten = torch.ops.aten
     return frozenset(
@@ -76,6 +77,7 @@ def dear() -> frozenset[Any]:
             aten._scaled_dot_product_efficient_attention.default,
             aten._scaled_dot_product_cudnn_attention.default,
             blocked_attention.OPERATOR,
+            document_attention.OPERATOR,
             moe.OPERATOR,
         }
     )

@@ -11,11 +11,11 @@ from trainrig.estimate.memory import step_memory
 from trainrig.flops import token_flops
 from trainrig.models import model_class
 from trainrig.models.attention import KeyValueCache
-from trainrig.models.blocked_attention import QUERIES, blocked_attention
 from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import BidirectionalEncoder, build_model
+from trainrig.models.kernels.blocked_attention import QUERIES, blocked_attention
 from trainrig.optim import AdamW
 from trainrig.train.run_file import Pretraining, Training
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from trainrig.models import blocked_attention as module
-from trainrig.models.blocked_attention import blocked_attention
+from trainrig.models.kernels import blocked_attention as module
+from trainrig.models.kernels.blocked_attention import blocked_attention
 
 S, WIDTH, SCALE = 8, 6, 0.4
 

@@ -4,13 +4,15 @@ Sliding windows (only the keys near a block are touched), soft-capped logits, at
 linear biases and documents within a row, forward and backward, without ever holding [T, S]
 logits: like FlashAttention (Dao et al. 2022, arXiv:2205.14135) the backward pass computes them
 again from the saved sum of exponentials. Plain torch, so it runs on any device, and the same
-shapes give the same bits. Logits are computed in float32.
+shapes give the same bits. Logits are computed in float32. On a CPU a long row with documents is
+read by itself, and a block's keys are those between the ends of its own documents; on a GPU that
+would wait for the device to say where they are.
 
 Shapes: B batch, T queries (the last of S positions), S keys, H query heads, K key and value heads,
 G query heads a key head, D channels of one head; t queries of a block, s keys that they may see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +77,10 @@ class Blocks:
         if own_BT is None and documents_BS is not None:
             own_BT = documents_BS[:, self.past : self.past + self.new]
         self.own_BT = own_BT
+        self._reach: _Reach | None = None
+        if own_BT is not None and _rows_apart(documents_BS, self.new) and batch == 1:
+            assert documents_BS is not None
+            self._reach = _Reach(own_BT, documents_BS)
         # How far one may look back, and ahead; None: to the end.
         self.back = None if window is None else window - 1 if causal else (window - 1) // 2
         self.ahead = 0 if causal else self.back
@@ -87,6 +93,9 @@ class Blocks:
             last = self.seen
             if self.ahead is not None:
                 last = min(last, end + self.past + self.ahead)
+            if self._reach is not None:
+                low, high = self._reach.of(begin, end)
+                first, last = max(first, low), min(last, high)
             if first < last:
                 yield slice(begin, end), slice(first, last)
 
@@ -115,6 +124,38 @@ class Blocks:
         own_Bt = self.own_BT[:, queries]
         hidden_Bts = hidden_ts | (own_Bt[:, :, None] != self.documents_BS[:, None, keys])
         return x_BKGts.masked_fill(hidden_Bts[:, None, None], -torch.inf), bent
+
+
+class _Reach:
+    """Where the documents of one row's queries stand among its keys."""
+
+    def __init__(self, own_1T: Tensor, documents_1S: Tensor) -> None:
+        self._own: list[int] = own_1T[0].tolist()
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        for place, document in enumerate(documents_1S[0].tolist()):
+            self._first.setdefault(document, place)
+            self._last[document] = place + 1
+
+    def of(self, begin: int, end: int) -> tuple[int, int]:
+        """The first key of any document that queries `begin` to `end` are of, and that after the
+        last; (0, 0): there is none."""
+        documents = self._first.keys() & set(self._own[begin:end])
+        lows, highs = ([of[each] for each in documents] for of in (self._first, self._last))
+        return min(lows, default=0), max(highs, default=0)
+
+
+def _rows_apart(documents_BS: Tensor | None, new: int) -> bool:
+    """Whether rows are read one by one: queries of one block are read of all rows at once."""
+    return documents_BS is not None and documents_BS.device.type == "cpu" and new > QUERIES
+
+
+def _rows(documents_BS: Tensor | None, query_BHTD: Tensor) -> list[slice]:
+    """The rows that are read at a time."""
+    batch, _, new, _ = query_BHTD.shape
+    if not _rows_apart(documents_BS, new):
+        return [slice(0, batch)]
+    return [slice(row, row + 1) for row in range(batch)]
 
 
 def look(
@@ -192,6 +233,65 @@ def _split_rows(x_BKR: Tensor, groups: int) -> Tensor:
     return x_BKR.reshape(*x_BKR.shape[:2], groups, -1, x_BKR.shape[-1])
 
 
+def attend(
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    documents_BS: Tensor | None,
+    slopes_H: Tensor | None,
+    sinks_H: Tensor | None,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
+    settings = slopes_H, scale, window, cap, causal
+    found = []
+    for row in _rows(documents_BS, query_BHTD):
+        documents = None if documents_BS is None else documents_BS[row]
+        blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
+        found.append(look(blocks, value_BKSD[row], sinks_H))
+    seen, sums = zip(*found, strict=True)
+    return _joined(seen), _joined(sums)
+
+
+def attend_backward(
+    gradient_BHTD: Tensor,
+    seen_BHTD: Tensor,
+    sums_BHT: Tensor,
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    documents_BS: Tensor | None,
+    slopes_H: Tensor | None,
+    sinks_H: Tensor | None,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys, values and sinks (empty without sinks)."""
+    settings = slopes_H, scale, window, cap, causal
+    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
+    rows = []
+    for row in _rows(documents_BS, query_BHTD):
+        documents = None if documents_BS is None else documents_BS[row]
+        blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
+        saved = value_BKSD[row], gradient_BHTD[row], mean_BHT[row], sums_BHT[row]
+        rows.append(differentiate(blocks, *saved))
+    found = (_joined(each) for each in zip(*rows, strict=True))
+    of_sinks = sums_BHT.new_empty(0)
+    if sinks_H is not None:
+        of_sinks = gradients_of_sinks(sinks_H, sums_BHT, mean_BHT)
+    of_query, of_key, of_value = (each.to(query_BHTD.dtype) for each in found)
+    return of_query, of_key, of_value, of_sinks
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
 @library.custom_op("trainrig::blocked_attention", mutates_args=())
 def _attention(
     query_BHTD: Tensor,
@@ -205,9 +305,9 @@ def _attention(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
-    blocks = Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
-    return look(blocks, value_BKSD, sinks_H)
+    """See `attend`."""
+    inputs = query_BHTD, key_BKSD, value_BKSD, documents_BS, slopes_H, sinks_H
+    return attend(*inputs, scale, window, cap, causal)
 
 
 @_attention.register_fake
@@ -243,15 +343,10 @@ def _attention_backward(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys, values and sinks (empty without sinks)."""
-    blocks = Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
-    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
-    found = differentiate(blocks, value_BKSD, gradient_BHTD, mean_BHT, sums_BHT)
-    of_sinks = sums_BHT.new_empty(0)
-    if sinks_H is not None:
-        of_sinks = gradients_of_sinks(sinks_H, sums_BHT, mean_BHT)
-    of_query, of_key, of_value = (each.to(query_BHTD.dtype) for each in found)
-    return of_query, of_key, of_value, of_sinks
+    """See `attend_backward`."""
+    saved = gradient_BHTD, seen_BHTD, sums_BHT, query_BHTD, key_BKSD, value_BKSD
+    rest = documents_BS, slopes_H, sinks_H
+    return attend_backward(*saved, *rest, scale, window, cap, causal)
 
 
 @_attention_backward.register_fake

@@ -1,0 +1,1 @@
+"""Ways to compute attention, as operators that torch knows by name."""

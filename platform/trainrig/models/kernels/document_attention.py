@@ -1,0 +1,219 @@
+"""Attention inside documents on a CPU: each document of a packed row by itself.
+
+A mask over whole rows costs rows squared, of which it drops most; here the cost is the documents'
+own squares. torch's kernel is called for each long document, and for several short neighbours at
+once, under a mask of their own. What is called, and with which shapes, follows from the documents
+of the rows alone.
+
+Shapes: B rows, T places of a row, H query heads, K key and value heads, D channels of one head.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+# Of short documents one call reads so many bytes of a channel at most: 128 places in float32, 256
+# in bfloat16, where the kernel takes longer to begin. What was quickest of 64 to 512 places.
+TOGETHER = 512
+
+_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def document_attention(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    *,
+    scale: float,
+    causal: bool = True,
+) -> Tensor:
+    """What each query sees of its own document, [B, H, T, D]: itself and what is before it; not
+    `causal`, all. The places of a document stand together."""
+    inputs = query_BHTD, key_BKTD, value_BKTD, documents_BT
+    seen: Tensor = _attention(*inputs, scale, causal)[0]
+    return seen
+
+
+def document_bounds(documents_BT: Tensor) -> list[list[int]]:
+    """For each row the places at which its documents begin, and T."""
+    rows, places = documents_BT.shape
+    bounds = [[0] for _ in range(rows)]
+    changes = (documents_BT[:, 1:] != documents_BT[:, :-1]).nonzero()
+    for row, place in changes.tolist():
+        bounds[row].append(place + 1)
+    for row in bounds:
+        row.append(places)
+    return bounds
+
+
+def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype) -> bool:
+    """Whether the last `new` queries, of `dtype`, are better read by document than under a mask of
+    whole rows."""
+    seen = documents_BS.shape[1]
+    return documents_BS.device.type == "cpu" and new == seen and seen > TOGETHER // dtype.itemsize
+
+
+def segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice, bool]]:
+    """What each call reads of a row, and whether that is one document: else it is short ones that
+    come to no more than `together` places."""
+    begin, documents = bounds[0], 0
+    for low, high in itertools.pairwise(bounds):
+        if documents and high - begin > together:
+            yield slice(begin, low), documents == 1
+            begin, documents = low, 0
+        documents += 1
+    yield slice(begin, bounds[-1]), documents == 1
+
+
+def attend(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
+    seen_BHTD, sums_BHT = _results(query_BHTD)
+    for row, places, mask in _calls(documents_BT, query_BHTD.dtype, causal):
+        parts = (each[row, :, places] for each in (query_BHTD, key_BKTD, value_BKTD))
+        seen, sums = _kernel(*parts, is_causal=causal and mask is None, attn_mask=mask, scale=scale)
+        seen_BHTD[row, :, places] = seen
+        sums_BHT[row, :, places] = sums
+    return seen_BHTD, sums_BHT
+
+
+def differentiate(
+    gradient_BHTD: Tensor,
+    seen_BHTD: Tensor,
+    sums_BHT: Tensor,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    found = tuple(_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+    saved = gradient_BHTD, query_BHTD, key_BKTD, value_BKTD, seen_BHTD, sums_BHT
+    for row, places, mask in _calls(documents_BT, query_BHTD.dtype, causal):
+        parts = (each[row, :, places] for each in saved)
+        gradients = _kernel_backward(
+            *parts, 0.0, causal and mask is None, attn_mask=mask, scale=scale
+        )
+        for whole, part in zip(found, gradients, strict=True):
+            whole[row, :, places] = part
+    of_query, of_key, of_value = found
+    return of_query, of_key, of_value
+
+
+def _calls(
+    documents_BT: Tensor, dtype: torch.dtype, causal: bool
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """The row and the places that each call reads, and its mask, where it has several documents."""
+    for number, bounds in enumerate(document_bounds(documents_BT)):
+        row = slice(number, number + 1)
+        for places, whole in segments(bounds, TOGETHER // dtype.itemsize):
+            yield row, places, None if whole else _mask(documents_BT[number, places], dtype, causal)
+
+
+def _mask(documents_t: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
+    """[1, 1, t, t], what to add to logits."""
+    together_tt = documents_t[:, None] == documents_t[None, :]
+    if causal:
+        together_tt = together_tt.tril()
+    added_tt = torch.zeros(together_tt.shape, dtype=dtype).masked_fill_(~together_tt, -torch.inf)
+    return added_tt[None, None]
+
+
+def _results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Where what is seen and the sums go, laid out as torch's kernel does: heads of a place stand
+    together, as the projection after it reads them."""
+    wide = torch.float32 if query_BHTD.dtype != torch.float64 else torch.float64
+    batch, heads, places, _ = query_BHTD.shape
+    sums_BTH = query_BHTD.new_empty((batch, places, heads), dtype=wide)
+    return _by_place(query_BHTD), sums_BTH.transpose(1, 2)
+
+
+def _by_place(x_BHTD: Tensor) -> Tensor:
+    batch, heads, places, width = x_BHTD.shape
+    return x_BHTD.new_empty((batch, places, heads, width)).transpose(1, 2)
+
+
+@library.custom_op("trainrig::document_attention", mutates_args=(), device_types="cpu")
+def _attention(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `attend`."""
+    return attend(query_BHTD, key_BKTD, value_BKTD, documents_BT, scale, causal)
+
+
+@_attention.register_fake
+def _attention_shapes(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    return _results(query_BHTD)
+
+
+@library.custom_op("trainrig::document_attention_backward", mutates_args=(), device_types="cpu")
+def _attention_backward(
+    gradient_BHTD: Tensor,
+    seen_BHTD: Tensor,
+    sums_BHT: Tensor,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `differentiate`."""
+    saved = seen_BHTD, sums_BHT, query_BHTD, key_BKTD, value_BKTD, documents_BT
+    return differentiate(gradient_BHTD, *saved, scale, causal)
+
+
+@_attention_backward.register_fake
+def _attention_backward_shapes(
+    gradient_BHTD: Tensor,
+    seen_BHTD: Tensor,
+    sums_BHT: Tensor,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _by_place(query_BHTD), _by_place(key_BKTD), _by_place(value_BKTD)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, documents, *ctx.settings = inputs
+    ctx.save_for_backward(*output, query, key, value, documents)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    found = _attention_backward(gradient, *ctx.saved_tensors, *ctx.settings)
+    return *found, None, None, None
+
+
+_attention.register_autograd(_differentiate, setup_context=_save)
+
+# As recomputation knows it.
+OPERATOR = torch.ops.trainrig.document_attention.default

@@ -1,0 +1,133 @@
+"""Attention inside documents of packed rows beside a mask of whole rows, in turns on one thread."""
+
+import statistics
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trainrig.hardware import cpu_has_bfloat16
+from trainrig.models.attention import added_mask, document_mask
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.kernels import blocked_attention, document_attention
+
+pytestmark = pytest.mark.bench
+
+HEADS, WIDTH, TOKENS, ROUNDS = 6, 64, 4096, 5
+
+
+@pytest.mark.timeout(3600)
+def test_cost_follows_the_squares_of_documents(monkeypatch, write_result):
+    torch.set_num_threads(1)
+    names = ["float32", "bfloat16"] if cpu_has_bfloat16() else ["float32"]
+    table = {}
+    for name in names:
+        for places in (1024, 2048, 4096):
+            for length in (128, 512):
+                table[f"{name}, rows of {places}, documents of {length}"] = one_layer(
+                    getattr(torch, name), places, length
+                )
+    capped = {
+        f"rows of {places}, documents of 256": in_blocks(monkeypatch, places, 256)
+        for places in (1024, 4096)
+    }
+    step = {f"rows of {places}": whole_step(monkeypatch, places) for places in (1024, 2048)}
+    found = {"tokens": TOKENS, "rounds": ROUNDS, "layer": table, "soft caps": capped, "step": step}
+    write_result("document-attention.json", found)
+    for name, each in table.items():
+        print(name, each)
+    print(capped, step)
+    for places in (2048, 4096):
+        ratio = table[f"float32, rows of {places}, documents of 512"]["over a mask"]["median"]
+        assert ratio < 0.5
+
+
+def rows_of(places, length):
+    """[B, T], the documents of as many rows as have `TOKENS` places."""
+    return (torch.arange(places) // length).expand(TOKENS // places, places)
+
+
+def one_layer(dtype, places, length):
+    """Forward and backward, over the same under a mask that is there, and over causal attention."""
+    documents = rows_of(places, length)
+    rows = len(documents)
+    parts = [
+        torch.randn(rows, places, HEADS, WIDTH, dtype=dtype).transpose(1, 2).requires_grad_()
+        for _ in range(3)
+    ]
+    mask, scale = added_mask(document_mask(documents, places), dtype), WIDTH**-0.5
+    times = in_turns(
+        {
+            "documents": lambda: backward(
+                document_attention.document_attention(*parts, documents, scale=scale)
+            ),
+            "mask": lambda: backward(F.scaled_dot_product_attention(*parts, attn_mask=mask)),
+            "causal": lambda: backward(F.scaled_dot_product_attention(*parts, is_causal=True)),
+        }
+    )
+    return {"over a mask": ratio(times, "mask"), "over causal": ratio(times, "causal")}
+
+
+def in_blocks(monkeypatch, places, length):
+    """Capped logits in blocks, over the same with all keys before each block."""
+    documents = rows_of(places, length)
+    rows = len(documents)
+    parts = [torch.randn(rows, HEADS, places, WIDTH).requires_grad_() for _ in range(3)]
+
+    def attend(apart):
+        with monkeypatch.context() as patch:
+            if not apart:
+                patch.setattr(blocked_attention, "_rows_apart", lambda documents, new: False)
+            seen = blocked_attention.blocked_attention(
+                *parts, scale=WIDTH**-0.5, cap=30.0, documents_BS=documents
+            )
+            backward(seen)
+
+    times = in_turns({"documents": lambda: attend(True), "all": lambda: attend(False)}, 3)
+    return ratio(times, "all")
+
+
+def whole_step(monkeypatch, places):
+    """Forward and backward pass of a decoder of 6 layers of 384 channels and 4,096 entries, with
+    documents of 256, over the same under a mask."""
+    config = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=4096, positions=places)
+    model = Decoder(config)
+    initialise(model, 0)
+    positions = torch.arange(places).remainder(256).expand(TOKENS // places, places)
+    ids = torch.randint(4096, positions.shape)
+
+    def go(by_document):
+        with monkeypatch.context() as patch:
+            if not by_document:
+                patch.setattr(document_attention, "TOGETHER", 2**30)
+            logits = model(ids, positions_BT=positions).logits
+            F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+
+    return ratio(in_turns({"documents": lambda: go(True), "mask": lambda: go(False)}, 3), "mask")
+
+
+def backward(seen):
+    seen.backward(torch.ones_like(seen))
+
+
+def in_turns(ways, rounds=ROUNDS):
+    """CPU seconds of each of `ways`, round by round, as others may want the cores."""
+    for way in ways.values():
+        way()
+    times = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            began = time.process_time()
+            way()
+            times[name].append(time.process_time() - began)
+    return times
+
+
+def ratio(times, peer):
+    found = sorted(a / b for a, b in zip(times["documents"], times[peer], strict=True))
+    return {
+        "median": round(statistics.median(found), 3),
+        "from_to": [round(found[0], 3), round(found[-1], 3)],
+        "milliseconds": round(1e3 * statistics.median(times["documents"]), 2),
+    }

@@ -1,0 +1,132 @@
+"""Which kernel computes attention: to torch's dispatcher, and to docs/performance.md."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainrig.models.attention import KeyValueCache
+from trainrig.models.decoder import initialise
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+TITLE = "## Which kernel computes attention"
+LONG, SHORT = 300, 100  # places of a row: more, and fewer, than a mask is better for on a CPU
+
+# The page's names of what the dispatcher calls.
+KERNELS = {
+    "_scaled_dot_product_flash_attention_for_cpu": "FlashAttention for CPUs",
+    "_scaled_dot_product_flash_attention": "FlashAttention-2",
+    "_scaled_dot_product_cudnn_attention": "cuDNN",
+    "_scaled_dot_product_efficient_attention": "memory-efficient",
+    "document_attention": "by document",
+    "blocked_attention": "in blocks",
+    "_safe_softmax": "plain products",
+    "_softmax": "plain products",
+}
+SIZES: dict[str, Any] = {"layers": 2, "channels": 64, "heads": 4, "vocabulary": 32}
+
+
+class Kernels(TorchDispatchMode):
+    """The names of the kernels of attention that are called while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if name := KERNELS.get(function._schema.name.partition("::")[2]):
+            self.found.add(name)
+        return function(*args, **(kwargs or {}))
+
+
+def called(case: str, device: str, dtype: torch.dtype, kv_heads: int) -> set[str]:
+    """The kernels of a forward pass of the rows that the page calls `case`."""
+    model, arguments = CASES[case](kv_heads)
+    initialise(model, 0)
+    model = model.to(device, dtype)
+    arguments = {name: each.to(device) for name, each in arguments.items()}
+    if "documents_BS" in arguments:  # also of what caches hold
+        arguments["caches"] = [KeyValueCache() for _ in model.layers]
+        with torch.no_grad():
+            model(_ids(SHORT)["ids_BT"].to(device), arguments["caches"])
+    with Kernels() as kernels:
+        model(**arguments)
+    return kernels.found
+
+
+def documented() -> dict[str, dict[str, list[set[str]]]]:
+    """By the first cell of each row and the title of its column, the kernels that are named: one
+    set or another; none where they are not known."""
+    part = PAGE.read_text().partition(TITLE)[2].partition("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
+    head, _, *rows = lines
+    return {
+        row[0]: {
+            column: [set(each.split(" and ")) for each in cell.split(" or ") if each != "not known"]
+            for column, cell in zip(head[1:], row[1:], strict=True)
+        }
+        for row in rows
+    }
+
+
+def decoder(kv_heads: int, **changes: Any) -> Any:
+    return build_model(DecoderConfig(**SIZES, kv_heads=kv_heads, positions=LONG, **changes))
+
+
+def _encoder(kv_heads: int, **changes: Any) -> Any:
+    return build_model(EncoderConfig(**SIZES, kv_heads=kv_heads, positions=LONG, **changes))
+
+
+def _ids(places: int) -> dict[str, torch.Tensor]:
+    return {"ids_BT": torch.arange(2 * places).view(2, places).remainder(32)}
+
+
+def packed(places: int) -> dict[str, torch.Tensor]:
+    return _ids(places) | {"positions_BT": torch.arange(places).remainder(70).expand(2, -1)}
+
+
+def _marked(places: int) -> dict[str, torch.Tensor]:
+    return packed(places) | {"prefixes_BT": torch.arange(places).expand(2, -1) < 9}
+
+
+def _padded(kv_heads: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    documents = torch.ones(2, SHORT + 3, dtype=torch.long)
+    documents[1, :5] = 0
+    return decoder(kv_heads), {
+        "ids_BT": torch.ones(2, 3, dtype=torch.long),
+        "positions_BT": torch.arange(SHORT, SHORT + 3).expand(2, -1),
+        "documents_BS": documents,
+    }
+
+
+def _pairs(_: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    config = EncoderDecoderConfig(**SIZES, positions=LONG)
+    ids = _ids(SHORT)["ids_BT"]
+    return build_model(config), {"ids_BS": ids, "decoder_ids_BT": ids}
+
+
+CASES = {
+    "one document a row": lambda heads: (decoder(heads), _ids(LONG)),
+    "one document a row, seen from both sides": lambda heads: (_encoder(heads), _ids(LONG)),
+    "several documents a row": lambda heads: (decoder(heads), packed(LONG)),
+    "several documents a row, seen from both sides": lambda heads: (
+        _encoder(heads),
+        packed(LONG),
+    ),
+    "several documents in rows of at most 512 bytes a channel": lambda heads: (
+        decoder(heads),
+        packed(SHORT),
+    ),
+    "prefixes, or branches of pairs": lambda heads: (decoder(heads), _marked(LONG)),
+    "more than one new token behind a cache, or padding there": _padded,
+    "windows that hide any, soft caps, sinks, ALiBi": lambda heads: (
+        decoder(heads, attention={"window": {"size": 20}}),
+        packed(LONG),
+    ),
+    "T5's biases, and what its decoder sees of texts": _pairs,
+}

@@ -1,0 +1,24 @@
+"""The table of docs/performance.md, held to what is called on a CPU; tests/gpu has the rest."""
+
+import pytest
+import torch
+from tests.models.attention_kernels import CASES, Kernels, called, decoder, documented, packed
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_are_those_that_the_page_names(case, kv_heads, dtype):
+    assert [called(case, "cpu", dtype, kv_heads)] == documented()[case]["CPU"]
+
+
+def test_the_page_has_no_other_rows():
+    assert documented().keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("setting", [{"logit_cap": 5.0}, {"sinks": True}])
+def test_caps_and_sinks_are_read_in_blocks(setting):
+    model, arguments = decoder(2, attention=setting), packed(100)
+    with torch.no_grad(), Kernels() as kernels:
+        model(**arguments)
+    assert kernels.found == {"in blocks"}
