@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig import config, storage
+from trainrig import config, hardware, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import read_manifest
@@ -165,6 +165,22 @@ def stopped_at_six(without_ray, make_run, monkeypatch, tmp_path):
     stop_after(6, without_ray, make_run, monkeypatch, run)
     assert not (tmp_path / "run" / "manifest.json").exists()
     return make
+
+
+def test_emulated_numbers_are_warned_of_before_a_run_begins(
+    make_run, monkeypatch, caplog, tmp_path
+):
+    def begin(*_):
+        assert "this CPU has no hardware for bfloat16" in caplog.text
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(trainer, "known_pools", lambda: [])
+    monkeypatch.setattr(trainer, "has_gpus", lambda pools: False)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
+    monkeypatch.setattr(trainer, "run", begin)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(make_run(tmp_path / "run", training={"precision": {"compute": "bfloat16"}}))
 
 
 def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(

@@ -1,10 +1,14 @@
 """Lines of a fit that takes long: seldom, and with how much is done."""
 
+import itertools
+
 import numpy as np
 
+from trainrig.scaling.laws.fit import LawFit, fit_law
 from trainrig.scaling.laws.fit_progress import EVERY, Progress
-from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.laws.forms import DataConstrained, Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.laws.regression.held_out import HoldOut
 from trainrig.scaling.laws.regression.parametric import fit_parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 
@@ -34,3 +38,25 @@ def test_draws_are_counted_on_the_way_and_are_the_same_as_all_at_once() -> None:
     counted = bootstrap_form(fit, rules, lambda done, total: told.append((done, total)))
     assert told == [(64, 150), (128, 150), (150, 150)]
     assert counted.forms == bootstrap_form(fit, rules).forms
+
+
+def test_a_fit_of_repeated_tokens_tells_of_each_stage_its_draws_and_profiles() -> None:
+    """By the form that takes longest."""
+    law = DataConstrained(base=TRUTH, r_d=15.0, r_n=5.0)
+    n = np.repeat(np.geomspace(1e7, 1e9, 4), 4)
+    unique = np.tile([1e8, 1e9, 3e8, 3e9], 4)
+    tokens = unique * np.tile([1, 4, 16, 64], 4)
+    scatter = np.exp(0.003 * np.random.default_rng(2).normal(size=n.size))
+    loss = law.loss(n, tokens, unique) * scatter
+    runs = RunsTable.of(parameters=n, tokens=tokens, unique_tokens=unique, loss=loss)
+    said: list[str] = []
+    # So slow a clock that nothing is kept back.
+    progress = Progress(said.append, itertools.count(step=EVERY).__next__)
+    few = LawFit(form="DataConstrained", hold_out=HoldOut(share=0), bootstrap=Bootstrap(draws=20))
+    fit_law(runs, few, "web", progress=progress)
+    told = [line.rpartition(", ")[0].removeprefix("fit: ") for line in said]
+    at = [
+        told.index(each)
+        for each in ("fitting DataConstrained", "bootstrap, 20 of 20", "profiles, 7 of 7")
+    ]
+    assert at == sorted(at)
