@@ -20,6 +20,7 @@ from trainrig.errors import ConfigError
 
 CPU = "cpu-core"
 CPU_WITHOUT_BFLOAT16 = "cpu-core-without-bfloat16"
+CPUS = CPU, CPU_WITHOUT_BFLOAT16
 NO_BFLOAT16 = (
     "this CPU has no hardware for bfloat16 (no avx512_bf16, no amx_bf16): torch computes it a "
     "number at a time, about ten times as slow as float32; leave training.precision.compute out"

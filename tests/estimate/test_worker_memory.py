@@ -63,8 +63,9 @@ def test_a_row_that_workers_share_takes_a_worker_its_part():
     gathered = memory(MODEL, {"context": {"kind": "Gathered", "ranks": 2}}, 2)
     assert ring.activations == alone.activations / 2
     # Beside its part, in each of 4 layers, keys and values of the other's 64 tokens: 2 heads of 16
-    # channels in 4 bytes.
-    assert gathered.activations - ring.activations == 4 * 64 * 2 * 2 * 16 * 4
+    # channels in 4 bytes; and of 2 rows one mask of 5 sixteenths of their squares.
+    keys = 4 * 64 * 2 * 2 * 16 * 4
+    assert gathered.activations - ring.activations == keys + 4 * 2 * 64**2 * 5 / 16
 
 
 def test_what_flows_between_shared_layers_may_be_divided_as_well():

@@ -62,8 +62,9 @@ def called(case: str, device: str, dtype: torch.dtype, kv_heads: int) -> set[str
 def documented() -> dict[str, dict[str, list[set[str]]]]:
     """By the first cell of each row and the title of its column, the kernels that are named: one
     set or another; none where they are not known."""
-    part = PAGE.read_text().partition(TITLE)[2].partition("\n## ")[0]
-    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
+    part = PAGE.read_text().partition(TITLE)[2]
+    first = next(block for block in part.split("\n\n") if block.startswith("|"))
+    lines = [line.strip("| ").split(" | ") for line in first.splitlines()]
     head, _, *rows = lines
     return {
         row[0]: {

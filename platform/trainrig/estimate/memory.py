@@ -17,7 +17,8 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
                                                worker has micro-batches
     sending            8 bytes                 in deterministic mode, of each of the three largest
                                                parts gathered by themselves: what is sent, received
-    activations        by layer and token      see `per_token`
+    activations        by layer and token      see `per_token`; and masks, by two tokens of a row:
+                                               see estimate/masks.py
     fleeting           b (V + 3 C) a token,    logits of a block (objectives/chunked_head.py) and
                        + 4 V C                 the gradients of the head's weight; or, if more,
                                                b (2 F + C) a token, the gradients within a layer,
@@ -39,6 +40,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,
@@ -121,6 +123,7 @@ def step_memory(
     global_batch: int,
     micro_batch: int,
     sequence_length: int,
+    masks: RowMasks = NO_MASKS,
 ) -> Memory:
     """Of a step on `global_batch` sequences in micro-batches of `micro_batch`.
 
@@ -137,6 +140,7 @@ def step_memory(
         own, within = (tokens * each for each in per_token(generator, training))
         kept, in_a_layer = kept + own, max(in_a_layer, within)
         head = max(head, at_the_head(generator, training.precision.bytes, tokens))
+    kept += masks.kept(model, training, micro_batch, sequence_length)
     return peak_memory(
         HeldParameters(
             total=total,

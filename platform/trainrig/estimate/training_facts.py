@@ -7,6 +7,7 @@ from trainrig import hardware, storage
 from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_after_losses
 from trainrig.estimate.cost import Cost, cost
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import cache_memory
 from trainrig.estimate.objective_flops import position_flops
 from trainrig.estimate.worker_memory import worker_memory
@@ -45,7 +46,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     have."""
     offers, workers = hardware.load(machine.table), bounds(run.workers).most
     device, compute = machine.named(offers), run.training.precision.peak
-    flops = _flops(run, model)
+    flops, on_cpu = _flops(run, model), device in hardware.CPUS
     largest = max(
         worker_memory(
             model,
@@ -54,6 +55,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
             stage.global_batch,
             stage.micro_batch,
             widest_row(run.objective, stage.sequence_length),
+            RowMasks.of(run.objective, run.batches.attend == "document", on_cpu),
         ).total
         for stage in run.batches.resolved()
     )
@@ -91,7 +93,7 @@ def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
 
 def _emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
     """Whether a core of this machine would compute in numbers that it has no hardware for."""
-    here = machine.device is None and device in (hardware.CPU, hardware.CPU_WITHOUT_BFLOAT16)
+    here = machine.device is None and device in hardware.CPUS
     return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
 
 

@@ -14,6 +14,7 @@ By `estimate.memory`, of the part of the model that one worker has (`estimate.mo
 
 import math
 
+from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.memory import (
     HeldActivations,
     HeldParameters,
@@ -38,6 +39,7 @@ def worker_memory(
     global_batch: int,
     micro_batch: int,
     sequence_length: int,
+    masks: RowMasks = NO_MASKS,
 ) -> Memory:
     """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time.
 
@@ -45,7 +47,8 @@ def worker_memory(
     """
     parallel = training.parallel
     if parallel.replica == 1:
-        return step_memory(model, training, workers, global_batch, micro_batch, sequence_length)
+        sizes = global_batch, micro_batch, sequence_length
+        return step_memory(model, training, workers, *sizes, masks)
     tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
     expert = 1 if parallel.expert is None else parallel.expert.ranks
     context = 1 if parallel.context is None else parallel.context.ranks
@@ -57,6 +60,7 @@ def worker_memory(
     over = slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
+    mask = masks.kept(model, training, micro_batch / expert, sequence_length)
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, root = parts.held(stages)
@@ -72,7 +76,7 @@ def worker_memory(
         last = stages[-1].stop == model.layers
         size = training.precision.bytes
         activations = HeldActivations(
-            kept=kept * tokens,
+            kept=kept * tokens + mask * sum(held),
             in_a_layer=in_a_layer * tokens,
             at_the_head=at_the_head(local, size, tokens) if last else 0.0,
             buffers=tokens * _received(local, training, context),

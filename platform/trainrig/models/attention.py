@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import AttentionSettings
+from trainrig.models.architecture.attention import AttentionSettings, hides_by_distance
 from trainrig.models.architecture.norms import Normalisation
 from trainrig.models.architecture.shapes import (
     AttentionShape,
@@ -111,10 +111,7 @@ class Sight:
 
     def hides_by_distance(self, seen: int) -> bool:
         """Whether the window is narrow enough to hide any of `seen` positions."""
-        if self.window is None:
-            return False
-        farthest = self.window - 1 if self.causal else (self.window - 1) // 2
-        return farthest < seen - 1
+        return hides_by_distance(self.window, seen, self.causal)
 
 
 # What computes attention: torch's kernels, told by what is true of all rows, by a mask or by

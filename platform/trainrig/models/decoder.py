@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import takes_no_mask
+from trainrig.models.architecture.attention import takes_mask, takes_no_mask
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.norms import PostNorm
 from trainrig.models.architecture.positions import Alibi, Rope
@@ -213,17 +213,10 @@ class Decoder(nn.Module):
     ) -> bool:
         """Whether a kernel of some layer takes a mask of `documents_BS`: what is done in blocks, or
         by document, takes none."""
-        attention, seen = self.config.attention, documents_BS.shape[-1]
+        seen = documents_BS.shape[-1]
         if new != seen or marks is not None:  # of what is read already a layer may hold less
             return True
-        if attention.logit_cap is not None or attention.sinks:
-            return False
-        if isinstance(self.config.position_embedding, Alibi):
-            return False
-        causal = not self.config.bidirectional
-        window = None if attention.window is None else attention.window.size
-        hides = Sight(None, None, window, causal=causal).hides_by_distance(seen)
-        if all(self._local) and hides and not self.further_layers:
+        if not takes_mask(self.config, seen):
             return False
         return dtype is None or not reads_documents(documents_BS, new, dtype)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trainrig.models.kernels.document_attention import TOGETHER
+from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel.compiled import Compile
 
 # cuBLAS is deterministic only with a workspace of its own (its documentation, "Results

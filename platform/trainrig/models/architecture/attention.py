@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from trainrig.models.decoder_config import DecoderConfig
+
 
 class SlidingWindow(Settings):
     """Layers whose tokens see only those shortly before them (Beltagy et al. 2020,
@@ -69,6 +71,34 @@ class AttentionSettings(Settings):
         three, `see` gives what each query sees by the softmax over what it may look at.
         """
         return see(query_BHTD, key_BKSD, value_BKSD)
+
+
+# Of short documents a CPU reads so many bytes of a channel at once at most: 128 places in float32,
+# 256 in bfloat16, whose kernel takes longer to begin. What was quickest of 64 to 512 places. Rows
+# that are no longer are read under one mask.
+TOGETHER = 512
+
+
+def hides_by_distance(window: int | None, seen: int, causal: bool) -> bool:
+    """Whether `window` is narrow enough to hide any of `seen` positions."""
+    if window is None:
+        return False
+    farthest = window - 1 if causal else (window - 1) // 2
+    return farthest < seen - 1
+
+
+def takes_mask(config: DecoderConfig, seen: int) -> bool:
+    """Whether the kernel of some layer may take a mask of `seen` positions: what is done in blocks
+    takes none."""
+    attention, window = config.attention, config.attention.window
+    if attention.logit_cap is not None or attention.sinks:
+        return False
+    if isinstance(config.position_embedding, Alibi):
+        return False
+    local = window is not None and all(map(window.is_local, range(config.layers)))
+    size = None if window is None else window.size
+    hides = hides_by_distance(size, seen, not config.bidirectional)
+    return not local or not hides or config.further_heads > 0
 
 
 def takes_no_mask(attention: AttentionSettings, positions: PositionEmbedding) -> str | None:

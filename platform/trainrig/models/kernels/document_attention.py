@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-# Of short documents one call reads so many bytes of a channel at most: 128 places in float32, 256
-# in bfloat16, where the kernel takes longer to begin. What was quickest of 64 to 512 places.
-TOGETHER = 512
+from trainrig.models.architecture.attention import TOGETHER
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -16,7 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainrig.models.attention import Attention, MaskRegions, Sight, document_mask, document_numbers
+from trainrig.models.attention import (
+    Attention,
+    MaskRegions,
+    Sight,
+    added_mask,
+    document_mask,
+    document_numbers,
+)
 from trainrig.models.decoder import Decoder
 from trainrig.models.positions import alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
@@ -66,7 +73,6 @@ def _part_sights(
 ) -> dict[bool, Sight]:
     """In place of the decoder's own. Where documents begin in a row is asked of all ranks: what
     `documents_Bt` counts begins anew on each."""
-    del dtype  # its kernels take no whole masks
     assert marks is None  # objectives that have them are refused with shared rows
     positions_BT = join(gather_parts(positions_Bt, group), dim=1)
     documents_BT = document_numbers(positions_BT)
@@ -74,11 +80,13 @@ def _part_sights(
     ends = [(number + 1) * size for number in chunks_of(group.rank(), group.size())]
     seen = [documents_BT[:, :end] for end in ends] if keys == "gather" else []
     masks = [document_mask(documents, size) for documents in seen]
+    numbers = dtype is not None and torch.is_grad_enabled()
+    added = [added_mask(mask, dtype) if numbers and dtype else None for mask in masks]
     found = {}
     for local, whole in sights(positions_Bt, None).items():
         chunks = tuple(
-            Sight(None, documents, whole.window, mask)
-            for documents, mask in zip(seen, masks, strict=True)
+            Sight(None, documents, whole.window, mask, added_B1TS=number)
+            for documents, mask, number in zip(seen, masks, added, strict=True)
         )
         found[local] = PartSight(whole, documents_BT, chunks)
     return dict(found)

@@ -1,0 +1,103 @@
+"""Bytes of masks, against those that autograd keeps of real ones."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from trainrig.estimate.masks import NO_MASKS, RowMasks
+from trainrig.estimate.worker_memory import worker_memory
+from trainrig.models.decoder import initialise
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.objectives import CausalLM, PrefixLM
+from trainrig.parallel.recompute import Full, recompute
+from trainrig.train.run_file import Training
+
+SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}
+ALWAYS = {"size": 40, "pattern": ("local",)}
+SOMETIMES = {"size": 40, "pattern": ("local", "global")}
+DOCUMENTS, PREFIXES = RowMasks(documents=True, on_cpu=True), RowMasks(marks=True, on_cpu=True)
+
+
+def kept(config: DecoderConfig, length: int, training: Training, prefixes: bool) -> int:
+    """Bytes of what is T by T and alive after a forward pass of two rows."""
+    model = build_model(config)
+    initialise(model, 0)
+    model = model.to(torch.bfloat16 if training.precision.bytes == 2 else torch.float32)
+    recompute(model.layers, training.recompute)
+    found: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[-2:] == (length, length):
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    given = {"positions_BT": torch.arange(length).remainder(30).expand(2, -1)}
+    if prefixes:
+        given["prefixes_BT"] = torch.arange(length).expand(2, -1) < 9
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.ones(2, length, dtype=torch.int64), **given)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("length", [100, 200, 300])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["documents", "prefixes", "caps", "windows", "some", "encoder"])
+def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
+    attention = {
+        "caps": {"logit_cap": 5.0},
+        "windows": {"window": ALWAYS},
+        "some": {"window": SOMETIMES},
+    }
+    build = EncoderConfig if kind == "encoder" else DecoderConfig
+    config = build(**SIZES, positions=length, attention=attention.get(kind, {}))
+    training = Training(steps=1, precision={"compute": compute})
+    masks = PREFIXES if kind == "prefixes" else DOCUMENTS
+    found = kept(config, length, training, kind == "prefixes")
+    assert masks.kept(config, training, 2, length) == found
+    # Where one is kept, and where not, by hand.
+    taken = kind == "prefixes" or length <= {"float32": 128, "bfloat16": 256}[compute]
+    size = training.precision.bytes
+    assert found == (2 * length**2 * size if taken and kind not in ("caps", "windows") else 0)
+
+
+def test_what_numbers_are_made_of_is_kept_where_layers_compute_again():
+    config = DecoderConfig(**SIZES, positions=100)
+    training = Training(steps=1, recompute=Full())
+    assert DOCUMENTS.kept(config, training, 2, 100) == 2 * 100**2 * 5
+
+
+def test_a_gpu_reads_rows_of_documents_under_a_mask_however_long():
+    config, training = DecoderConfig(**SIZES, positions=4096), Training(steps=1)
+    assert DOCUMENTS.kept(config, training, 1, 4096) == 0
+    masks = RowMasks.of(CausalLM(), by_document=True, on_cpu=False)
+    assert masks.kept(config, training, 1, 4096) == 4 * 4096**2
+    assert RowMasks.of(CausalLM(), False, False) == NO_MASKS
+    assert RowMasks.of(PrefixLM(), False, True) == PREFIXES
+
+
+def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
+    """Of 4 chunks of 1,024 places, a worker of 2 has one with 1 and one with all 4 before its
+    end: 5 squares of 16. A ring has none."""
+    config = DecoderConfig(**SIZES, positions=4096)
+
+    def bytes_of(kind: str) -> float:
+        parallel = {"kind": "FSDP", "context": {"ranks": 2, "kind": kind}}
+        return NO_MASKS.kept(config, Training(steps=1, parallel=parallel), 1, 4096)
+
+    assert bytes_of("Gathered") == 4 * 5 * 1024**2
+    assert bytes_of("RingAttention") == 0
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tensor": {"ranks": 2}}])
+def test_a_worker_holds_masks_beside_what_its_layers_keep(parallel):
+    config = DecoderConfig(**SIZES, positions=512)
+    training = Training(steps=1, parallel={"kind": "FSDP", **parallel}, deterministic=not parallel)
+    on_gpu = RowMasks(documents=True)
+    without, with_them = (
+        worker_memory(config, training, 2, 8, 4, 512, masks) for masks in (NO_MASKS, on_gpu)
+    )
+    assert with_them.activations - without.activations == 4 * 512**2 * 4
