@@ -18,11 +18,21 @@ class Told:
 
     def __init__(self, slowest=0.0):
         self.asked, self.slowest, self.seconds = 0, slowest, []
+        self.open = 0  # questions whose answer nobody has heard
+        self.waited = []  # for each answer, how many calls of `ask` were there since its question
+        self.calls = 0
 
-    def any_and_most(self, mine, number):
-        self.asked += 1
+    def begin(self, mine, number):
+        self.asked, self.open = self.asked + 1, self.open + 1
         self.seconds.append(number)
-        return mine, max(number, self.slowest)
+        calls = self.calls
+
+        def heard():
+            self.open -= 1
+            self.waited.append(self.calls - calls)
+            return mine, max(number, self.slowest)
+
+        return heard
 
 
 def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
@@ -32,28 +42,42 @@ def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
     for step in range(steps):
         before = consensus.asked
         for _ in range(micro_batches):
+            consensus.calls += 1
             assert questions.ask(step, False) is False
+            assert consensus.open <= 1
             now[0] += seconds / micro_batches
         found.append(consensus.asked - before)
+    assert questions.settle() is False and consensus.open == 0
     return found
 
 
-def test_a_step_that_is_short_asks_once():
+def test_a_short_step_asks_once_and_hears_the_answer_a_step_later():
     consensus = Told()
-    assert asked_in_steps(consensus, seconds=1.0, within=30.0) == [8, 1, 1, 1]
+    assert asked_in_steps(consensus, seconds=1.0, within=30.0, steps=6) == [8, 1, 1, 1, 1, 1]
     assert consensus.seconds[-1] == pytest.approx(1.0)
+    # All of the first step, and the first question that measures one, are waited for.
+    assert consensus.waited == [0] * 9 + [8] * 3 + [7]
 
 
 def test_a_long_step_asks_as_often_as_a_stop_needs():
-    # 80 s a step of 8 micro-batches, and 80 s for a stop: 20 s, so 2 micro-batches, lie between.
-    assert BETWEEN_QUESTIONS == 0.25
-    assert asked_in_steps(Told(), seconds=80.0, within=80.0) == [8, 4, 4, 4]
+    # 80 s a step of 8 micro-batches, and 160 s for a stop: 20 s, so 2 micro-batches, lie between.
+    assert BETWEEN_QUESTIONS == 0.125
+    assert asked_in_steps(Told(), seconds=80.0, within=160.0) == [8, 4, 4, 4]
     assert asked_in_steps(Told(), seconds=80.0, within=1.0) == [8, 8, 8, 8]
 
 
+def test_an_answer_is_waited_for_where_one_micro_batch_is_as_long_as_all_that_may_lie_between():
+    consensus = Told()
+    asked_in_steps(consensus, seconds=80.0, within=79.0)
+    assert set(consensus.waited) == {0}
+    consensus = Told()
+    asked_in_steps(consensus, seconds=80.0, within=81.0)
+    assert set(consensus.waited[9:-1]) == {1}
+
+
 def test_the_slowest_rank_decides_how_often_all_ask():
-    fast = asked_in_steps(Told(slowest=80.0), seconds=1.0, within=80.0)
-    slow = asked_in_steps(Told(), seconds=80.0, within=80.0)
+    fast = asked_in_steps(Told(slowest=80.0), seconds=1.0, within=160.0)
+    slow = asked_in_steps(Told(), seconds=80.0, within=160.0)
     assert fast == slow
 
 
@@ -65,16 +89,30 @@ def test_a_rank_alone_need_not_ask():
     assert consensus.asked == 0
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 3.0, 4.0, 40.0])
 @pytest.mark.parametrize("wanted_at", range(1, 9))
-def test_a_stop_is_heard_before_the_next_step(wanted_at):
-    now = [0.0]
-    consensus, number = Told(), 0
-    questions = StopQuestions(consensus, 30.0, lambda: now[0])
-    for step in range(4):
-        for micro_batch in range(4):
+def test_a_stop_is_heard_within_a_quarter_of_its_time_or_a_micro_batch(
+    wanted_at, seconds, micro_batches
+):
+    """A micro-batch takes `seconds`; a stop is wanted from just after that many of them on."""
+    now, number, within = [0.0], 0, 30.0
+    questions = StopQuestions(Told(), within, lambda: now[0])
+    wanted = (wanted_at + micro_batches - 0.99) * seconds  # the first step waits each time
+    for step in range(100):
+        for _ in range(micro_batches):
             number += 1
-            now[0] += 0.01
-            if questions.ask(step, number >= wanted_at + 4):  # the first step asks each time
-                assert micro_batch == 0 and 0 <= number - (wanted_at + 4) < 4
+            if questions.ask(step, now[0] >= wanted):
+                short = 2 * BETWEEN_QUESTIONS * within
+                assert now[0] - wanted <= max(short, seconds)
+                assert now[0] - wanted <= 2 * max(micro_batches, 1) * seconds
                 return
+            now[0] += seconds
     pytest.fail("not heard")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_stop_before_the_same_micro_batch(world, ranks):
+    for wanting in range(world):
+        found = ranks(world, "asked_to_stop", wanting=wanting, at=9, micro_batches=4)
+        assert found == [13] * world  # asked at the third step's beginning, heard at the fourth's

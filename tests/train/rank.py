@@ -51,7 +51,7 @@ from trainrig.parallel.fsdp import Gradients, SummedByRank, local_slice, shard, 
 from trainrig.parallel.mesh import build_mesh, join_group, local_device
 from trainrig.parallel.pipeline.passes import StagePass, StagePasses
 from trainrig.parallel.precision import set_products
-from trainrig.parallel.stop_consensus import StopConsensus
+from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatReporter, Stall
 from trainrig.tokens.batches import (
     IDS,
@@ -618,6 +618,19 @@ def agreed(mine: tuple[bool, ...]) -> bool:
     return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
 
 
+def asked_to_stop(wanting: int, at: int, micro_batches: int) -> int:
+    """Before which micro-batch, counted from 1, this rank stops, where rank `wanting` wants to from
+    micro-batch `at` on."""
+    questions = StopQuestions(StopConsensus(TIMEOUT), within=600.0)
+    number = 0
+    for step in itertools.count():
+        for _ in range(micro_batches):
+            number += 1
+            if questions.ask(step, dist.get_rank() == wanting and number >= at):
+                return number
+    raise AssertionError
+
+
 def waits_in_vain(folder: str) -> list[dict[str, Any]]:
     """What is put on record in `folder` while rank 0 waits for the others in a collective: they
     come once it is."""
@@ -754,6 +767,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         under_way,
         exact_sums,
         agreed,
+        asked_to_stop,
         waits_in_vain,
         mesh,
         sent_bytes,

@@ -7,9 +7,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Of the time that a stop may take: between two questions whether one is wanted. The rest is for the
-# micro-batch under way, and to save.
-BETWEEN_QUESTIONS = 0.25
+# Of the time that a stop may take: between two questions whether one is wanted. A wish waits for
+# the next question, and its answer for the one after. The rest is for the micro-batch under way,
+# and to save.
+BETWEEN_QUESTIONS = 0.125
 
 
 class StopConsensus:
@@ -30,21 +31,32 @@ class StopConsensus:
 
     def any_and_most(self, mine: bool, number: float) -> tuple[bool, float]:
         """Whether any rank says yes, and the largest `number` of all; every rank must ask."""
+        return self.begin(mine, number)()
+
+    def begin(self, mine: bool, number: float) -> Callable[[], tuple[bool, float]]:
+        """Ask the same without waiting: what is given back waits for the answer, and gives it."""
         if self.alone:
-            return mine, number
+            return lambda: (mine, number)
         answer = torch.tensor([float(mine), number], dtype=torch.float64)
-        dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group)
-        found, most = answer.tolist()
-        return bool(found), most
+        work = dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def heard() -> tuple[bool, float]:
+            work.wait()
+            found, most = answer.tolist()
+            return bool(found), most
+
+        return heard
 
 
 class StopQuestions:
     """Asks all ranks whether to stop: once a step, and in long steps so often that a stop takes no
     longer than it may.
 
-    A question is a collective of all ranks, through the host: before each micro-batch, a thousand
-    ranks would wait for each other as often. How often they ask follows from what they agreed on
-    before, the seconds of the slowest: so all ask before the same micro-batches.
+    A question is a collective of all ranks, through the host: a thousand ranks would wait for each
+    other. So nobody waits: the answer is heard when the next question is due, a step later, unless
+    a micro-batch takes so long that it would come too late. How often they ask, and whether they
+    wait, follows from what they agreed on before, the seconds of the slowest: so all do the same
+    before the same micro-batches.
     """
 
     def __init__(
@@ -59,7 +71,11 @@ class StopQuestions:
         self._began = 0.0
         self._micro_batches = 0  # of this step so far
         self._since = 0  # micro-batches since the last question
-        self._every = 1  # micro-batches between two; until a step was measured, each is asked for
+        # Micro-batches between two, and whether answers are waited for: until a step was measured
+        # each is asked for, and waited for.
+        self._every, self._waits = 1, True
+        # The question whose answer is still to come, and the micro-batches of the step it measures.
+        self._open: tuple[Callable[[], tuple[bool, float]], int] | None = None
 
     def ask(self, step: int, mine: bool) -> bool:
         """Whether any rank wants to stop; every rank must call it before each micro-batch of
@@ -76,7 +92,19 @@ class StopQuestions:
         if not first and self._since < self._every:
             return False
         self._since = 0
-        answer, slowest = self._consensus.any_and_most(mine, seconds)
+        if self.settle():
+            return True
+        self._open = self._consensus.begin(mine, seconds), before
+        return self._waits and self.settle()
+
+    def settle(self) -> bool:
+        """Hear the answer that is still to come, if there is one: whether any rank wants to stop.
+        Every rank must call it, at the end at the latest."""
+        if self._open is None:
+            return False
+        (heard, before), self._open = self._open, None
+        answer, slowest = heard()
         if before:
-            self._every = max(1, int(self._between * before / max(slowest, 1e-9)))
+            fitting = self._between * before / max(slowest, 1e-9)
+            self._every, self._waits = max(1, int(fitting)), fitting < 1
         return answer

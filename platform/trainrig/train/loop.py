@@ -171,6 +171,7 @@ def train(
                 if stopped or saver.due(state.step):
                     saved = save()
     recorder.finish()
+    questions.settle()
     if saved < state.step and not rolled_back:
         save()
     saver.finish()
