@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainrig.objectives.chunked_head import PartialHead, head_loss
+from trainrig.objectives.contract import Output
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.objectives.shared_prompts import read_answers
 from trainrig.tokens.batches import IGNORE
@@ -41,7 +43,7 @@ def read_completions(
     flat = targets_BT.flatten()
     places_N = (flat != IGNORE).nonzero().squeeze(1)
     output = read_answers(model, ids_BT, targets_BT, places_N, sets=len(rows))
-    nats_N = token_nats(output.logits, flat[places_N])
+    nats_N = _nats(output, flat[places_N])
     zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
     nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)
     sums_B, lengths_B = -nats_BT.sum(1), (targets_BT != IGNORE).sum(1)
@@ -51,6 +53,12 @@ def read_completions(
         for each in zip(torch.split(sums_B, counts), torch.split(lengths_B, counts), strict=True)
     ]
     return completions, output.auxiliary
+
+
+def _nats(output: Output, targets_N: Tensor) -> Tensor:
+    if isinstance(output.head, PartialHead):  # whose logits of all entries are nowhere
+        return head_loss(output.hidden, output.head, targets_N).nats_BT
+    return token_nats(output.logits, targets_N)
 
 
 def stack_rows(*rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -104,27 +104,27 @@ class WorkerLayout(Settings):
             )
 
     def check_apart(self, verb: str) -> None:
-        """Raise ValueError for axes that the verb `verb`, of other stages than `pretrain`, has
+        """Raise ValueError for axes that the verb `verb`, neither `pretrain` nor `posttrain`, has
         not."""
         if self.context is not None:
             raise ValueError(
                 f"training.parallel.context: `{verb}` reads whole rows; leave it out (rows are "
-                "shared in `pretrain`)"
+                "shared in `pretrain` and `posttrain`)"
             )
         if self.pipeline is not None:
             raise ValueError(
                 f"training.parallel.pipeline: `{verb}` has all layers on each worker; leave it out "
-                "(they are divided in `pretrain`)"
+                "(they are divided in `pretrain` and `posttrain`)"
             )
         if self.expert is not None:
             raise ValueError(
                 f"training.parallel.expert: `{verb}` has all experts on each worker; leave it out "
-                "(they are divided in `pretrain`)"
+                "(they are divided in `pretrain` and `posttrain`)"
             )
         if self.tensor is not None:
             raise ValueError(
                 f"training.parallel.tensor: `{verb}` has whole layers on each worker; leave it out "
-                "(they are shared in `pretrain`)"
+                "(they are shared in `pretrain` and `posttrain`)"
             )
 
     @property

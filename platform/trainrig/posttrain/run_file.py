@@ -5,13 +5,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import KTO, SFT, Distillation, Referenced, Tuning
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.run_file import Training, TrainingRunFile
-from trainrig.train.worker_bounds import Workers
+from trainrig.train.worker_bounds import Workers, bounds
 
 
 class FineTuning(TrainingRunFile):
@@ -20,6 +22,7 @@ class FineTuning(TrainingRunFile):
     verb: ClassVar[str] = "posttrain"
     output_format: ClassVar[int] = 2  # fresh weights, of adapters too, are drawn by place
     estimate: ClassVar[str] = "trainrig.posttrain.sft:estimate_tuning"
+    splits_rows: ClassVar[bool] = True
 
     stage: Literal["posttrain"] = "posttrain"
     # Model to start from: a run folder, a checkpoint, or a folder of Hugging Face.
@@ -62,6 +65,66 @@ class FineTuning(TrainingRunFile):
                 "is not compiled; leave out one of the two"
             )
         return self
+
+    def check_row_split(self, model: DecoderConfig) -> None:
+        """Raise ValueError if workers are to share rows or layers of `model`, or divide them, and
+        cannot."""
+        parallel, kind = self.training.parallel, self.objective.kind
+        sizes = self.batches.as_settings(None).resolved()
+        if parallel.expert:
+            parallel.expert.check_run(model, kind, sizes, "SFT")
+        for axis in (parallel.pipeline, parallel.tensor):
+            if axis is not None:
+                axis.check_run(model, kind, "SFT")
+        if parallel.pipeline:
+            replicas = max(1, parallel.data_workers(bounds(self.workers).most))
+            rows = self.batches
+            parallel.pipeline.check_batch(rows.global_batch, rows.micro_batch, replicas)
+            if self.lora:
+                parallel.pipeline.check_adapters(model, self.lora)
+        shared = parallel.context.ranks if parallel.context else 1
+        if parallel.tensor:
+            parallel.tensor.check_stages(model, parallel.pipeline_ranks)
+            parallel.tensor.check_length(self.batches.sequence_length, shared)
+        if parallel.context:
+            parallel.context.check_length(self.batches.sequence_length)
+        self._check_whole_rows(model)
+
+    def _check_whole_rows(self, model: DecoderConfig) -> None:
+        """Raise ValueError for what looks at whole rows, where workers have parts of them."""
+        parallel, mixture = self.training.parallel, isinstance(model.feedforward, MixtureOfExperts)
+        tensor, where = parallel.tensor, "training.parallel"
+        in_places = tensor is not None and tensor.sequence_parallel
+        noise = isinstance(self.objective, SFT) and self.objective.noise > 0
+        for axis, there in (
+            (f"{where}.context", parallel.context is not None),
+            (f"{where}.pipeline", parallel.pipeline is not None),
+            (f"{where}.tensor.sequence_parallel", in_places),
+        ):
+            if there and noise:
+                raise ValueError(
+                    f"{axis}: objective.noise is of whole rows of embeddings; leave out one of "
+                    "the two"
+                )
+        if parallel.context and not isinstance(self.objective, SFT):
+            raise ValueError(
+                f"{where}.context: objective {self.objective.kind} looks at whole rows; leave it "
+                'out, or set objective.kind = "SFT"'
+            )
+        if parallel.context and mixture:
+            raise ValueError(
+                f"{where}.context: a mixture of experts balances whole rows; leave it out"
+            )
+        if parallel.context and self.lora and self.lora.dropout:
+            raise ValueError(
+                f"{where}.context: lora.dropout goes by the place in a whole row; leave out one of "
+                "the two"
+            )
+        if in_places and mixture:
+            raise ValueError(
+                f"{where}.tensor.sequence_parallel: experts would count what fills up rows of "
+                "conversations; leave it out (experts are shared without)"
+            )
 
     @model_validator(mode="after")
     def _a_teacher_is_there_if_wanted(self) -> Self:

@@ -218,7 +218,9 @@ def _comparison(
                 f"comparison.text: {text} was made with another tokenizer than that of "
                 f"{run.checkpoint}"
             )
-    if run.training.compile:  # each new token is another shape, which is compiled anew
+    # Each new token is another shape, which is compiled anew; and ranks that share layers or rows,
+    # or have some of them, answer no prompts.
+    if run.training.compile or run.training.parallel.replica > 1:
         asked = asked.model_copy(update={"prompts": 0})
     return functools.partial(
         TuningComparison,
@@ -265,6 +267,10 @@ def _check(run: FineTuning, model: DecoderConfig) -> None:
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
     run.training.check_parameters(model)
+    try:
+        run.check_row_split(model)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def open_conversations(

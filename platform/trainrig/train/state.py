@@ -99,7 +99,7 @@ class TrainState:
         options = StateDictOptions(ignore_frozen_params=self.adapted)
         named: dict[str, Any] = get_model_state_dict(self.model, options=options)
         kind = "adapter" if self.adapted else "model"
-        return {f"{kind}.{name}": self._whole(name, value) for name, value in named.items()}
+        return {f"{kind}.{name}": self.whole(name, value) for name, value in named.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies. Of another
@@ -116,11 +116,11 @@ class TrainState:
             own = {f"model.{n}": each for n, each in named.items()} | _memory(model, optimizer)
             beside |= {f"beside.{name}.{n}": each for n, each in own.items()}
         memory = {
-            name: self._whole(name.removeprefix(MEMORY).rpartition(".")[0], value)
+            name: self.whole(name.removeprefix(MEMORY).rpartition(".")[0], value)
             for name, value in _memory(self.model, self.optimizer).items()
         }
         averages = {
-            name: self._whole(name.split(".", 2)[2], value)
+            name: self.whole(name.split(".", 2)[2], value)
             for name, value in self.averages.tensors().items()
         }
         return self.weights() | memory | averages | beside
@@ -134,7 +134,8 @@ class TrainState:
         if self.shared:
             self.shared.take_rows(rows, tensors)
 
-    def _whole(self, name: str, tensor: Tensor) -> Tensor:
+    def whole(self, name: str, tensor: Tensor) -> Tensor:
+        """`tensor`, as this rank has the parameter `name`, as a part of the whole one."""
         return self.shared.whole(name, tensor) if self.shared else tensor
 
     def counted_tensors(self) -> dict[str, Tensor]:
@@ -165,8 +166,10 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         if not adapted:
             fill_fresh(part, name, whole.shape, first, job.model, seed)
         elif is_adapter(name):  # the rest is the base's, which is still to be loaded
-            fresh = initial_adapter_value(name, parameter.shape, seed)
-            part.copy_(fresh[first[0] : first[0] + len(part)])
+            fresh = initial_adapter_value(name, whole.shape, seed)
+            for dim, (begin, size) in enumerate(zip(first, part.shape, strict=True)):
+                fresh = fresh.narrow(dim, begin, size)
+            part.copy_(fresh)
     others: dict[str, nn.Module] = {}
     for name, each in job.frozen.items():
         others[name], _ = _sharded(job, each.model, mesh, beside=True, frozen=True)
@@ -194,10 +197,13 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
 
 
 def _stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
-    """What `stage` is of the model of `job`, whose parameters one optimizer would have."""
+    """What `stage` is of the model of `job`, whose trained parameters one optimizer would have."""
     training = job.training
     with torch.device("meta"):
-        named = dict(build_model(job.model).named_parameters())
+        model = build_model(job.model)
+        if job.adapter:
+            adapt(model, job.adapter.lora)
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     whole = build_optimizer(named.items(), training.optimizer, (), width_transfer(job.model))
     names = {parameter: name for name, parameter in named.items()}
     ordered = [each for group in whole.param_groups for each in group["params"]]
@@ -220,7 +226,8 @@ def _sharded(
         model = _built(config, mesh, training.precision, chunks).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
-            adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
+            whole = build_model(config) if mesh.pipeline.group else None
+            adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32, whole)
     if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.every_layer, training.precision)

@@ -246,7 +246,7 @@ class Stepper:
         measured = measured and equal_parts and local.virtual > 1
         self._gradients.begin(local.micro_batches, local.virtual, measured)
         count, pipeline = len(local.slots), self._state.mesh.pipeline
-        under_way: dict[tuple[int, int], StagePass] = {}
+        under_way: dict[tuple[int, int], tuple[StagePass, Tensor]] = {}
         order = turns(self._schedule, pipeline.rank, pipeline.size, count, self._chunks)
         for place, (forward, number, chunk) in enumerate(order):
             slot = local.slots[number]
@@ -255,15 +255,15 @@ class Stepper:
                 if (place == 0 or pipeline.group is None) and self._agreed_to_stop():
                     return None
                 batch = self._copy(local.assigned[number][0], device)
-                for each in self._dropouts:
-                    each.samples_B = batch.samples_B
+                self._drop_by(batch.samples_B)
                 with self.clock.phase("forward"):
                     passed = self._passes.forward(objective, batch, statistics, chunk)
                 if passed.computed is not None:
                     table.fill(slot, passed.computed, batch.sources_B)
-                under_way[chunk, number] = passed
+                under_way[chunk, number] = passed, batch.samples_B
                 continue
-            passed = under_way.pop((chunk, number))
+            passed, samples_B = under_way.pop((chunk, number))
+            self._drop_by(samples_B)  # in layers that are computed again
             with self.clock.phase("backward"):
                 loss = self._loss_of(passed, local)
                 self._gradients.backward(loss, slot, number == count - 1, chunk)
@@ -277,6 +277,10 @@ class Stepper:
                 self._state.shared.add_parts(self._state.model)
         return table
 
+    def _drop_by(self, samples_B: Tensor) -> None:
+        for each in self._dropouts:
+            each.samples_B = samples_B
+
     def _loss_of(self, passed: StagePass, local: LocalBatch) -> Tensor:
         """What this rank goes backward from: the loss, or the gradient of what it has passed on."""
         if passed.computed is None:
@@ -288,14 +292,15 @@ class Stepper:
         return loss * scale.factor if scale else loss
 
     def _add_copy(self) -> None:
-        """Where the first and the last stage have the embedding's weight: have both have the
-        gradient of both."""
+        """Where the first and the last stage have the embedding: have both have the gradients of
+        both."""
         pipeline, model = self._state.mesh.pipeline, self._state.model
         ends = isinstance(model, StageDecoder) and (model.first or model.copies_embedding)
         if ends and model.config.shapes.head is None:
-            gradient = model.embedding.weight.grad
-            assert isinstance(gradient, DTensor)
-            add_shared(gradient.to_local(), pipeline)
+            for each in model.embedding.parameters():
+                if each.requires_grad:
+                    assert isinstance(each.grad, DTensor)
+                    add_shared(each.grad.to_local(), pipeline)
 
     def _copy(self, micro: MicroBatch, device: torch.device) -> DeviceBatch:
         """What this rank reads of `micro`, on `device`."""

@@ -40,6 +40,9 @@ class Dropout:
     def __init__(self, share: float, key: RandomKey) -> None:
         self.share, self._key = share, key
         self.samples_B: Tensor | None = None  # global sample numbers of the rows to come
+        # Where ranks have some channels each of the inputs: how many all have, and the first here.
+        self.whole: int | None = None
+        self.first = 0
 
     def __call__(self, x_I: Tensor) -> Tensor:
         """[R, T, I] to the same, R being B rows of each sample one set after the other (chosen
@@ -49,7 +52,9 @@ class Dropout:
         assert self.samples_B is not None, "whoever trains says of which samples rows are"
         rows, width, channels = x_I.shape
         sets = rows // len(self.samples_B)
-        places = torch.arange(width * channels, device=x_I.device).view(1, width, channels)
+        places = torch.arange(channels, device=x_I.device) + self.first
+        begins = torch.arange(width, device=x_I.device) * (self.whole or channels)
+        places = (begins[:, None] + places)[None]
         kept = [
             uniforms(
                 replace(self._key, layer=f"{self._key.layer} {number}"),
@@ -82,11 +87,23 @@ class FrozenLinear(nn.Module):
         self.bias: nn.Parameter | None = None
         if like.bias is not None:
             self.bias = _frozen(like.bias.shape, torch.float32, like.weight.device)
+        self.own: slice | None = None  # which of O are computed; None: all
 
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
-        y_O = multiply(x_I, self.weight, self.scales)
-        return y_O if self.bias is None else y_O + self.bias.to(y_O.dtype)
+        return self.finish(self.product(x_I))
+
+    def product(self, x_I: Tensor) -> Tensor:
+        """[..., I] to what `finish` makes [..., O] of. Of parts of I it is parts of a sum."""
+        weight_OI = self._own(self.weight)
+        return multiply(x_I, weight_OI, None if self.scales is None else self._own(self.scales))
+
+    def finish(self, y_O: Tensor) -> Tensor:
+        """[..., O] of the whole `product`."""
+        return y_O if self.bias is None else y_O + self._own(self.bias).to(y_O.dtype)
+
+    def _own(self, rows: Tensor) -> Tensor:
+        return rows if self.own is None else rows[self.own]
 
     def whole_weight(self) -> Tensor:
         """[O, I] what it multiplies by in all."""
@@ -116,17 +133,26 @@ class LowRankLinear(FrozenLinear):
         """Whether what it makes of a token depends on which row the token is in."""
         return self.dropout.share > 0
 
-    def forward(self, x_I: Tensor) -> Tensor:
-        """[..., I] to [..., O]."""
-        low_O = F.linear(F.linear(self.dropout(x_I), self.lora_a), self.lora_b) * self.scale
-        y_O = multiply(x_I, self.weight, self.scales) + low_O
+    def product(self, x_I: Tensor) -> Tensor:
+        """See FrozenLinear."""
+        low_R = F.linear(self.dropout(x_I), self.lora_a)
+        low_O = F.linear(low_R, self._own(self.lora_b)) * self.scale
+        return super().product(x_I) + low_O
+
+    def finish(self, y_O: Tensor) -> Tensor:
+        """See FrozenLinear."""
         if self.magnitude is not None:
             with torch.no_grad():
-                weight_OI = restore(self.weight, self.scales)
-                weight_OI = weight_OI + self.scale * (self.lora_b.float() @ self.lora_a.float())
-                length_O = weight_OI.norm(dim=1)
-            y_O = y_O * (self.magnitude / length_O).to(y_O.dtype)
-        return y_O if self.bias is None else y_O + self.bias.to(y_O.dtype)
+                length_O = self.row_lengths()
+            y_O = y_O * self._own(self.magnitude / length_O).to(y_O.dtype)
+        return super().finish(y_O)
+
+    def row_lengths(self) -> Tensor:
+        """[O] of what it multiplies by but for `magnitude`: of whole rows."""
+        weight_OI = restore(self.weight, self.scales)
+        weight_OI = weight_OI + self.scale * (self.lora_b.float() @ self.lora_a.float())
+        length_O: Tensor = weight_OI.norm(dim=1)
+        return length_O
 
     def whole_weight(self) -> Tensor:
         """[O, I] what it multiplies by in all."""
@@ -176,18 +202,24 @@ class LowRankEmbedding(FrozenEmbedding):
         return self.weight.to(self.compute) + self.lora_b @ self.lora_a * self.scale
 
 
-def adapt(model: nn.Module, lora: LoRA, compute: torch.dtype = torch.float32) -> None:
+def adapt(
+    model: nn.Module,
+    lora: LoRA,
+    compute: torch.dtype = torch.float32,
+    whole: nn.Module | None = None,
+) -> None:
     """Freeze `model` in place and give it adapters, all on its device, before it is sharded. A head
     of something else than tokens is small, and is trained whole with what comes before it alone.
 
-    `compute`: what its layers compute in.
+    `compute`: what its layers compute in. `whole`: what `model` has some layers of; None: it has
+    all.
 
     Raises ConfigError for a pattern that matches nothing, and for an embedding with DoRA.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_of_head(model, name))
     found = adaptable(model)
-    chosen = set(lora.chosen(found))
+    chosen = set(lora.chosen(adaptable(whole) if whole else found))
     for name, layer in found.items():
         parent, _, last = name.rpartition(".")
         replaced = (
@@ -267,15 +299,21 @@ def initial_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
     return ((2 * drawn - 1) / math.sqrt(size[1])).float()
 
 
-def quantise(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(weight_OI: Tensor, largest_O: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`weight_OI` as int8 [O, I] and the float32 scales of its rows [O], by which it is multiplied
     to have it back: the largest of a row is 127 or -127, the rest is rounded to even.
 
-    A row depends on itself alone, so a slice of rows is quantised as the whole is.
+    A row depends on itself alone, so a slice of rows is quantised as the whole is; and columns are
+    by the `largest_O` of whole rows.
     """
-    scales_O = weight_OI.float().abs().amax(1) / LARGEST
+    scales_O = (row_maxima(weight_OI) if largest_O is None else largest_O) / LARGEST
     by_O = scales_O.where(scales_O > 0, 1.0)
     return (weight_OI.float() / by_O[:, None]).round().to(torch.int8), scales_O
+
+
+def row_maxima(weight_OI: Tensor) -> Tensor:
+    """[O] the largest magnitude of each row, float32."""
+    return weight_OI.float().abs().amax(1)
 
 
 def restore(weight_OI: Tensor, scales_O: Tensor | None) -> Tensor:

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.parallel.context.gathered import gather_parts
 from trainrig.parallel.context.zigzag import part_of
 from trainrig.parallel.mesh import Axis
-from trainrig.tokens.batches import IDS, POSITIONS
+from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class RowSplit:
         """This rank's places of all rows of `batch`, with their positions."""
         if self.over.group is None:
             return batch
-        arrays: Mapping[str, Tensor] = batch.arrays
+        arrays = self._filled_up(batch.arrays)
         shape_BT = arrays[IDS].shape
         if POSITIONS not in arrays:  # each row is one document
             places_T = torch.arange(shape_BT[1], device=arrays[IDS].device)
@@ -35,6 +36,19 @@ class RowSplit:
             for name, array in arrays.items()
         }
         return replace(batch, arrays=own)
+
+    def _filled_up(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`arrays` with rows that are cut into equal parts, of as many places for each of the ranks
+        that share layers: rows of conversations may be of any width."""
+        added = -arrays[IDS].shape[1] % (2 * self.over.size * self.alike.size)
+        if not added:
+            return arrays
+        return {
+            name: F.pad(each, (0, added), value=IGNORE if name == TARGETS else 0)
+            if each.ndim > 1
+            else each
+            for name, each in arrays.items()
+        }
 
     def add(self, table: Tensor) -> None:
         """Make of `table` its sum over the ranks that share rows, added in their order: on the

@@ -12,6 +12,7 @@ from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.mixing.stages import StageSizes
 
+BY_TOKEN = ("CausalLM", "SFT")  # objectives whose rows may lie on several workers
 EXPERTS = ".experts."  # in the names of parameters that are divided
 
 
@@ -33,10 +34,15 @@ class Expert(Settings):
             )
 
     def check_run(
-        self, model: DecoderConfig, objective: str, batches: Sequence[StageSizes]
+        self,
+        model: DecoderConfig,
+        objective: str,
+        batches: Sequence[StageSizes],
+        instead: str = "CausalLM",
     ) -> None:
         """Raise ValueError unless `model` has as many experts for each worker, and micro-batches of
-        `batches`, in stages, as many rows, of which the `objective` of that kind asks nothing."""
+        `batches`, in stages, as many rows, of which the `objective` of that kind asks nothing;
+        `instead`: the objective to name then."""
         mixture = model.feedforward
         if not isinstance(mixture, MixtureOfExperts):
             raise ValueError(
@@ -49,10 +55,10 @@ class Expert(Settings):
                 f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
                 f"{mixture.experts} experts of a layer; use {', '.join(fitting)}"
             )
-        if objective != "CausalLM":
+        if objective not in BY_TOKEN:
             raise ValueError(
                 f"training.parallel.expert: objective {objective} is not known to train with "
-                'divided rows; leave it out, or set objective.kind = "CausalLM"'
+                f'divided rows; leave it out, or set objective.kind = "{instead}"'
             )
         for stage in batches:
             if stage.micro_batch % self.ranks:

@@ -6,12 +6,15 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.lora.settings import LoRA
+from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+OF_ROWS = ("CausalLM", "SFT")  # objectives of which the last stage alone computes anything
 NARROW = ("float16", "float8")
 
 
@@ -52,8 +55,9 @@ class Pipeline(Settings):
                 f"{' or '.join(nearest)}"
             )
 
-    def check_run(self, model: DecoderConfig, objective: str) -> None:
-        """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages."""
+    def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
+        """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages;
+        `instead`: the objective to name then."""
         where = "training.parallel.pipeline"
         if self.ranks > model.layers:
             raise ValueError(
@@ -72,11 +76,26 @@ class Pipeline(Settings):
                 f"{where}: a model of kind {model.kind} is not cut into stages; leave it out, or "
                 'set model.kind = "Decoder"'
             )
-        if objective != "CausalLM":
+        if objective not in OF_ROWS:
             raise ValueError(
                 f"{where}: objective {objective} is not computed in stages; leave it out, or set "
-                'objective.kind = "CausalLM"'
+                f'objective.kind = "{instead}"'
             )
+
+    def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:
+        """Raise ValueError unless each stage has an adapter: without, it would have nothing to
+        train."""
+        names = (name.rpartition(".")[0] for name in parameter_shapes(model))
+        chosen = [name.split(".") for name in lora.chosen(dict.fromkeys(names))]
+        there = {int(parts[1]) for parts in chosen if parts[0] == "layers"}
+        for stages in cut_for_ranks(model, self.ranks, self.chunks):
+            for layers in stages:
+                if there.isdisjoint(layers):
+                    raise ValueError(
+                        f"training.parallel.pipeline: the stage of layers {layers.start} to "
+                        f"{layers.stop - 1} has no adapter to train; add a layer of it to "
+                        "lora.targets, or use fewer ranks"
+                    )
 
     def check_batch(self, global_batch: int, micro_batch: int, replicas: int) -> None:
         """Raise ValueError where stages are interleaved, unless micro-batches of so many sequences

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-COPIED = "embedding.weight"  # what a tied head of the last stage has a copy of
+COPIED = "embedding"  # what a tied head of the last stage has a copy of
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ Queries, keys, values, gate and up are cut by rows of their matrices, output and
 embedding and head by entries. Norms, learnt positions and biases that are added to the stream all
 ranks hold alike, and so they do routers, and keys and values where there are fewer key heads than
 ranks; their gradients are the same bits on each, at once or, where each rank has some places of the
-stream, after they were added up.
+stream, after they were added up. Adapters are cut with their layers (adapters.py).
 
 Shapes: B rows, T positions, C channels, V entries of the vocabulary, [...] any dims.
 """
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,23 @@ from torch import Tensor, nn
 from trainrig.models.attention import Attention
 from trainrig.models.decoder import Decoder
 from trainrig.models.feedforward import DenseFeedForward
+from trainrig.models.lora.layers import FrozenLinear
 from trainrig.models.moe import ExpertFeedForward
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head
 from trainrig.parallel.mesh import Axis
+from trainrig.parallel.tensor.adapters import OF_COLUMNS, OF_ROWS, parts_of_adapters, share_columns
 from trainrig.parallel.tensor.collectives import add_up, copy_in
 from trainrig.parallel.tensor.experts import CHANNELS_BETWEEN, share_experts
 from trainrig.parallel.tensor.head import PartHead, VocabularyPart
-from trainrig.parallel.tensor.sequence import gather_places, gather_then, own_places, scatter_sum
+from trainrig.parallel.tensor.sequence import (
+    gather_apart,
+    gather_places,
+    gather_then,
+    own_places,
+    pad_rows,
+    scatter_sum,
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ def split_layers(
     for name, parameter in model.named_parameters():
         differ = (dim for dim, size in enumerate(parameter.shape) if size != whole[name][dim])
         cuts[name] = next(differ, None)
-    return LayerSplit(cuts, frozenset(_of_places(model) if sequence else ()))
+    of_places = _of_places(model) if sequence else ()
+    return LayerSplit(cuts, frozenset((*of_places, *parts_of_adapters(cuts, sequence))))
 
 
 def _of_places(model: Decoder) -> Iterator[str]:
@@ -112,16 +122,20 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
     first = axis.rank * own
     embedding = getattr(model, "embedding", None)  # which not every stage of a pipeline has
     if embedding is not None:
-        _cut(embedding, "weight", 0, axis)
+        _cut_each(embedding, OF_ROWS, 0, axis)
         _replace(embedding, "forward", _look_up, embedding.forward, first, own, stream)
     if stream.sequence and model.position_embedding is not None:
         places = model.position_embedding
         _replace(places, "forward", _of_own_places, places.forward, group)
+    vocabulary = model.config.head == "tokens"  # another head is small: all compute it alike
+    if stream.sequence:
+        _replace(model, "forward", pad_rows, model.forward, axis.size)
+        _replace(model, "_read_places", _gather_read, model, group, vocabulary)
+    if not vocabulary:
+        return
     if model.head is not None:
         _cut_rows(model.head, axis)
-    if stream.sequence:
-        _replace(model, "_read_places", _gather_read, model, group)
-    else:
+    if not stream.sequence:
         _replace(model, "_before_head", _then_copy, model._before_head, group)
     part = VocabularyPart(group, first, entries)
     _replace(model, "_output_head", _part_head, model._output_head, part)
@@ -136,7 +150,10 @@ def _split_attention(attention: Attention, kv_heads: int, axis: Axis, stream: _S
         else:
             first = axis.rank * kv_heads // axis.size * attention.head_channels
             own = slice(first, first + attention.head_channels)
-            _replace(each, "forward", _project_some, each, own, group)
+            if isinstance(each, FrozenLinear):
+                each.own = own
+            else:
+                _replace(each, "forward", _project_some, each, own, group)
     gate = getattr(attention, "gate", None)
     if gate is not None:
         _cut_rows(gate, axis)
@@ -172,16 +189,24 @@ def _cut(module: nn.Module, name: str, dim: int, axis: Axis) -> None:
     module.register_parameter(name, part)
 
 
-def _cut_rows(linear: nn.Linear, axis: Axis) -> None:
-    _cut(linear, "weight", 0, axis)
-    if linear.bias is not None:
-        _cut(linear, "bias", 0, axis)
-    linear.out_features //= axis.size
+def _cut_each(module: nn.Module, names: Iterable[str], dim: int, axis: Axis) -> None:
+    for name in names:
+        if getattr(module, name, None) is not None:
+            _cut(module, name, dim, axis)
 
 
-def _cut_columns(linear: nn.Linear, axis: Axis) -> None:
-    _cut(linear, "weight", 1, axis)
-    linear.in_features //= axis.size
+def _cut_rows(linear: nn.Module, axis: Axis) -> None:
+    _cut_each(linear, OF_ROWS, 0, axis)
+    if isinstance(linear, nn.Linear):
+        linear.out_features //= axis.size
+
+
+def _cut_columns(linear: nn.Module, axis: Axis) -> None:
+    _cut_each(linear, OF_COLUMNS, 1, axis)
+    if isinstance(linear, nn.Linear):
+        linear.in_features //= axis.size
+    else:
+        share_columns(linear, axis)
 
 
 def _replace(module: nn.Module, method: str, by: Callable[..., Any], *first: Any) -> None:
@@ -198,7 +223,9 @@ def _then_copy(forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, x:
     return copy_in(forward(x), group).clone()  # FSDP's hooks want no view
 
 
-def _project_and_add(linear: nn.Linear, stream: _Stream, x: Tensor) -> Tensor:
+def _project_and_add(linear: nn.Linear | FrozenLinear, stream: _Stream, x: Tensor) -> Tensor:
+    if isinstance(linear, FrozenLinear):
+        return linear.finish(stream.add_up(linear.product(x)))
     total = stream.add_up(F.linear(x, linear.weight))
     return total if linear.bias is None else total + linear.bias
 
@@ -234,14 +261,16 @@ def _of_own_places(
 def _gather_read(
     model: Decoder,
     group: dist.ProcessGroup,
+    apart: bool,
     x_BtC: Tensor,
     places_N: Tensor | None,
     documents_BS: Tensor | None,
 ) -> Tensor:
-    """In place of `Decoder._read_places`, whose norm each rank takes of its own places."""
+    """In place of `Decoder._read_places`, whose norm each rank takes of its own places. `apart`:
+    each rank computes a part of what comes after."""
     if model.norm is not None:
         x_BtC = model.norm(x_BtC)
-    whole_BTC = gather_places(x_BtC, group)
+    whole_BTC = gather_places(x_BtC, group) if apart else gather_apart(x_BtC, group)[0]
     return whole_BTC if places_N is None else whole_BTC.flatten(0, 1)[places_N]
 
 

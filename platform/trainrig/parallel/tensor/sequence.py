@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -40,6 +41,26 @@ def scatter_sum(x_BTC: Tensor, group: dist.ProcessGroup) -> Tensor:
     comes back to all places."""
     part: Tensor = _ScatterSum.apply(x_BTC, group)  # type: ignore[no-untyped-call]
     return part
+
+
+def pad_rows(
+    forward: Callable[..., Any],
+    ranks: int,
+    ids_BT: Tensor,
+    places_N: Tensor | None = None,
+    **marks_BT: Tensor | None,
+) -> Any:
+    """`forward` of rows that are filled up until each of `ranks` has as many places; what it gives
+    of the places that were there. `marks_BT`: what else it is told of each place."""
+    length = ids_BT.shape[1]
+    added = -length % ranks
+    if not added:
+        return forward(ids_BT, places_N=places_N, **marks_BT)
+    wider = {name: F.pad(each, (0, added)) for name, each in marks_BT.items() if each is not None}
+    if places_N is not None:
+        places_N = places_N + places_N // length * added
+    output = forward(F.pad(ids_BT, (0, added)), places_N=places_N, **wider)
+    return output if places_N is not None else output._replace(hidden=output.hidden[:, :length])
 
 
 def own_places(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:

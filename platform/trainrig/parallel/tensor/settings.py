@@ -14,6 +14,10 @@ from trainrig.models.decoder_config import DecoderConfig
 WHERE = "training.parallel.tensor"
 BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers to which each number is one by itself
 
+# Objectives that ask of a vocabulary the nats of targets alone, or of a model scores.
+PREFERENCES = ("DPO", "RobustDPO", "Hinge", "IPO", "IPOPerToken", "APOZero", "APODown", "ORPO")
+OF_PARTS = ("CausalLM", "SFT", *PREFERENCES, "SimPO", "KTO", "Reward", "ProcessReward")
+
 
 class TensorSplit(Settings):
     """Each worker has some heads of every layer, some channels of its feed-forward network, and
@@ -76,20 +80,25 @@ class TensorSplit(Settings):
                 f"{nearest}"
             )
 
-    def check_run(self, model: DecoderConfig, objective: str) -> None:
+    def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
         """Raise ValueError unless `ranks` workers can each have an equal part of `model`, and learn
-        `objective` of it. A vocabulary that is not settled is passed over."""
-        if objective != "CausalLM":
+        `objective` of it; `instead`: the one to name then. A vocabulary that is not settled is
+        passed over."""
+        if objective not in OF_PARTS:
             raise ValueError(
                 f"{WHERE}: objective {objective} is not computed of parts of logits; leave it out, "
-                'or set objective.kind = "CausalLM"'
+                f'or set objective.kind = "{instead}"'
             )
         self.check_model(model)
 
     def check_model(self, model: DecoderConfig) -> None:
         """Raise ValueError unless `ranks` workers can each have an equal part of `model`."""
         other = (
-            (model.head != "tokens", f'model.head "{model.head}"', 'head = "tokens"'),
+            (
+                model.head not in ("tokens", "score"),
+                f'model.head "{model.head}"',
+                'head = "tokens"',
+            ),
             (model.kind != "Decoder", f'model.kind "{model.kind}"', 'kind = "Decoder"'),
             (
                 isinstance(model.position_embedding, Alibi),

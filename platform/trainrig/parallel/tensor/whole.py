@@ -82,6 +82,17 @@ class SharedLayers:
         for gradient, sum_ in zip(gradients, total.split(sizes), strict=True):
             gradient.copy_(sum_.view_as(gradient))
 
+    def over_columns(self, name: str, numbers_O: Tensor, largest: bool = False) -> Tensor:
+        """Of `numbers_O` of each row of what this rank has of the parameter `name`: where others
+        have other columns, the sum over ranks, in their order, or the `largest`. Collective."""
+        if (self._cuts[name] or 0) == 0:
+            return numbers_O
+        total: Tensor
+        total, *others = gather_parts(numbers_O, self._group)
+        for other in others:
+            total = torch.maximum(total, other) if largest else total + other
+        return total
+
     def rows(self, tensors: Mapping[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
         """What `whole` gave, but whole rows of what is cut by columns: new tensors, `filled` with
         what is there or to be read into. Collective if `filled`."""

@@ -4,13 +4,14 @@ The base is another checkpoint, which adapter_entries.py knows by path and sum.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainrig.errors import ConfigError, DataError
+from trainrig.errors import ConfigError, DataError, TrainrigError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.lora.layers import (
     SCALES,
@@ -20,6 +21,7 @@ from trainrig.models.lora.layers import (
     merge,
     quantise,
     restore,
+    row_maxima,
 )
 from trainrig.parallel.norm import row_sums
 from trainrig.train.checkpoint.adapter_entries import check_base
@@ -54,11 +56,16 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
     def read() -> None:
         check_start(adapter.base, opened.entries, job.model)
         fresh = fresh_parameters(opened.entries, job.model)
+        there = dict(state.model.named_parameters())  # of a stage of the model, some
         for name in fresh:
-            draw_parameter(state.model, name, job.model, job.training.seed)
+            if name in there:
+                draw_parameter(state.model, name, job.model, job.training.seed)
+        problem: TrainrigError | None = None
         for names in _by_layer(state.model).values():
             read_names = [name for name in names if name not in fresh]
-            _read_frozen(opened, state.model, read_names)
+            problem = _read_frozen(opened, state, read_names, problem)
+        if problem:
+            raise problem
 
     read_together(adapter.base, read)
 
@@ -75,28 +82,49 @@ def _by_layer(model: nn.Module) -> dict[str, list[str]]:
 
 
 @torch.no_grad()
-def _read_frozen(opened: OpenedCheckpoint, model: nn.Module, names: list[str]) -> None:
-    parameters = dict(model.named_parameters())
-    whole = {
+def _read_frozen(
+    opened: OpenedCheckpoint, state: TrainState, names: list[str], problem: TrainrigError | None
+) -> TrainrigError | None:
+    """Fill the frozen weights `names`, unless there was a `problem` before; what there is now. With
+    one, too, this rank does its part where ranks that share layers send each other columns."""
+    parameters = dict(state.model.named_parameters())
+    values = {
         name: parameters[name] if _is_float32(parameters[name]) else _float32(parameters[name])
         for name in names
     }
-    wanted = {f"model.{name}": value for name, value in whole.items()}
-    read_tensors(opened.path, wanted, opened.manifest)
-    for name, value in whole.items():
-        path, _, last = name.rpartition(".")
-        local = _local(value)
-        scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
-        if scales is not None:
-            rounded, by_row = quantise(local)
-            _local(parameters[name]).copy_(rounded)
-            _local(scales).copy_(by_row)
-            local = restore(rounded, by_row)
-        elif value is not parameters[name]:
-            _local(parameters[name]).copy_(local)
-            local = _local(parameters[name]).float()
-        if last == "weight" and (magnitude := parameters.get(f"{path}.magnitude")) is not None:
-            _local(magnitude).copy_(row_sums(local).sqrt())  # the same bits on any slice
+    wanted = {f"model.{n}": state.whole(n, value.detach()) for n, value in values.items()}
+    rows = state.rows(wanted, filled=False)
+    if not problem:
+        try:
+            read_tensors(opened.path, rows, opened.manifest)
+        except TrainrigError as error:
+            problem = error
+    state.take_rows(rows, wanted)
+    for name, value in values.items():
+        _hold(state, name, value, parameters)
+    return problem
+
+
+def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Have the frozen weight `name` be what was read into `value`, in its own numbers; and what of
+    its adapter begins with it."""
+    path, _, last = name.rpartition(".")
+    local, shared = _local(value), state.shared
+    scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
+    if scales is not None:
+        largest = row_maxima(local)
+        largest = shared.over_columns(name, largest, largest=True) if shared else largest
+        rounded, by_row = quantise(local, largest)
+        _local(parameters[name]).copy_(rounded)
+        _local(scales).copy_(by_row)
+        local = restore(rounded, by_row)
+    elif value is not parameters[name]:
+        _local(parameters[name]).copy_(local)
+        local = _local(parameters[name]).float()
+    if last == "weight" and (magnitude := parameters.get(f"{path}.magnitude")) is not None:
+        squares = row_sums(local)  # the same bits on any slice
+        squares = shared.over_columns(name, squares) if shared else squares
+        _local(magnitude).copy_(squares.sqrt())
 
 
 def _is_float32(parameter: Tensor) -> bool:

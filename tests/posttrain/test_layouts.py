@@ -1,0 +1,173 @@
+"""Tuning by workers that share layers or rows, or have some layers each: as one worker has it."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from trainrig.errors import ConfigError
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.posttrain.peft_adapter import export_adapter
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.sft import posttrain, prepare
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import write_model
+from trainrig.train.run import metrics
+
+CHATS = [
+    {"prompt": f"is {n} {'or ' * (n % 5)}", "completion": f"yes {'and ' * (n % 3)}é"}
+    for n in range(24)
+]
+PAIRS = [
+    {"prompt": f"the sea {n}", "chosen": f"is a grey {n} mirror", "rejected": f"buy {n} cats"}
+    for n in range(24)
+]
+LABELLED = [
+    {"prompt": f"is {n}", "completion": f"yes {'and ' * (n % 4)}", "label": n % 3 > 0}
+    for n in range(24)
+]
+ROWS = {"SFT": (CHATS, "conversations"), "KTO": (LABELLED, "labelled")}
+TENSOR = {"tensor": {"ranks": 2}}
+IN_PLACES = {"tensor": {"ranks": 2, "sequence_parallel": True}}
+STAGES = {"pipeline": {"ranks": 2}}
+CONTEXT = {"context": {"kind": "Gathered", "ranks": 2}}
+EXPERTS = {"expert": {"ranks": 2}}
+LORA = {"rank": 4}
+MIXTURE = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
+
+
+@pytest.fixture
+def tuning(fresh, encode_rows, tmp_path):
+    """`tuning("SFT", TENSOR, lora={…})`: a run file on the rows of that objective."""
+    encoded = set()
+
+    def make(kind="SFT", parallel=None, workers=None, output="run", start=fresh, **changes):
+        rows, name = ROWS.get(kind, (PAIRS, "pairs"))
+        if name not in encoded:
+            encode_rows(rows, name, rows=name, held_out=0.2, sequence_length=48)
+            encoded.add(name)
+        degrees = [each["ranks"] for each in (parallel or {}).values()]
+        batches = {"sequence_length": 48, "global_batch": 4, "micro_batch": 2}
+        if name == "conversations":  # rows as wide as their longest: of odd widths, too
+            batches["packing"] = "none"
+        given = {
+            "stage": "posttrain",
+            "checkpoint": start,
+            "conversations": str(tmp_path / name),
+            "output": str(tmp_path / output),
+            "workers": workers or int(np.prod(degrees, dtype=int)),
+            "batches": batches,
+            "objective": {"kind": kind},
+            "training": {
+                "steps": 6,
+                "optimizer": {"kind": "AdamW", "lr": 0.01},
+                "schedule": {"kind": "Constant"},
+                "held_out": {"every": 3, "rows": 4},
+                "parallel": {"kind": "FSDP", **(parallel or {})},
+            },
+        }
+        return FineTuning.model_validate(given | changes)
+
+    return make
+
+
+def trained(output):
+    opened = checkpoint.open_model(str(output))
+    return opened.adapter.tensors if opened.adapter else opened.weights
+
+
+def assert_close(found, expected):
+    series = [[line["train/loss"] for line in metrics.series(str(f))] for f in (found, expected)]
+    np.testing.assert_allclose(*series, rtol=0, atol=1e-5)
+    held = [[x["eval/loss"] for x in metrics.held_out_series(str(f))] for f in (found, expected)]
+    np.testing.assert_allclose(*held, rtol=0, atol=1e-5)
+    assert len(series[0]) == 6 and held[0]
+    theirs = trained(expected)
+    for name, value in trained(found).items():
+        np.testing.assert_allclose(value, theirs[name], rtol=0, atol=1e-4, err_msg=name)
+
+
+def soak(*values):
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parallel", "lora"),
+    [
+        ("SFT", IN_PLACES, LORA),
+        soak("SFT", IN_PLACES, None),
+        soak("SFT", TENSOR, LORA),
+        soak("SFT", STAGES, None),
+        soak("SFT", STAGES, LORA),
+        ("SFT", CONTEXT, LORA),
+        soak("SFT", CONTEXT, None),
+        soak("SFT", CONTEXT | IN_PLACES, LORA),
+        soak("SFT", TENSOR | STAGES, LORA),
+        soak("DPO", IN_PLACES, LORA),
+        soak("DPO", TENSOR, None),
+        soak("KTO", IN_PLACES, LORA),
+        ("Reward", IN_PLACES, LORA),
+        soak("Reward", TENSOR, None),
+    ],
+)
+def test_it_is_what_one_worker_makes_of_the_rows(
+    kind, parallel, lora, tuning, tmp_path, without_ray
+):
+    posttrain(tuning(kind, lora=lora, output="alone"))
+    posttrain(tuning(kind, parallel, lora=lora))
+    assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("lora", [LORA, soak(None)])
+def test_so_it_is_with_divided_experts(lora, tuning, encoder, tmp_path, without_ray):
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
+    config = DecoderConfig(**sizes, vocabulary=320, feedforward=MIXTURE)
+    model = Decoder(config)
+    initialise(model, seed=1)
+    mixture = str(tmp_path / "mixture")
+    write_model(mixture, config, encoder.text, model.state_dict())
+    targets = lora and lora | {"targets": ("attention.*",)}
+    posttrain(tuning(lora=targets, output="alone", start=mixture))
+    posttrain(tuning("SFT", EXPERTS, lora=targets, start=mixture))
+    assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray):
+    for output, parallel in (("alone", None), ("run", TENSOR)):
+        posttrain(tuning("SFT", parallel, lora=LORA | {"dora": True}, output=output))
+        export_adapter(str(tmp_path / output), str(tmp_path / f"{output}-peft"))
+    found, expected = (
+        load_file(tmp_path / f"{each}-peft" / "adapter_model.safetensors")
+        for each in ("run", "alone")
+    )
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].shape == value.shape
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
+    settings = [
+        json.loads((tmp_path / f"{each}-peft" / "adapter_config.json").read_text())
+        for each in ("run", "alone")
+    ]
+    assert settings[0] == settings[1]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "changes", "said"),
+    [
+        ({"tensor": {"ranks": 3}}, {}, r"tensor.ranks \(3\) does not divide model.heads \(4\)"),
+        (STAGES, {"kind": "DPO"}, r'objective DPO is not computed in stages.*kind = "SFT"'),
+        (CONTEXT, {"kind": "DPO"}, r'DPO looks at whole rows.*kind = "SFT"'),
+        (EXPERTS, {}, "the model has no experts to divide"),
+        (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise is of whole rows"),
+        (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout goes by the place"),
+        (
+            STAGES,
+            {"lora": LORA | {"targets": ("layers.1.*",)}},
+            "the stage of layers 0 to 0 has no adapter to train; add a layer of it to lora.targets",
+        ),
+    ],
+)
+def test_what_is_not_divided_is_refused(parallel, changes, said, tuning):
+    with pytest.raises(ConfigError, match=said):
+        prepare(tuning(parallel=parallel, **changes))

@@ -1,0 +1,248 @@
+"""Adapters of layers that workers share or have some of: those of one process that has all."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from trainrig.models.lora.settings import LoRA
+from trainrig.objectives import DPO, KTO, ORPO, CausalLM
+from trainrig.parallel.layout import FSDP, HSDP
+from trainrig.parallel.pipeline.settings import Pipeline
+from trainrig.parallel.tensor.settings import TensorSplit
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.job import Adapter
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+
+STEPS = 6
+SHARED = FSDP(tensor=TensorSplit(ranks=2))
+IN_PLACES = FSDP(tensor=TensorSplit(ranks=2, sequence_parallel=True))
+STAGES = FSDP(pipeline=Pipeline(ranks=2))
+STAGED_AND_SHARED = FSDP(tensor=TensorSplit(ranks=2), pipeline=Pipeline(ranks=2))
+INTERLEAVED = FSDP(pipeline=Pipeline(ranks=2, schedule="interleaved", chunks=2))
+MODELS = {
+    "grouped": {},  # key heads are divided; the head shares the embedding, with its adapter
+    "one key head": {
+        "kv_heads": 1,
+        "tie_embeddings": False,
+        "biases": {"qkv": True, "output": True, "feedforward": True},
+        "attention": {"qk_norm": "head"},
+    },
+    "four layers": {"layers": 4},
+}
+KINDS = {
+    "plain": LoRA(rank=3, targets=("attention.*", "feedforward.*", "embedding")),
+    "dora": LoRA(rank=4, dora=True, base="int8", targets=("attention.*", "feedforward.*")),
+    "dropout": LoRA(rank=4, rslora=True, dropout=0.2, base="bfloat16"),
+}
+OBJECTIVES = {"CausalLM": CausalLM(), "DPO": DPO(), "ORPO": ORPO(), "KTO": KTO()}
+ROWS = {"CausalLM": None, "DPO": "pairs", "ORPO": "pairs", "KTO": "labelled"}
+
+
+@pytest.fixture(scope="module")
+def base(make_job, ranks, tmp_path_factory):
+    """`base("grouped")`: a checkpoint of that model, trained for a few steps."""
+    known = {}
+
+    def make(model):
+        if model not in known:
+            folder = tmp_path_factory.mktemp("base")
+            job = make_job(folder, model=MODELS[model], training={"steps": 3})
+            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+            known[model] = newest_valid(RunFolder(job.folder))[0].path
+        return known[model]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(make_job, ranks, base, tmp_path_factory):
+    """`trained(world, "plain", layout)`: the job of a run of 6 steps."""
+    known = {}
+
+    def train(world, kind, layout=None, model="grouped", objective="CausalLM", **changes):
+        key = repr((world, kind, layout, model, objective, changes))
+        if key not in known:
+            job = adapter_job(
+                make_job, base(model), tmp_path_factory.mktemp("run"), kind, layout or FSDP(),
+                MODELS[model], objective, **changes
+            )  # fmt: skip
+            go_on(job, world, ranks, tuning=ROWS[objective])
+            known[key] = job
+        return known[key]
+
+    return train
+
+
+def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM", **changes):
+    training = {
+        "steps": STEPS,
+        "parallel": layout.model_dump(),
+        "deterministic": layout.inexact_by() is None,
+        "held_out": {"rows": 3 if objective == "CausalLM" else 0, "every": 3},
+        "metrics": {"layers_every": 3},
+        **changes,
+    }
+    # Of any run: this one may have more.
+    world = layout.replica * (layout.replicas if layout.kind == "HSDP" else 1)
+    job = make_job(folder, world, training=training, model=model, batches={"attend": "document"})
+    lora = KINDS[kind] if isinstance(kind, str) else kind
+    adapter = kind and Adapter(lora, path, checkpoint.manifest_sum(path))
+    config = checkpoint.describe(path)[0]
+    initial = None if kind else path
+    return dataclasses.replace(
+        job, adapter=adapter, model=config, objective=OBJECTIVES[objective], initial_weights=initial
+    )
+
+
+def go_on(job, world, group, **arguments):
+    found, _ = newest_valid(RunFolder(job.folder))
+    attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
+    path = found.path if found else None
+    group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
+
+
+def contents(job):
+    """What was trained, whole, whoever wrote which rows."""
+    found, damages = newest_valid(RunFolder(job.folder))
+    assert found.step == STEPS and not damages
+    opened = checkpoint.open_model(found.path)
+    tensors = opened.adapter.tensors if opened.adapter else opened.weights
+    return {name: value.numpy() for name, value in tensors.items()}
+
+
+def figures(job, name="train/loss"):
+    return [line[name] for line in metrics.series(job.folder)]
+
+
+def held_out(job):
+    return [line["eval/loss"] for line in metrics.held_out_series(job.folder)]
+
+
+def layer_norms(job):
+    last = metrics.series(job.folder)[-1]
+    return {name: value for name, value in last.items() if name.endswith("_norm")}
+
+
+def assert_close(job, alone):
+    np.testing.assert_allclose(figures(job), figures(alone), rtol=0, atol=1e-5)
+    norms = (figures(each, "train/grad_norm") for each in (job, alone))
+    np.testing.assert_allclose(*norms, rtol=1e-4)
+    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
+    assert layer_norms(job).keys() == layer_norms(alone).keys()
+    for name, value in layer_norms(alone).items():
+        assert layer_norms(job)[name] == pytest.approx(value, rel=2e-3), name
+    found, expected = contents(job), contents(alone)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
+
+
+def assert_same_bits(job, other):
+    for name in ("train/loss", "train/grad_norm"):
+        assert figures(job, name) == figures(other, name)
+    assert held_out(job) == held_out(other)
+    found, expected = contents(job), contents(other)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def soak(*values):
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("plain", SHARED),
+        ("dora", IN_PLACES),
+        ("dropout", SHARED),
+        soak("plain", IN_PLACES),
+        soak("dora", SHARED),
+        soak("dropout", IN_PLACES),
+    ],
+)
+def test_of_shared_layers_as_of_whole_ones(kind, layout, trained):
+    assert_close(trained(2, kind, layout), trained(1, kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [("dora", SHARED), *(soak(*each) for each in (("plain", SHARED), ("dora", IN_PLACES)))],
+)
+def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
+    found = trained(2, kind, layout, "one key head")
+    assert_close(found, trained(1, kind, model="one key head"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "objective"),
+    [
+        ("plain", IN_PLACES, "DPO"),
+        soak(None, SHARED, "DPO"),
+        soak("plain", SHARED, "ORPO"),
+        soak("plain", SHARED, "KTO"),
+        soak(None, IN_PLACES, "DPO"),
+        soak(None, IN_PLACES, "KTO"),
+        soak("plain", HSDP(tensor=TensorSplit(ranks=2), replicas=2), "DPO"),
+    ],
+)
+def test_of_preferences(kind, layout, objective, trained):
+    world = 2 if layout.kind == "FSDP" else 4
+    found = trained(world, kind, layout, objective=objective)
+    assert_close(found, trained(1, kind, objective=objective))
+
+
+@pytest.mark.parametrize("kind", [soak("dora"), soak("dropout")])
+def test_of_stages_to_the_last_bit(kind, trained):
+    assert_same_bits(trained(2, kind, STAGES), trained(1, kind))
+
+
+@pytest.mark.soak
+def test_of_an_embedding_that_the_head_of_the_last_stage_shares(trained):
+    """Whose gradients of both ends one process adds up in another order."""
+    assert_close(trained(2, "plain", STAGES), trained(1, "plain"))
+
+
+def test_what_a_stage_computes_again_drops_the_same(trained):
+    """Of a micro-batch after which others have gone forward."""
+    again = {"recompute": {"kind": "Full"}}
+    assert_same_bits(trained(2, "dropout", STAGES, **again), trained(1, "dropout"))
+
+
+@pytest.mark.parametrize("layout", [STAGED_AND_SHARED, INTERLEAVED], ids=["tensor", "interleaved"])
+@pytest.mark.soak
+def test_of_stages_beside_others(layout, trained):
+    found = trained(layout.replica, "dora", layout, "four layers")
+    assert_close(found, trained(1, "dora", model="four layers"))
+
+
+@pytest.mark.parametrize("layout", [SHARED, soak(IN_PLACES)])
+def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_path):
+    straight = trained(2, "plain", layout)
+    job = dataclasses.replace(straight, folder=str(tmp_path))
+    go_on(job, 2, ranks, told=(1, "train", 14))
+    go_on(job, 4, ranks)
+    resumed = [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()]
+    assert len(resumed) == 2 and 0 < resumed[1] < STEPS
+    assert_same_bits(job, straight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layouts"),
+    [("dora", (IN_PLACES, FSDP(), STAGES)), soak("plain", (STAGES, SHARED, FSDP()))],
+)
+def test_a_run_goes_on_in_another_layout(kind, layouts, trained, ranks, tmp_path):
+    """With the moments of its optimizer, of which each layout has other parts."""
+    alone = trained(1, kind)
+    for number, layout in enumerate(layouts, 1):
+        training = alone.training.model_copy(update={"parallel": layout})
+        job = dataclasses.replace(alone, folder=str(tmp_path), training=training)
+        asked = 2 if layout.pipeline else 9  # once a step, or before each micro-batch
+        more = {} if number == len(layouts) else {"told": (0, "train", asked)}
+        go_on(job, layout.replica, ranks, **more)
+    steps = [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()]
+    assert steps == sorted(set(steps)) and len(steps) == len(layouts)
+    assert_close(job, alone)
