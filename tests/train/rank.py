@@ -36,6 +36,8 @@ from sent import Sent
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from tuning_batches import Tuning
 
 from trainrig import storage
@@ -707,6 +709,57 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     return held
 
 
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors made while it is on that were there at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.most = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = function(*args, **(kwargs or {}))
+        given = {id(each.untyped_storage()) for each in tree_leaves((args, kwargs)) if _plain(each)}
+        for each in tree_leaves(made):
+            storage = each.untyped_storage() if _plain(each) else None
+            if storage is not None and id(storage) not in given and storage not in self._seen:
+                self._seen.add(storage)
+                self.bytes += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.most = max(self.most, self.bytes)
+        return made
+
+    def _free(self, count: int) -> None:
+        self.bytes -= count
+
+
+def _plain(each: Any) -> bool:
+    return isinstance(each, Tensor) and not isinstance(each, DTensor)
+
+
+def peak_in_a_step(layers: int, training: dict[str, Any], count: int) -> int:
+    """The most bytes that the second step makes and has at once: weights and the optimizer's
+    moments were there before."""
+    sizes = {"layers": layers, "channels": 64, "heads": 2, "vocabulary": 32, "positions": 8}
+    settings = Training.model_validate(training | {"steps": 10})
+    numerics.settle(1, settings.deterministic)
+    model = DecoderConfig.model_validate(sizes)
+    job = TrainingJob("", model, settings, tuple, "")
+    state = fresh_state(job, local_device())
+    stepper = Stepper(job, MadeUp.sources, state, lambda: False)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    batches = MadeUp(count, (1, 4), model.shape.vocabulary)
+    virtual = settings.virtual_workers if settings.deterministic else None
+    by_round = settings.deterministic and settings.parallel.by_micro_batch
+    for step in range(2):
+        share = read_local_batch(
+            batches, rank, world, step, virtual=virtual, peers=peers(state.mesh, by_round)
+        )
+        with Peak() as peak:
+            stepper.take(share)
+    return peak.most
+
+
 def stages(job: TrainingJob) -> dict[str, int]:
     """The most micro-batches that this rank has between their passes in a step, and the bytes that
     it is sent by other stages."""
@@ -772,6 +825,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         mesh,
         sent_bytes,
         held_between,
+        peak_in_a_step,
         attended,
         dispatched,
         stages,

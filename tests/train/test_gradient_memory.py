@@ -35,6 +35,34 @@ def test_a_step_is_the_same_however_often_it_reduces(parallel, ranks, make_job, 
     assert losses[2] == pytest.approx(losses[1], rel=1e-6)
 
 
+LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of one
+
+
+@pytest.mark.parametrize(
+    ("world", "training", "held"),
+    [
+        # Slices of the sum, and what a layer computes; with no more memory for more micro-batches.
+        (2, EACH, 1 / 2),
+        (2, ONCE, 1),
+        # Beside the sum's slices those of a partial sum that waits for its other half.
+        pytest.param(
+            *(4, {"parallel": BY_LAYER | {"reduce": "micro_batch"}, "virtual_workers": 4}, 2 / 4),
+            marks=pytest.mark.slow,
+        ),
+        (2, {"parallel": BY_LAYER, "virtual_workers": 2}, 1),
+    ],
+    ids=["fast, each", "fast, once", "exact, each", "exact, once"],
+)
+def test_the_peak_of_a_step_grows_with_layers_by_what_is_held_of_each(world, training, held, ranks):
+    """By counting tensors: all else that a step makes is a fixed number of units, so that only the
+    gradients that are held (`held`: a share of all) and what layers keep of 4 tokens grow."""
+    eight, twelve = (
+        ranks(world, "peak_in_a_step", layers=n, training=PLAIN | training, count=2 * world)[0]
+        for n in (8, 12)
+    )
+    assert (twelve - eight) / 4 / LAYER == pytest.approx(held, abs=0.15)
+
+
 def test_the_exact_sum_refuses_to_reduce_parts_of_micro_batches():
     parallel = EACH["parallel"] | {"context": {"kind": "Gathered", "ranks": 2}}
     with pytest.raises(ValueError, match=r"'micro_batch' beside parallel\.context adds gradients"):
