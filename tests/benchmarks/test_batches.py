@@ -200,6 +200,7 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
         hidden_share_of_waiting=round(statistics.median(hidden), 3),
         hidden_from_to=[round(hidden[0], 3), round(hidden[-1], 3)],
     )
+    assert statistics.median(hidden) > 0.5
 
 
 def test_building_mixtures_costs_tenths_of_a_second():

@@ -221,6 +221,8 @@ def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path
             }
         )
     )
+    # No more a split of many than of few: 250 begins what is begun once.
+    assert cpu[2_000] / 2_000 < 1.5 * cpu[250] / 250
 
 
 def test_a_thousand_doors_are_knocked_at_together() -> None:

@@ -147,6 +147,9 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
         "pages": len(some),
     }
     print(json.dumps(line))
+    assert set(asked) <= {"precision", "balance"}
+    # The second question is asked only of pages of which the first was.
+    assert asked.count("balance") < asked.count("precision") <= len(some)
 
 
 def test_what_a_guard_costs(pages: list[Any]):
