@@ -69,7 +69,8 @@ def test_bad_rows_are_put_aside_with_place_and_reason_and_counted(encode_rows, t
     ],
 )
 def test_a_stage_that_keeps_no_row_fails_and_names_the_first(encode_rows, rows, row, reason):
-    with pytest.raises(DataError, match=f"not one row to train on, of 1: {reason} 1; the first"):
+    said = f"not one row to train on, of 1: {reason} 1; the first, encoded.jsonl, byte 0: {reason}"
+    with pytest.raises(DataError, match=said):
         encode_rows([row], rows=rows)
 
 

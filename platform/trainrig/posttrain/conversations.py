@@ -39,7 +39,7 @@ from trainrig.tokens.chat.rows import Example, example_of
 from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.documents.document_set import OPENERS, deal
 from trainrig.tokens.documents.files import named, paths_of
-from trainrig.tokens.documents.formats import FORMATS, StagePart
+from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
 from trainrig.tokens.held_out import held_out
 from trainrig.tokens.packing.whole_rows import write_whole_plan
 from trainrig.tokens.shards.shard_files import RIGHT_STEP, WRONG_STEP
@@ -69,7 +69,7 @@ class QuarantinedRow:
 
     def __str__(self) -> str:
         detail = f": {self.detail}" if self.detail else ""
-        return f"{self.file}, row {self.place}: {self.reason}{detail}"
+        return f"{name_place(self.file, self.place)}: {self.reason}{detail}"
 
 
 def encode_conversations(run: ConversationEncoding, progress: Progress | None = None) -> Manifest:

@@ -16,6 +16,7 @@ from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import visible
 from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.documents.formats import name_place
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
 from trainrig.tokens.permutation import Integers, permuted
@@ -170,7 +171,7 @@ class Inspection:
             weights = np.empty_like(ids)
             shards.read_weights(source, start, weights)
             following = np.append(np.where(weights > 0, ids, IGNORE)[1:], IGNORE)
-            title = f"{document.corpus_file}, row {document.corpus_row}"
+            title = name_place(document.corpus_file, document.corpus_row)
             title += _answer_named(shards, source, number)
             pieces = [RowPiece(0, title)]
             yield row_text(ids, following, pieces, self.encoder, borders=view.borders)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.tokens.documents.formats import FORMATS, StagePart
+from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
 
 COLUMNS = ("text", "id", "meta.url")
 TABLE = pa.Table.from_pylist(
@@ -80,3 +80,8 @@ def test_what_the_disk_refuses_is_no_fault_of_the_file(kind, opener, monkeypatch
     monkeypatch.setattr(opener, refuse)
     with pytest.raises(OSError, match="Input/output error"):
         rows_of(kind, "a.file")
+
+
+def test_a_place_is_a_byte_of_json_lines_and_a_row_of_columns():
+    assert name_place("rows.jsonl.gz", 5812) == "rows.jsonl.gz, byte 5,812"
+    assert name_place("rows.parquet", 7) == "rows.parquet, row 7"

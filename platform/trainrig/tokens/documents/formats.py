@@ -71,6 +71,12 @@ class Format:
     peek: Callable[[str, Sequence[str]], None] | None = None
 
 
+def name_place(file: str, place: int) -> str:
+    """Where in `file` a row is, for a message: "rows.jsonl, byte 5,812" or "rows.parquet, row 7"."""
+    by_byte = file.endswith(JSONL_ENDINGS)
+    return f"{file}, {'byte' if by_byte else 'row'} {place:,}"
+
+
 def value_of(row: Mapping[str, Any], column: str) -> Any:
     """What `row` has in `column`, a name or names joined by dots; None if it has no such."""
     if column in row:
