@@ -72,7 +72,7 @@ class Format:
 
 
 def name_place(file: str, place: int) -> str:
-    """Where in `file` a row is, for a message: "rows.jsonl, byte 5,812" or "rows.parquet, row 7"."""
+    """Where in `file` a row is, as messages say it: "a.jsonl, byte 5,812", "a.parquet, row 7"."""
     by_byte = file.endswith(JSONL_ENDINGS)
     return f"{file}, {'byte' if by_byte else 'row'} {place:,}"
 
