@@ -1,5 +1,8 @@
 """Tuning beside TRL: the same 9.4M Llama, rows, sizes, float32, one thread, in turns.
 
+Memory is of processes that do nothing else, the highest that the system counted, less what each
+held once all was imported.
+
 TRL as it comes, but for what would slow it down here (recomputation, bfloat16 on a CPU): rows are
 shuffled and padded to the longest of a batch, the reference runs in the loop. Figures are of wall
 time, so a machine with nothing else to do is asked for.
@@ -10,6 +13,8 @@ import gzip
 import json
 import runpy
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +33,7 @@ from trainrig.tokens.tokenizers.train import train_tokenizer
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
 
+SCRIPT = Path(__file__).parent / "tuning_memory.py"
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 
@@ -38,14 +44,17 @@ LLAMA = {
 LENGTH, ROUNDS, WARM = 512, 3, 2
 ANSWERS = 16  # conversations of a batch of TRL's; about as many of ours are in as many tokens
 PAIRS = 8
+LORA = {"rank": 8, "alpha": 16}
+TRL_LORA = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 
 
 class Started:
     """A fresh model as a checkpoint and as a folder of Hugging Face, and rows to tune it on."""
 
-    def __init__(self, at, rows, kind, texts):
+    def __init__(self, at, rows, texts):
         """`texts`: what the tokenizer is trained on."""
         self.at, self.rows = at, rows
+        kind = "pairs" if "chosen" in rows[0] else "conversations"
         text = train_tokenizer(ByteLevelBPE(vocabulary=4096), texts).decode()
         config = DecoderConfig(**LLAMA)
         model = Decoder(config)
@@ -66,9 +75,9 @@ class Started:
             )
         )
 
-    def tune(self, name, objective, steps, batch, **changes):
-        """The lines of metrics of a run of ours."""
-        run = {
+    def run_file(self, name, objective, steps, batch, **changes):
+        """The settings of a run of ours."""
+        return {
             "checkpoint": str(self.at / "fresh"),
             "conversations": str(self.at / "encoded"),
             "output": str(self.at / name),
@@ -82,9 +91,23 @@ class Started:
                 "held_out": {"rows": 0},
                 "checkpoints": {"every": steps},
             },
-        }
-        sft.posttrain(FineTuning.model_validate(run | changes))
+        } | changes
+
+    def tune(self, name, objective, steps, batch, **changes):
+        """The lines of metrics of a run of ours."""
+        run = self.run_file(name, objective, steps, batch, **changes)
+        sft.posttrain(FineTuning.model_validate(run))
         return metrics.series(str(self.at / name))
+
+    def trl_arguments(self, steps, batch):
+        """Of TRL's configuration: as it comes, without recomputation and bfloat16."""
+        return {
+            "output_dir": str(self.at / "trl"), "per_device_train_batch_size": batch,
+            "max_steps": steps, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
+            "gradient_checkpointing": False, "bf16": False, "report_to": "none", "use_cpu": True,
+            "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_length": LENGTH,
+            "weight_decay": 0.0,
+        }  # fmt: skip
 
 
 def rate(times, amounts):
@@ -112,20 +135,14 @@ def trl_run(started, kind, steps, batch, lora=False):
                 targets.append(int((inputs["labels"] != -100).sum()))
             return super().compute_loss(model, inputs, *arguments, **others)
 
-    settings = {
-        "output_dir": str(started.at / "trl"), "per_device_train_batch_size": batch,
-        "max_steps": steps, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
-        "gradient_checkpointing": False, "bf16": False, "report_to": "none", "use_cpu": True,
-        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_length": LENGTH,
-        "weight_decay": 0.0,
-    }  # fmt: skip
+    settings = started.trl_arguments(steps, batch)
     tokenizer = transformers.AutoTokenizer.from_pretrained(started.at / "hub")
     model = transformers.AutoModelForCausalLM.from_pretrained(started.at / "hub")
     peft = None
     if lora:
         from peft import LoraConfig
 
-        peft = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+        peft = LoraConfig(**TRL_LORA)
     config = (trl.SFTConfig if kind == "SFT" else trl.DPOConfig)(**settings)
     trainer = Counting(
         model=model, args=config, train_dataset=Dataset.from_list(started.rows),
@@ -150,6 +167,33 @@ def report(name, pairs, write_result, **found):
     return found["ratio"]
 
 
+def read_problems(test_data):
+    """Conversations of GSM8K, and the texts that a tokenizer is trained on."""
+    lines = (test_data / "sets/gsm8k_train.jsonl").read_text().splitlines()[:1_000]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": row["question"]}],
+            "completion": [{"role": "assistant", "content": row["answer"]}],
+        }
+        for row in map(json.loads, lines)
+    ]
+    return rows, lines
+
+
+def read_preferences(test_data):
+    """Pairs of HH whose dialogues are the same up to the last answer, and texts likewise."""
+    with gzip.open(test_data / "sets/hh_harmless_base_test.jsonl.gz", "rt") as file:
+        dialogues = [json.loads(line) for line, _ in zip(file, range(1_000), strict=False)]
+    rows = []
+    for each in dialogues:
+        prompt, _, chosen = each["chosen"].rpartition("\n\nAssistant: ")
+        begin, _, rejected = each["rejected"].rpartition("\n\nAssistant: ")
+        if begin == prompt and chosen != rejected and len(prompt) + len(chosen) < 900:
+            rows.append({"prompt": prompt + "\n\nAssistant: ", "chosen": chosen,
+                         "rejected": rejected})  # fmt: skip
+    return rows[:96], [each["chosen"] for each in dialogues]
+
+
 @pytest.fixture
 def alone(monkeypatch, without_ray):
     """One thread, no hub."""
@@ -163,17 +207,9 @@ def alone(monkeypatch, without_ray):
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_sft_on_real_rows(lora, alone, test_data, tmp_path, write_result):
-    lines = (test_data / "sets/gsm8k_train.jsonl").read_text().splitlines()[:1_000]
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": row["question"]}],
-            "completion": [{"role": "assistant", "content": row["answer"]}],
-        }
-        for row in map(json.loads, lines)
-    ]
-    started = Started(tmp_path, rows, "conversations", lines)
+    started = Started(tmp_path, *read_problems(test_data))
     pairs, steps = [], 12
-    changes = {"lora": {"rank": 8, "alpha": 16}} if lora else {}
+    changes = {"lora": LORA} if lora else {}
     for nth in range(ROUNDS):
         series = started.tune(f"ours-{nth}", {"kind": "SFT"}, steps, 6, **changes)
         seen = [line["train/tokens"] for line in series]
@@ -188,16 +224,7 @@ def test_sft_on_real_rows(lora, alone, test_data, tmp_path, write_result):
 def test_dpo_on_real_pairs_with_the_references_counted(
     alone, test_data, tmp_path, write_result, monkeypatch
 ):
-    with gzip.open(test_data / "sets/hh_harmless_base_test.jsonl.gz", "rt") as file:
-        dialogues = [json.loads(line) for line, _ in zip(file, range(1_000), strict=False)]
-    rows = []
-    for each in dialogues:
-        prompt, _, chosen = each["chosen"].rpartition("\n\nAssistant: ")
-        begin, _, rejected = each["rejected"].rpartition("\n\nAssistant: ")
-        if begin == prompt and chosen != rejected and len(prompt) + len(chosen) < 900:
-            rows.append({"prompt": prompt + "\n\nAssistant: ", "chosen": chosen,
-                         "rejected": rejected})  # fmt: skip
-    rows = rows[:96]
+    rows, texts = read_preferences(test_data)
     spent = []
     compute = sft.compute_references
 
@@ -213,7 +240,7 @@ def test_dpo_on_real_pairs_with_the_references_counted(
     for nth in range(ROUNDS):
         at = tmp_path / str(nth)  # its references are computed anew
         at.mkdir()
-        started = Started(at, rows, "pairs", [each["chosen"] for each in dialogues])
+        started = Started(at, rows, texts)
         series = started.tune("ours", {"kind": "DPO"}, steps, PAIRS)
         ends = [line["time"] for line in series]
         loop = (ends[-1] - ends[WARM - 1]) / (steps - WARM)  # s a step
@@ -222,3 +249,49 @@ def test_dpo_on_real_pairs_with_the_references_counted(
         pairs.append((ours, theirs))
     facts = {"unit": "steps", "parameters": started.parameters, "rows": len(rows)}
     assert report("dpo", pairs, write_result, **facts) > 1
+
+
+def peak_of(side, settings, at):
+    """MiB before and at most of a process of `side`, see tuning_memory.py."""
+    file = at / f"{side}.json"
+    file.write_text(json.dumps(settings))
+    command = [sys.executable, str(SCRIPT), side, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "batch", "trl_batch"),
+    [("SFT", False, 6, ANSWERS), ("SFT", True, 6, ANSWERS), ("DPO", False, PAIRS, PAIRS)],
+    ids=["sft", "lora-sft", "dpo"],
+)
+def test_peak_memory_is_no_higher(
+    kind, lora, batch, trl_batch, alone, test_data, tmp_path, write_result
+):
+    rows, texts = (read_preferences if kind == "DPO" else read_problems)(test_data)
+    steps, rounds = 8, []
+    for nth in range(ROUNDS):
+        at = tmp_path / str(nth)  # references are computed anew
+        at.mkdir()
+        started = Started(at, rows, texts)
+        changes = {"lora": LORA} if lora else {}
+        ours = started.run_file("ours", {"kind": kind}, steps, batch, **changes)
+        theirs = {
+            "rows": rows, "hub": str(at / "hub"), "kind": kind,
+            "lora": TRL_LORA if lora else None,
+            "arguments": started.trl_arguments(steps, trl_batch),
+        }  # fmt: skip
+        rounds.append({"ours": peak_of("ours", ours, at), "trl": peak_of("trl", theirs, at)})
+    above = [{side: each["peak"] - each["before"] for side, each in r.items()} for r in rounds]
+    name = ("lora-" if lora else "") + kind.lower()
+    ratios = sorted(each["ours"] / each["trl"] for each in above)
+    found = {
+        "benchmark": f"peak memory of {name} above what is held once all is imported",
+        "unit": "MiB", "parameters": started.parameters, "rounds": rounds,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
+    }  # fmt: skip
+    print("\n" + json.dumps(found))
+    write_result(f"{name}-memory-beside-trl.json", found)
+    assert found["ratio"] <= 1
