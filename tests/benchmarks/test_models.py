@@ -110,7 +110,7 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
 def as_pieces(model: LanguageModel, text: str) -> str:
     """The text cut into subwords, with spaces between; a line is a sentence."""
     found = []
-    stream, _ = model.cutter.cut([text], model.word_of)
+    stream, _ = model.cutter.encode_sentences([text], model.word_of)
     for number in stream.tolist():
         if number == 1:
             found.append([])

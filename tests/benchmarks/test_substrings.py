@@ -31,10 +31,10 @@ from trainrig.corpus.dedup.substrings import (
     ExactSubstrings,
     count_anchors,
     cut_substrings,
+    find_repeated_anchors,
     find_repeats,
     gather_pieces,
     partitions_for,
-    repeated_anchors,
 )
 
 _spec = importlib.util.spec_from_file_location(
@@ -163,7 +163,9 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
         lambda n, path: count_anchors((some for some, _ in splits[n]), rules, path),
         SPLITS,
     )
-    repeated = phase("repeated_anchors", lambda n, path: repeated_anchors(anchors, 0, 1, path), 1)
+    repeated = phase(
+        "repeated_anchors", lambda n, path: find_repeated_anchors(anchors, 0, 1, path), 1
+    )
     partitions = partitions_for(counts["repeated_anchors"]["copies"], rules)
     pieces = phase(
         "gather_pieces",

@@ -81,6 +81,6 @@ def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside
 
 def test_the_shipped_functions_hang_on_what_they_are_made_of() -> None:
     folder = Path(module.__file__).parent / "dedup" / "signatures"
-    shingles = module._imported(folder / "shingles.py")
+    shingles = module._find_imports(folder / "shingles.py")
     assert folder / "character_classes.py" in shingles  # whose flags are in its code
     assert folder / "exact.py" not in shingles

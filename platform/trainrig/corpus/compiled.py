@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parents[1]
 _IMPORT = re.compile(r"^from (trainrig[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
-def compiled(function: _Function) -> _Function:
+def compile_nogil(function: _Function) -> _Function:
     """`function`, as machine code without Python's lock. Integers wrap round, as numpy's do."""
     return cast(_Function, Compiled(function))
 
@@ -131,7 +131,7 @@ def _digest(file: Path) -> str:
     compiled names its module."""
     found, waiting = {file}, [file]
     for each in waiting:  # grows while it is walked
-        new = _imported(each) - found
+        new = _find_imports(each) - found
         found |= new
         waiting += sorted(new)
     contents = (
@@ -142,7 +142,7 @@ def _digest(file: Path) -> str:
 
 
 @functools.cache
-def _imported(file: Path) -> frozenset[Path]:
+def _find_imports(file: Path) -> frozenset[Path]:
     """The files of trainrig that `file` names in its imports."""
     found = set[Path]()
     for module, bracketed, plain in _IMPORT.findall(_source(file)):

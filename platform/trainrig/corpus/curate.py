@@ -40,7 +40,7 @@ from trainrig.corpus.files.measured_documents import (
     Parts,
 )
 from trainrig.corpus.files.replace import Replacement
-from trainrig.corpus.filters.rule_verdicts import wiped_out
+from trainrig.corpus.filters.rule_verdicts import find_wiped_out
 from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
 from trainrig.corpus.report.empty_output import why_nothing_was_kept, why_nothing_was_read
 from trainrig.corpus.report.hosts import warning
@@ -62,14 +62,14 @@ from trainrig.corpus.stages.near_duplicates import (
     check_earlier,
     earlier_split_indexes,
     forget_torn,
-    known_splits,
     pairs_are_known,
     paths_of,
+    read_known_splits,
     search_for,
 )
 from trainrig.corpus.stages.read_pages import reading
-from trainrig.corpus.stages.span_removal import SpanRemoval, cut_passes
-from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, cut_steps
+from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
+from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.corpus.stages.write_documents import SAMPLES, write_signatures, write_split
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
@@ -110,15 +110,15 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
             check_examples(run.decontamination)
         if run.workers:
             connect(run.workers, "workers")
-        pool, cost = _finished(run, stage.before) if stage.before else passes.read()
+        pool, cost = _read_finished(run, stage.before) if stage.before else passes.read()
     passes.check_columns(pool)
     passes.judge(pool)
     search, found = passes.find_duplicates(pool)
-    cut = passes.cut(pool, search)
+    cut = passes.remove_spans(pool, search)
     return passes.write(pool, search, found, cut, cost)
 
 
-def _finished(run: Curation, before: Manifest) -> tuple[MeasuredDocuments, dict[str, float]]:
+def _read_finished(run: Curation, before: Manifest) -> tuple[MeasuredDocuments, dict[str, float]]:
     """The documents of a finished curation, and what reading them took."""
     return DecidedDocuments(run.output), before.cost
 
@@ -143,7 +143,7 @@ class _Passes:
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of this process
 
     @contextlib.contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _time_phase(self, phase: str) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
@@ -166,7 +166,7 @@ class _Passes:
     def read(self) -> tuple[MeasuredDocuments, dict[str, float]]:
         """Pages to measured documents; what that took, which is nearly all."""
         work = functools.partial(reading, self.run)
-        with self._timed("read"):
+        with self._time_phase("read"):
             records = self._map(READ, work, self.splits, before=0).results(self.splits)
         counts = total(record.counts["found"] for record in records)
         if not counts["documents"]:
@@ -202,7 +202,7 @@ class _Passes:
         work = functools.partial(apply_rules_to_split, self.run, pool, self.path_of)
         here = len(self.splits) <= JUDGED_HERE
         workers = 0 if here else self.run.workers
-        with self._timed("judge"):
+        with self._time_phase("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
             counts = total(record.counts for record in phase.results(self.splits))
         storage.write(self.path_of("tally.json"), json.dumps(counts).encode())
@@ -217,7 +217,7 @@ class _Passes:
     def _stop_if_wiped_out(self, name: str, dropped: Mapping[str, int], documents: int) -> None:
         (source,) = (source for source in self.run.sources if source.name == name)
         limit = source.wipe_out
-        found = wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
+        found = find_wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
         if found:
             raise DataError(
                 f"{self.run.output}: {found.step} drops {found.dropped:,} of the "
@@ -231,11 +231,11 @@ class _Passes:
         known = self.stage.before is not None and pairs_are_known(self.run)
         if known:
             folder = storage.join(self.run.output, near_duplicates.FOLDER)
-            counts = known_splits(self.run)
+            counts = read_known_splits(self.run)
             self._tell(3 * len(self.splits))
         else:
             folder = self.path_of()
-            with self._timed("sign"):
+            with self._time_phase("sign"):
                 counts = self._sign(pool)
         own = [
             SplitIndex(
@@ -245,7 +245,7 @@ class _Passes:
         ]
         split_indexes = [*own, *earlier_split_indexes(self.run)]
         search = search_for(self.run, split_indexes, self.path_of, self.run.near_duplicates.bands)
-        with self._timed("search"):
+        with self._time_phase("search"):
             found = find_duplicates(search, self._step, known)
         if known:
             found = near_duplicates.with_known_pairs(self.run, found)
@@ -277,12 +277,14 @@ class _Passes:
         self._tell(3 * len(self.splits) + done)
         return phase
 
-    def cut(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
+    def remove_spans(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
         """What is cut out of the documents that stay."""
         own = [split_index for split_index in search.split_indexes if not split_index.earlier]
-        surviving = SurvivingDocuments(pool, self.path_of, cut_steps(self.run))
-        with self._timed("cut"):
-            told = SpanRemoval(self.run, surviving, self.splits, self._cut_step).cut(own)
+        surviving = SurvivingDocuments(pool, self.path_of, list_removal_steps(self.run))
+        with self._time_phase("cut"):
+            told = SpanRemoval(self.run, surviving, self.splits, self._run_removal_pass).find_spans(
+                own
+            )
         sources = {source.name: source for source in self.run.sources}
         for row in told.rows:
             self._stop_if_cut_away(row, sources[row.source])
@@ -298,11 +300,13 @@ class _Passes:
                 "section or raise the limit and run again, no page will be read again"
             )
 
-    def _cut_step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
+    def _run_removal_pass(
+        self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
+    ) -> Phase:
         """Do one pass of those that cut; each counts as much as a split."""
         phase = Phase(_done(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        nth = cut_passes(self.run).index(name.rstrip("-0123456789")) + 1
+        nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
         self._tell(3 * len(self.splits) + len(steps(self.run.url_duplicates)) + nth)
         return phase
 
@@ -323,9 +327,9 @@ class _Passes:
             if not split_index.earlier
         }
         work = functools.partial(write_split, self.run, pool, self.path_of, folder, split_indexes)
-        passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
+        passes = len(steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
         before = 3 * len(self.splits) + passes
-        with self._timed("write"):
+        with self._time_phase("write"):
             records = self._map("write", work, self.splits, before).results(self.splits)
         counts = total(record.counts for record in records) | cut.counts()
         counts["pairs"] = {
@@ -403,7 +407,7 @@ class _Passes:
 
     def _tell(self, done: int) -> None:
         if self.progress:
-            passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
+            passes = len(steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
             self.progress(done, 4 * len(self.splits) + passes)
 
 

@@ -25,7 +25,7 @@ class Limit:
     languages: tuple[str, ...] | None = None  # the only ones that it speaks of; None: all
     except_languages: tuple[str, ...] = ()  # ones that it does not speak of
 
-    def broken(self, columns: Columns) -> NDArray[np.bool_]:
+    def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Which documents break the rule. A value that is no number (NaN) breaks no bound."""
         values = columns[self.signal]
         broken = np.zeros(len(values), bool)
@@ -48,6 +48,6 @@ class Among:
     signal: str
     values: tuple[str, ...]
 
-    def broken(self, columns: Columns) -> NDArray[np.bool_]:
+    def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Which documents break the rule."""
         return ~np.isin(columns[self.signal], self.values)

@@ -21,7 +21,7 @@ from trainrig.corpus.decontaminate import (
     match,
     merge,
 )
-from trainrig.corpus.decontaminate.benchmark_overlap import needed
+from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.evaluate.engine.shards import TaskRun, questions_of
 from trainrig.evaluate.scores.task_score import RowsSeen, headline_score
@@ -55,7 +55,7 @@ def find_seen(
     examples = len(index.lines_E)
     held_E = np.bincount(index.examples_B[found], minlength=examples)
     words_E = np.bincount(index.examples_B, minlength=examples)
-    dirty_E = (held_E > 0) & (held_E >= needed(index, STYLE))
+    dirty_E = (held_E > 0) & (held_E >= find_unit_thresholds(index, STYLE))
     told: dict[str, dict[int, bool]] = {}
     for number, name in enumerate(index.names):
         own = range(*index.firsts[number : number + 2])

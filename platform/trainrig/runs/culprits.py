@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.filters import Filter, broken_rules, columns_read
+from trainrig.corpus.filters import Filter, columns_read, find_broken_rules
 from trainrig.corpus.filters.presets import Preset
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.signals import SIGNALS, measure
@@ -112,7 +112,7 @@ def rules_broken(columns: Mapping[str, Any]) -> list[tuple[str, ...]]:
     found: list[list[str]] = [[] for _ in range(count)]
     asked = {**columns, LANGUAGE: np.full(count, "")}  # rules of some languages ask for it
     for one in filters:
-        for rule, broken in broken_rules([one], asked).items():
+        for rule, broken in find_broken_rules([one], asked).items():
             for document in np.flatnonzero(broken).tolist():
                 if rule not in found[document]:
                     found[document].append(rule)

@@ -23,7 +23,7 @@ from trainrig.corpus.decontaminate.settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.files.removed_spans import RemovedSpan, cut
+from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
 
 SECRET = "The quick brown fox jumps over the lazy dog, twice each day."
 OTHER = "Pack my box with five dozen liquor jugs before the ship sails away."
@@ -49,7 +49,7 @@ def test_a_collision_goes_with_what_is_around_it(tmp_path: Path):
     assert decision.fallen == frozenset()
     # Twelve words of a text of twelve: one n-gram, 5th percentile of its set.
     assert decision.touches == (Touch(0, "foxes", 7, start, end),)
-    kept, removed = cut(text, decision.cuts[0])
+    kept, removed = remove_spans(text, decision.cuts[0])
     assert kept == text[: start - 200] + text[end + 200 :]
     assert [each.text for each in removed] == [text[start - 200 : end + 200]]
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.decontaminate import matching
-from trainrig.corpus.decontaminate.benchmark_overlap import needed
+from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.corpus.decontaminate.grams import grams_of, hits_in
 from trainrig.corpus.decontaminate.index import Index
@@ -152,7 +152,7 @@ def test_matches_do_not_hang_on_what_is_looked_at_together(style, monkeypatch):
 def test_enough_is_the_first_share_that_rounds_to_the_threshold(words, share):
     index = index_of(named([("a b",)]), PaLM(words=1))
     many = dataclasses.replace(index, texts_B=np.zeros(words, np.uint32))
-    (enough,) = needed(many, Llama3(words=1, dirty_from=share)).tolist()
+    (enough,) = find_unit_thresholds(many, Llama3(words=1, dirty_from=share)).tolist()
     assert round(enough / words, 4) >= share
     assert enough == 1 or round((enough - 1) / words, 4) < share
 

@@ -22,7 +22,7 @@ from trainrig.corpus.decontaminate import (
     merge,
 )
 from trainrig.corpus.decontaminate.benchmarks import read_examples
-from trainrig.corpus.files.removed_spans import cut
+from trainrig.corpus.files.removed_spans import remove_spans
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -97,7 +97,7 @@ def test_every_planted_example_is_found_and_nothing_that_is_not_there(
         assert shared in own or isinstance(style, Llama2)
     # What is left of the documents holds none of it.
     left = [
-        "" if n in decision.fallen else cut(text, decision.cuts.get(n, ()))[0]
+        "" if n in decision.fallen else remove_spans(text, decision.cuts.get(n, ()))[0]
         for n, text in enumerate(documents)
     ]
     again = match(index, left)

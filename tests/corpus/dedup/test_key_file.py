@@ -44,8 +44,8 @@ def test_there_is_no_such_range(tmp_path: Path, part: int, parts: int):
 
 def test_of_a_key_the_counts_are_added_and_the_lowest_first_is_kept():
     given = np.array([(5, 1, 7), (3, 2, 9), (5, 4, 2), (3, 1, 9)], RECORD)
-    assert key_file.merged(given).tolist() == [(3, 3, 9), (5, 5, 2)]
-    assert len(key_file.merged(given[:0])) == 0
+    assert key_file.merge_records(given).tolist() == [(3, 3, 9), (5, 5, 2)]
+    assert len(key_file.merge_records(given[:0])) == 0
 
 
 def test_keys_are_found_in_the_files_that_have_them(tmp_path: Path):

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from trainrig.corpus.files.removed_spans import (
     Removed,
     RemovedSpan,
-    cut,
     disjoint,
     map_to_original,
+    remove_spans,
     restore,
 )
 
@@ -27,14 +27,14 @@ def texts_and_cuts(draw: st.DrawFn) -> tuple[str, list[RemovedSpan]]:
 @given(texts_and_cuts())
 def test_what_was_cut_can_be_had_back(given_):
     text, cuts = given_
-    assert restore(*cut(text, cuts)) == text
+    assert restore(*remove_spans(text, cuts)) == text
 
 
 @given(texts_and_cuts())
 def test_the_union_of_the_cuts_goes_and_nothing_else(given_):
     text, cuts = given_
     claimed = {place for each in cuts for place in range(each.start, each.end)}
-    left, removed = cut(text, cuts)
+    left, removed = remove_spans(text, cuts)
     assert left == "".join(c for place, c in enumerate(text) if place not in claimed)
     assert sum(len(span.text) for span in removed) == len(claimed)
 
@@ -44,7 +44,7 @@ def test_the_order_of_cuts_does_not_matter(given_, random):
     text, cuts = given_
     shuffled = list(cuts)
     random.shuffle(shuffled)
-    assert cut(text, shuffled) == cut(text, cuts)
+    assert remove_spans(text, shuffled) == remove_spans(text, cuts)
 
 
 @given(texts_and_cuts())
@@ -56,12 +56,12 @@ def test_what_is_disjoint_stays_as_it_is(given_):
 @given(texts_and_cuts(), st.data())
 def test_cuts_of_two_steps_can_be_made_at_once(given_, data):
     text, first = given_
-    left, removed = cut(text, first)
+    left, removed = remove_spans(text, first)
     span = st.tuples(st.integers(0, len(left)), st.integers(0, len(left)))
     pairs = data.draw(st.lists(span.filter(lambda pair: pair[0] < pair[1]), max_size=4))
     second = [RemovedSpan(start, end, "later") for start, end in pairs]
-    at_once, all_removed = cut(text, [*first, *map_to_original(second, removed)])
-    assert at_once == cut(left, second)[0]
+    at_once, all_removed = remove_spans(text, [*first, *map_to_original(second, removed)])
+    assert at_once == remove_spans(left, second)[0]
     assert [span for span in all_removed if span.by != "later"] == removed
 
 
@@ -72,19 +72,22 @@ def test_a_character_goes_to_the_cut_that_starts_first_and_then_to_the_longest()
         RemovedSpan(0, 4, "c"),
         RemovedSpan(1, 2, "b"),
     ]
-    assert cut("0123456789", cuts) == ("6789", [Removed(0, "0123", "c"), Removed(4, "45", "b")])
+    assert remove_spans("0123456789", cuts) == (
+        "6789",
+        [Removed(0, "0123", "c"), Removed(4, "45", "b")],
+    )
 
 
 def test_spans_of_one_step_that_touch_are_one():
-    assert cut("abcdef", [RemovedSpan(3, 5, "a"), RemovedSpan(1, 3, "a")]) == (
+    assert remove_spans("abcdef", [RemovedSpan(3, 5, "a"), RemovedSpan(1, 3, "a")]) == (
         "af",
         [Removed(1, "bcde", "a")],
     )
 
 
 def test_a_text_may_go_entirely_or_stay():
-    assert cut("abc", [RemovedSpan(0, 3, "a")]) == ("", [Removed(0, "abc", "a")])
-    assert cut("abc", []) == ("abc", [])
+    assert remove_spans("abc", [RemovedSpan(0, 3, "a")]) == ("", [Removed(0, "abc", "a")])
+    assert remove_spans("abc", []) == ("abc", [])
 
 
 @pytest.mark.parametrize(("start", "end"), [(3, 3), (-1, 2), (4, 2)])
@@ -95,4 +98,4 @@ def test_what_is_no_span_is_refused(start: int, end: int):
 
 def test_a_cut_beyond_the_text_is_refused():
     with pytest.raises(ValueError, match="ends at 4 of a text of 3"):
-        cut("abc", [RemovedSpan(1, 4, "a")])
+        remove_spans("abc", [RemovedSpan(1, 4, "a")])

@@ -14,8 +14,8 @@ from trainrig.corpus.filters import (
     Length,
     Preset,
     RefinedWeb,
-    broken_rules,
     columns_read,
+    find_broken_rules,
     need_datatrove,
 )
 from trainrig.corpus.filters.presets import NAMES
@@ -94,7 +94,7 @@ def test_the_published_limit_is_kept_and_the_next_value_is_not(
     kept |= {"duplicate_line_characters": np.array([0.0])}
 
     def broken(value: float) -> list[str]:
-        rules = broken_rules((rule,), kept | {signal: np.array([value])})
+        rules = find_broken_rules((rule,), kept | {signal: np.array([value])})
         return [name for name, found in rules.items() if found[0]]
 
     assert broken(at_the_limit) == []

@@ -11,10 +11,10 @@ from trainrig.corpus.filters.rule_verdicts import (
     WipedOut,
     columns_of,
     decide,
+    find_wiped_out,
     histograms,
     rules_of,
     tally,
-    wiped_out,
 )
 from trainrig.corpus.limits import Among, Limit
 
@@ -123,4 +123,4 @@ def test_a_histogram_holds_every_number_once() -> None:
 def test_a_step_that_takes_nearly_all_that_reaches_it_is_named(
     dropped: dict[str, int], documents: int, found: WipedOut | None
 ) -> None:
-    assert wiped_out(dropped, documents, "web", share=0.9, least=100) == found
+    assert find_wiped_out(dropped, documents, "web", share=0.9, least=100) == found

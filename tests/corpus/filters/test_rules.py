@@ -15,7 +15,7 @@ from trainrig.corpus.filters import (
     Length,
     RepeatedLines,
     Symbols,
-    broken_rules,
+    find_broken_rules,
     first_broken_rule,
 )
 from trainrig.corpus.language import NONE, LanguageGuess, identify
@@ -40,7 +40,7 @@ def columns(text: str, language: LanguageGuess = ENGLISH) -> dict[str, np.ndarra
 
 
 def broken_by(filters: tuple[Filter, ...], columns: Columns) -> list[str]:
-    return [rule for rule, broken in broken_rules(filters, columns).items() if broken[0]]
+    return [rule for rule, broken in find_broken_rules(filters, columns).items() if broken[0]]
 
 
 def broken(text: str, language: LanguageGuess = ENGLISH) -> list[str]:

@@ -18,8 +18,8 @@ COLUMNS = {
 def broken(score: Score, columns: dict[str, np.ndarray] = COLUMNS) -> list[bool]:
     (limit,) = score.limits()
     if isinstance(limit, PercentileThreshold):
-        limit = limit.placed(limit.resolve(columns))
-    return limit.broken(columns).tolist()
+        limit = limit.bind(limit.resolve(columns))
+    return limit.mark_broken(columns).tolist()
 
 
 def test_bounds_by_value() -> None:
@@ -63,7 +63,7 @@ def test_nothing_at_all_has_no_cut() -> None:
 def test_a_cut_that_was_not_placed_cannot_decide() -> None:
     (limit,) = Score(signal="quality", keep_highest=0.5).limits()
     with pytest.raises(ValueError, match="where its cut falls has not been found"):
-        limit.broken(COLUMNS)
+        limit.mark_broken(COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
     tokenizer = tokenizers.Tokenizer.from_str(make_tokenizer(pieces, iter(TEXTS)))
     cutter = TextEncoder(tokenizer.to_str(), "here")
     assert cutter._by_word
-    found, _ = cutter.cut(texts, np.arange(cutter.pieces, dtype=np.uint32) + 3)
+    found, _ = cutter.encode_sentences(texts, np.arange(cutter.pieces, dtype=np.uint32) + 3)
     expected = []
     for text in texts:
         for line in lines(text):

@@ -182,7 +182,7 @@ def test_lines_of_real_pages_fall_as_by_datatrove(real_texts: list[str]):
 @given(st.lists(texts, max_size=4))
 def test_many_texts_are_cut_as_one_by_one(some: list[str]):
     rules = C4Lines(reading="datatrove", terminal_punctuation=False)
-    left, counts = rules.cut(batch_of(some))
+    left, counts = rules.apply_to_batch(batch_of(some))
     expected = batch_of([rules.apply(text, "en")[0] for text in some])
     for ours, theirs in zip(left, expected, strict=True):
         assert ours.tolist() == theirs.tolist()

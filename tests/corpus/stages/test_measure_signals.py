@@ -12,7 +12,7 @@ from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.row_schema import pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals import measure
-from trainrig.corpus.stages.measure_signals import MeasuredPages, measured
+from trainrig.corpus.stages.measure_signals import MeasuredPages, measure_pages
 
 DATE = "2024-05-18T01:58:10Z"
 TEXT = "The keeper of the lighthouse writes to the harbor master that the lamp has to be mended."
@@ -30,7 +30,9 @@ def page(text: str, title: str = "") -> RawPage:
 
 def made(run: Curation, pages: list[tuple[int, RawPage]]) -> MeasuredPages:
     (source,) = run.sources
-    return measured(run, source, pages, lambda pages: [extract(p, source.extractor) for p in pages])
+    return measure_pages(
+        run, source, pages, lambda pages: [extract(p, source.extractor) for p in pages]
+    )
 
 
 def row_of(page: RawPage, pii: PII = PII()) -> dict[str, Any]:  # noqa: B008

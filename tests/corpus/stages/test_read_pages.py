@@ -19,7 +19,7 @@ from trainrig.corpus.read import RawPage, Unreadable
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.stages import read_pages
-from trainrig.corpus.stages.read_pages import cut
+from trainrig.corpus.stages.read_pages import split_records
 
 PAGES = 95
 PART = 10
@@ -88,7 +88,7 @@ def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read_pages, "PART", most)
         patch.setattr(read_pages, "PART_BYTES", largest)
-        parts = list(cut(found))
+        parts = list(split_records(found))
     assert [record for part in parts for record in part] == found
     for part in parts:
         sizes = [len(record.body) for record in part if isinstance(record, RawPage)]

@@ -16,7 +16,7 @@ from trainrig.corpus.dedup.lines import CommonLines
 from trainrig.corpus.dedup.substrings import ExactSubstrings
 from trainrig.corpus.files.removed_spans import Removed, restore
 from trainrig.corpus.run_file import CurationSource, WipeOut
-from trainrig.corpus.stages.span_removal import cut_passes
+from trainrig.corpus.stages.span_removal import list_removal_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
 from trainrig.splits import Phase, Split, Work
@@ -176,7 +176,7 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
             break
         except Stopped:
             continue
-    assert len(done) == len(set(done)) > len(cut_passes(run))
+    assert len(done) == len(set(done)) > len(list_removal_passes(run))
     assert written(run) == written(whole)
 
 
@@ -208,7 +208,7 @@ PASSES = (
 @pytest.mark.parametrize("name", PASSES)
 def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks, tmp_path, name):
     whole = make_run(name="whole", **STEPS, decontamination=ducks)
-    assert tuple(cut_passes(whole)) == PASSES
+    assert tuple(list_removal_passes(whole)) == PASSES
     curate(whole)
     run = make_run(**STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))

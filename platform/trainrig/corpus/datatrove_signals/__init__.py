@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.chunks import Chunks, chunks_of
 from trainrig.corpus.datatrove_signals.lines import (
     fineweb_lines,
+    measure_repeated_lines,
+    measure_repeated_paragraphs,
     quality_lines,
-    repeated_lines,
-    repeated_paragraphs,
 )
 from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS, PREFIX
 from trainrig.corpus.datatrove_signals.repetition import repetition_of
@@ -76,7 +76,7 @@ def _gopher_quality(
 
 def _gopher_repetition(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> dict[str, NDArray[Any]]:
     characters = np.diff(batch.starts_D1)
-    lines, paragraphs = repeated_lines(batch), repeated_paragraphs(batch)
+    lines, paragraphs = measure_repeated_lines(batch), measure_repeated_paragraphs(batch)
     firsts = _first_tokens(chunks, tokens)
     repetition = repetition_of(tokens.hashes_T, tokens.lengths_T, firsts)
     duplicate_lines = _quotients(lines.duplicates, lines.pieces)
@@ -115,10 +115,10 @@ def _fineweb(
 
 def _c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
     """What C4's filter counts, and FineWeb's of the text that it leaves."""
-    cut, any_end = _ANY_END.cut(batch)
+    cut, any_end = _ANY_END.apply_to_batch(batch)
     # What drops a page of lines that end as they should also drops one of any lines.
     (suspects,) = np.nonzero(any_end[_LOREM_IPSUM] | any_end[_CURLY_BRACKETS])
-    _, ended = _ENDED.cut(batch_of([texts[number] for number in suspects.tolist()]))
+    _, ended = _ENDED.apply_to_batch(batch_of([texts[number] for number in suspects.tolist()]))
     chunks = chunks_of(cut)
     tokens = vocabulary_of_this_thread().tokens(cut, chunks)
     sentences = sentences_of(cut, chunks, tokens)
@@ -159,7 +159,7 @@ def _tokens_of_kinds(tokens: Tokens, firsts: NDArray[np.int64]) -> NDArray[np.in
     return found
 
 
-@compiled
+@compile_nogil
 def _count(
     lengths: NDArray[np.int32],
     flags: NDArray[np.uint8],

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SPACE
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
 
 class Chunks(NamedTuple):
@@ -26,13 +26,13 @@ def chunks_of(batch: TextBatch) -> Chunks:
     places = np.empty((2, room), np.int64)
     hashes = np.empty(room, np.uint64)
     firsts = np.zeros(len(batch.starts_D1), np.int64)
-    _split(*batch, places[0], places[1], hashes, firsts)
+    _split_chunks(*batch, places[0], places[1], hashes, firsts)
     count = int(firsts[-1])
     return Chunks(places[0, :count], places[1, :count], hashes[:count], firsts)
 
 
-@compiled
-def _split(
+@compile_nogil
+def _split_chunks(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     texts: NDArray[np.int64],
@@ -53,6 +53,6 @@ def _split(
             while place < end and classes[place] & SPACE == 0:
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 place += 1
-            ends[chunk], hashes[chunk] = place, mixed(found)
+            ends[chunk], hashes[chunk] = place, mix_bits(found)
             chunk += 1
         firsts[text + 1] = chunk

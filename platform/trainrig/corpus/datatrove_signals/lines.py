@@ -10,12 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.pieces import Pieces, RepeatedPieces, repeated
+from trainrig.corpus.signals.pieces import Pieces, RepeatedPieces, measure_repeated
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
-from trainrig.corpus.signals.text_arrays.hashing import count_again, hash_of, seen_table, table_size
+from trainrig.corpus.signals.text_arrays.hashing import (
+    allocate_seen,
+    count_again,
+    hash_of,
+    table_size,
+)
 
 _NEW_LINE, _RETURN, _BULLET, _DASH, _ELLIPSIS = 0x0A, 0x0D, 0x2022, 0x2D, 0x2026
 _SHORT_LINE = 30
@@ -39,14 +44,14 @@ class FineWebLines(NamedTuple):
     characters: NDArray[np.int64]  # of the text, new lines left out
 
 
-def repeated_lines(batch: TextBatch) -> RepeatedPieces:
+def measure_repeated_lines(batch: TextBatch) -> RepeatedPieces:
     """Of pieces between runs of new lines."""
-    return repeated(batch, _pieces(batch, 1))
+    return measure_repeated(batch, _pieces(batch, 1))
 
 
-def repeated_paragraphs(batch: TextBatch) -> RepeatedPieces:
+def measure_repeated_paragraphs(batch: TextBatch) -> RepeatedPieces:
     """Of pieces of the trimmed text between runs of two new lines and more."""
-    return repeated(batch, _pieces(batch, 2))
+    return measure_repeated(batch, _pieces(batch, 2))
 
 
 def quality_lines(batch: TextBatch) -> QualityLines:
@@ -59,7 +64,7 @@ def quality_lines(batch: TextBatch) -> QualityLines:
 def fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
     """How the lines of each text end; `is_terminal` by code point."""
     found = np.zeros((len(FineWebLines._fields), len(batch.starts_D1) - 1), np.int64)
-    table = seen_table(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
+    table = allocate_seen(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
     _count_fineweb(*batch, is_terminal, *table, found)
     return FineWebLines(*found)
 
@@ -68,13 +73,13 @@ def _pieces(batch: TextBatch, new_lines: int) -> Pieces:
     room = len(batch.codes_C) + len(batch.starts_D1)
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     firsts = np.zeros(len(batch.starts_D1), np.int64)
-    _split(*batch, new_lines, starts, ends, firsts)
+    _split_at_new_lines(*batch, new_lines, starts, ends, firsts)
     count = int(firsts[-1])
     return Pieces(starts[:count], ends[:count], firsts)
 
 
-@compiled
-def _split(
+@compile_nogil
+def _split_at_new_lines(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     texts: NDArray[np.int64],
@@ -106,7 +111,7 @@ def _split(
         firsts[text + 1] = piece
 
 
-@compiled
+@compile_nogil
 def _count_quality(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
@@ -133,7 +138,7 @@ def _count_quality(
                 found[2, text] += codes[end - 1] == _ELLIPSIS or ends_in_dots(codes, start, end)
 
 
-@compiled
+@compile_nogil
 def _count_fineweb(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],

@@ -8,9 +8,14 @@ follows one is not looked at until it ends, and their lengths have no spaces.
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, Repetition
-from trainrig.corpus.signals.text_arrays.hashing import count_again, mixed, seen_table, table_size
+from trainrig.corpus.signals.text_arrays.hashing import (
+    allocate_seen,
+    count_again,
+    mix_bits,
+    table_size,
+)
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 
@@ -28,12 +33,12 @@ def repetition_of(
     )
     positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
-    table = seen_table(most)
+    table = allocate_seen(most)
     _repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
     return found
 
 
-@compiled
+@compile_nogil
 def _repetition(
     hashes: NDArray[np.uint64],
     before: NDArray[np.int64],
@@ -62,7 +67,7 @@ def _repetition(
                 token = positions[index]
                 if token + n > end:
                     break
-                gram = mixed(grams[index] * _MULTIPLIER + hashes[token + n - 1])
+                gram = mix_bits(grams[index] * _MULTIPLIER + hashes[token + n - 1])
                 places[looked_at] = count_again(keys, stamps, counts, generation, size, gram)
                 positions[looked_at], grams[looked_at] = token, gram
                 looked_at += 1

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.chunks import Chunks
 from trainrig.corpus.datatrove_signals.token_flags import ENDS_SENTENCE, PUNCTUATION
 from trainrig.corpus.datatrove_signals.vocabulary import Tokens
@@ -27,7 +27,7 @@ def sentences_of(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np
     return found
 
 
-@compiled
+@compile_nogil
 def _count(
     codes: NDArray[np.uint32],
     texts: NDArray[np.int64],

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.affixes import (
     AHEAD,
     BEHIND,
@@ -32,7 +32,7 @@ from trainrig.corpus.datatrove_signals.affixes import (
     Rules,
 )
 from trainrig.corpus.signals.text_arrays.batch import batch_of
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, hash_of, mixed, table_size
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, hash_of, mix_bits, table_size
 
 UNKNOWN, MAYBE_URL = 0, -1  # instead of a number of tokens
 NOT_ASKED, NO_URL, URL = -1, 0, 1
@@ -67,8 +67,8 @@ def specials_of(tokens: Mapping[str, Sequence[str]]) -> Specials:
     return Specials(keys, firsts, counts, np.array(ends, np.int32), longest)
 
 
-@compiled
-def split(
+@compile_nogil
+def split_chunk(
     codes: NDArray[np.uint32],
     start: int,
     end: int,
@@ -136,7 +136,7 @@ def split(
     return count
 
 
-@compiled
+@compile_nogil
 def _cut_at_infixes(
     codes: NDArray[np.uint32],
     first: int,
@@ -162,20 +162,22 @@ def _cut_at_infixes(
     return count
 
 
-@compiled
+@compile_nogil
 def _at(
     codes: NDArray[np.uint32], place: int, start: int, end: int, rules: Rules, kind: int
 ) -> int:
     """The length of what the first rule that holds at `place` finds there; 0 if none does."""
     at = rules.classes[codes[place]]
     for number in range(rules.firsts_3K1[kind, at], rules.firsts_3K1[kind, at + 1]):
-        length = _found(codes, place, start, end, rules.rules_R7[rules.by_class[number]], rules)
+        length = _match_rule(
+            codes, place, start, end, rules.rules_R7[rules.by_class[number]], rules
+        )
         if length:
             return length
     return 0
 
 
-@compiled
+@compile_nogil
 def _suffix(codes: NDArray[np.uint32], start: int, end: int, rules: Rules) -> int:
     """The length of the longest suffix of `start` to `end`."""
     if start == end:
@@ -193,14 +195,14 @@ def _suffix(codes: NDArray[np.uint32], start: int, end: int, rules: Rules) -> in
                 length += 1
         while longest < length:
             begin = end - length
-            if begin >= start and _found(codes, begin, start, end, rule, rules) == length:
+            if begin >= start and _match_rule(codes, begin, start, end, rule, rules) == length:
                 longest = length
             length -= 1
     return longest
 
 
-@compiled
-def _found(
+@compile_nogil
+def _match_rule(
     codes: NDArray[np.uint32],
     place: int,
     start: int,
@@ -234,7 +236,7 @@ def _found(
     return length if length >= least else 0
 
 
-@compiled
+@compile_nogil
 def _special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> np.int64:
     """Where the special case from `start` to `end` stands in the table; NOTHING if none does."""
     if start >= end or end - start > specials.longest:
@@ -242,7 +244,7 @@ def _special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials
     return _find(hash_of(codes, start, end), specials)
 
 
-@compiled
+@compile_nogil
 def _find(key: np.uint64, specials: Specials) -> np.int64:
     mask = len(specials.keys) - 1
     place = np.int64(key & np.uint64(mask))
@@ -253,7 +255,7 @@ def _find(key: np.uint64, specials: Specials) -> np.int64:
     return np.int64(NOTHING)
 
 
-@compiled
+@compile_nogil
 def _may_be_url(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     """Whether it has what each URL has: two letters after a full stop, or three full stops."""
     stops = 0
@@ -269,12 +271,12 @@ def _may_be_url(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     return False
 
 
-@compiled
+@compile_nogil
 def _may_be_letter(code: np.uint32) -> bool:
     return bool(code >= 0x80 or 0x61 <= code | 0x20 <= 0x7A)
 
 
-@compiled
+@compile_nogil
 def _makes_special(
     codes: NDArray[np.uint32],
     start: int,
@@ -292,7 +294,7 @@ def _makes_special(
             while place < ends[last]:
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 place += 1
-            special = _find(mixed(found), specials)
+            special = _find(mix_bits(found), specials)
             if special == NOTHING:
                 continue
             if specials.counts[special] != last + 1 - token:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.affixes import CODES
 from trainrig.corpus.signals.text_arrays.batch import batch_of
 from trainrig.corpus.signals.text_arrays.hashing import hash_of
@@ -72,7 +72,7 @@ class TokenFlags:
         return Kinds(flags, np.array(hashes, np.uint64))
 
 
-@compiled
+@compile_nogil
 def flags_of(
     codes: NDArray[np.uint32], start: int, end: int, token_hash: np.uint64, kinds: Kinds
 ) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.affixes import Rules
 from trainrig.corpus.datatrove_signals.chunks import Chunks
 from trainrig.corpus.datatrove_signals.spacy_words import SplittingRules, Token, english_words
@@ -22,7 +22,7 @@ from trainrig.corpus.datatrove_signals.splitting import (
     UNKNOWN,
     URL,
     Specials,
-    split,
+    split_chunk,
 )
 from trainrig.corpus.datatrove_signals.token_flags import Kinds, flags_of
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
@@ -80,12 +80,12 @@ class ChunkCache:
         count = _look_up(chunks.hashes_K, self._keys, self._firsts, self._held, places, new)
         new = new[:count]
         if self._grammar and count:
-            new = self._split(self._grammar, batch, chunks, new, places[new])
+            new = self._learn_chunks(self._grammar, batch, chunks, new, places[new])
         if len(new):
             self._ask(batch, chunks, new, places[new])
         return places
 
-    def _split(
+    def _learn_chunks(
         self,
         grammar: SplittingRules,
         batch: TextBatch,
@@ -169,7 +169,7 @@ class ChunkCache:
         self, batch: TextBatch, chunks: Chunks, new: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
         texts = _texts(batch, chunks.starts_K[new], chunks.ends_K[new])
-        found = _given_to_spacy(texts)
+        found = _tokenize_with_spacy(texts)
         tokens = [token for each in found for token in each]
         self._make_room_for_tokens(len(tokens))
         first = int(self._held[1])
@@ -180,7 +180,7 @@ class ChunkCache:
         self._held[1] += len(tokens)
 
 
-def _given_to_spacy(texts: Sequence[str]) -> list[list[Token]]:
+def _tokenize_with_spacy(texts: Sequence[str]) -> list[list[Token]]:
     step = _LONGEST_GIVEN
     pieces = [[text[at : at + step] for at in range(0, len(text), step)] for text in texts]
     found = iter(english_words().tokens([piece for each in pieces for piece in each]))
@@ -222,7 +222,7 @@ def vocabulary_of_this_thread() -> ChunkCache:
     return known
 
 
-@compiled
+@compile_nogil
 def _move(
     keys: NDArray[np.uint64],
     firsts: NDArray[np.int64],
@@ -238,7 +238,7 @@ def _move(
             new_counts[new] = counts[old]
 
 
-@compiled
+@compile_nogil
 def _place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
     """The place of `key`, or the free one where it would be."""
     mask = len(keys) - 1
@@ -248,7 +248,7 @@ def _place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) 
     return place
 
 
-@compiled
+@compile_nogil
 def _look_up(
     chunks: NDArray[np.uint64],
     keys: NDArray[np.uint64],
@@ -270,7 +270,7 @@ def _look_up(
     return count
 
 
-@compiled
+@compile_nogil
 def _learn(
     codes: NDArray[np.uint32],
     starts: NDArray[np.int64],
@@ -292,7 +292,9 @@ def _learn(
 ) -> None:
     """Writes the tokens of each chunk; `asked`, from where to where a URL may be."""
     for chunk in range(len(starts)):
-        found = split(codes, starts[chunk], ends[chunk], rules, specials, urls[chunk], token_ends)
+        found = split_chunk(
+            codes, starts[chunk], ends[chunk], rules, specials, urls[chunk], token_ends
+        )
         outcomes[chunk] = found
         if found == MAYBE_URL:
             asked[chunk, 0], asked[chunk, 1] = token_ends[0], token_ends[1]
@@ -309,7 +311,7 @@ def _learn(
         held[1] = token
 
 
-@compiled
+@compile_nogil
 def _gather(
     at: NDArray[np.int64],
     pool_hashes: NDArray[np.uint64],
@@ -328,7 +330,7 @@ def _gather(
             flags[token] = pool_flags[first + token]
 
 
-@compiled
+@compile_nogil
 def _hash_all(
     codes: NDArray[np.uint32], starts: NDArray[np.int64], hashes: NDArray[np.uint64]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.grams import Hits
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
@@ -36,7 +36,7 @@ class BenchmarkOverlap:
         self._examples_B = index.examples_B
         self._whole_words = not isinstance(style, PaLM)
         self._skips = style.skips if isinstance(style, Llama2) else 0
-        self._needed_E = needed(index, style)
+        self._needed_E = find_unit_thresholds(index, style)
         self._stamps_B = np.zeros(len(index.words_B), np.int64)  # the last document to hold each
         self._stamps_E = np.zeros(len(index.lines_E), np.int64)
         self._units_E = np.zeros(len(index.lines_E), np.int64)
@@ -132,7 +132,7 @@ def thresholds_of(index: Index, style: BySize) -> list[float]:
     return [own.get(name, style.dirty_from) for name in index.names]
 
 
-def needed(index: Index, style: BySize) -> NDArray[np.int64]:
+def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
     """The units from which on each example is dirty: shares are rounded to 1e-4 before."""
     wholes = units_of(index, style)
     least = np.repeat(thresholds_of(index, style), np.diff(index.firsts))
@@ -144,7 +144,7 @@ def needed(index: Index, style: BySize) -> NDArray[np.int64]:
     return np.where(wholes > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
 
 
-@compiled
+@compile_nogil
 def _reach(
     word: _Whole,
     place: _Whole,
@@ -180,7 +180,7 @@ def _reach(
     return length
 
 
-@compiled
+@compile_nogil
 def _hold(
     hit_words: NDArray[np.int64],
     hit_grams: NDArray[np.uint32],
@@ -238,7 +238,7 @@ def _hold(
     return touched
 
 
-@compiled
+@compile_nogil
 def _spans(
     hit_words: NDArray[np.int64],
     hit_grams: NDArray[np.uint32],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.vocabulary import (
     NOT_ASKED,
     UNKNOWN,
@@ -19,7 +19,7 @@ from trainrig.corpus.decontaminate.vocabulary import (
     number_of,
 )
 from trainrig.corpus.decontaminate.words import NormalisedWords
-from trainrig.corpus.signals.text_arrays.hashing import mixed, table_size
+from trainrig.corpus.signals.text_arrays.hashing import mix_bits, table_size
 
 NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
 _Whole = int | np.int64
@@ -99,7 +99,7 @@ def hits_in(
     return hits, numbers
 
 
-@compiled
+@compile_nogil
 def _hash_of(
     words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: _Whole, order: _Whole
 ) -> np.uint64:
@@ -109,7 +109,7 @@ def _hash_of(
     return found
 
 
-@compiled
+@compile_nogil
 def _bits(key: np.uint64) -> np.uint64:
     """The three bits of a part of the sieve that `key` sets."""
     one, six, last = np.uint64(1), np.uint64(6), np.uint64(63)
@@ -120,7 +120,7 @@ def _bits(key: np.uint64) -> np.uint64:
     )
 
 
-@compiled
+@compile_nogil
 def _are_equal(
     left: NDArray[np.uint32],
     place: _Whole,
@@ -134,7 +134,7 @@ def _are_equal(
     return offset == order
 
 
-@compiled
+@compile_nogil
 def _number(
     words: NDArray[np.uint32],
     orders: NDArray[np.uint8],
@@ -149,7 +149,7 @@ def _number(
         order = np.int64(orders[place])
         if order == 0:
             continue
-        key = mixed(_hash_of(words, hashes, place, order) + np.uint64(order))
+        key = mix_bits(_hash_of(words, hashes, place, order) + np.uint64(order))
         slot = np.int64(key & np.uint64(mask))
         while slots[slot] != 0:
             first = firsts[slots[slot] - 1]
@@ -164,7 +164,7 @@ def _number(
     return count
 
 
-@compiled
+@compile_nogil
 def _fill(
     words: NDArray[np.uint32],
     orders: NDArray[np.uint8],
@@ -178,16 +178,16 @@ def _fill(
     for gram in range(len(firsts)):
         place = firsts[gram]
         order = np.int64(orders[place])
-        key = mixed(_hash_of(words, hashes, place, order) + np.uint64(order))
+        key = mix_bits(_hash_of(words, hashes, place, order) + np.uint64(order))
         slot = np.int64(key & np.uint64(mask))
         while slots[slot] != 0:
             slot = (slot + 1) & mask
         slots[slot] = gram + 1
-        key = mixed(_hash_of(words, hashes, place, shortest))
+        key = mix_bits(_hash_of(words, hashes, place, shortest))
         sieve[np.int64((key >> np.uint64(18)) & np.uint64(len(sieve) - 1))] |= _bits(key)
 
 
-@compiled
+@compile_nogil
 def _find(
     orders_B: NDArray[np.uint8],
     grams_B: NDArray[np.uint32],
@@ -222,7 +222,7 @@ def _find(
         for word in range(words):
             sums[word + 1] = sums[word] * _BASE + hashes[first + word]
         for word in range(words - shortest + 1):
-            key = mixed(sums[word + shortest] - sums[word] * powers[0])
+            key = mix_bits(sums[word + shortest] - sums[word] * powers[0])
             bits = _bits(key)
             if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
@@ -248,7 +248,7 @@ def _find(
                 if order > known:
                     break
                 run = sums[word + order] - sums[word] * powers[index]
-                slot = np.int64(mixed(run + np.uint64(order)) & np.uint64(mask))
+                slot = np.int64(mix_bits(run + np.uint64(order)) & np.uint64(mask))
                 while slots[slot] != 0:
                     gram = np.int64(slots[slot]) - 1
                     place = np.int64(gram_places[gram_firsts[gram]])

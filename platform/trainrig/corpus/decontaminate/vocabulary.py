@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.words import NormalisedWords
 from trainrig.corpus.signals.text_arrays.hashing import table_size
 
@@ -57,7 +57,7 @@ def ask_numbers(
     )
 
 
-@compiled
+@compile_nogil
 def _are_equal(
     left: NDArray[np.uint32],
     begin: int,
@@ -74,7 +74,7 @@ def _are_equal(
     return begin == end
 
 
-@compiled
+@compile_nogil
 def _number(
     letters: NDArray[np.uint32],
     ends: NDArray[np.int64],
@@ -104,7 +104,7 @@ def _number(
     return count
 
 
-@compiled
+@compile_nogil
 def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
     mask = np.uint64(len(slots) - 1)
     for number in range(len(hashes)):
@@ -114,7 +114,7 @@ def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
         slots[slot] = number + 1
 
 
-@compiled
+@compile_nogil
 def number_of(
     known_letters: NDArray[np.uint32],
     known_ends: NDArray[np.int64],
@@ -140,7 +140,7 @@ def number_of(
     return UNKNOWN
 
 
-@compiled
+@compile_nogil
 def _ask(
     known_letters: NDArray[np.uint32],
     known_ends: NDArray[np.int64],

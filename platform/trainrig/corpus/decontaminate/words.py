@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import batch_of
 from trainrig.corpus.signals.text_arrays.characters import (
     CAPITAL_I_WITH_DOT,
@@ -22,7 +22,7 @@ from trainrig.corpus.signals.text_arrays.characters import (
     SYMBOL,
     characters,
 )
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
 
 class NormalisedWords(NamedTuple):
@@ -46,7 +46,7 @@ def words_of(texts: Sequence[str]) -> NormalisedWords:
     hashes = np.empty(most, np.uint64)
     firsts = np.zeros(len(texts) + 1, np.int64)
     lower, sigmas = characters().lower, _sigmas(texts)
-    _split(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
+    _split_normal_words(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
     count = int(firsts[-1])
     return NormalisedWords(
         letters[: int(ends[count - 1]) if count else 0],
@@ -71,8 +71,8 @@ def _sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
     return np.array(found, np.uint32)
 
 
-@compiled
-def _split(
+@compile_nogil
+def _split_normal_words(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     starts: NDArray[np.int64],
@@ -110,7 +110,7 @@ def _split(
                 place += 1
             if letter > first:
                 ends[word] = letter
-                hashes[word] = mixed(found)
+                hashes[word] = mix_bits(found)
                 begins[word] = begin - start
                 stops[word] = place - start
                 word += 1

@@ -60,7 +60,7 @@ def parts_for(records: int, dtype: DTypeLike, memory: int) -> int:
     return int(min(SLICES, max(1, -(-needed // memory))))
 
 
-def merged(records: Records) -> Records:
+def merge_records(records: Records) -> Records:
     """Each key once, in order: `count` added up, and the lowest `first` if there is one.
 
     Of any other field, that of a record with the lowest `first`, or of any of equal keys.

@@ -205,7 +205,7 @@ def repeats(search: DuplicateSearch, kind: Kind) -> Work:
     return find
 
 
-def _searched(search: DuplicateSearch, partition: int) -> list[sharing.Searched]:
+def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Searched]:
     """Which documents of each split index repeat none; of earlier crawls, which of those kept."""
     gone = search.repeats("text", partition)
     if search.urls:
@@ -224,14 +224,16 @@ def band_keys(search: DuplicateSearch) -> Work:
     """The band keys of the documents that are searched, alone."""
 
     def write(task: Task) -> Done:
-        found, starts = sharing.keys_by_part(_searched(search, task["number"]), len(search.parts))
+        found, starts = sharing.keys_by_part(
+            _list_searched(search, task["number"]), len(search.parts)
+        )
         write_grouped(search.path_of("band-keys", f"{task['number']:05d}.run"), found, starts)
         return {}, {}
 
     return write
 
 
-def shared_keys(search: DuplicateSearch) -> Work:
+def find_shared_keys(search: DuplicateSearch) -> Work:
     """Which of them more than one document has."""
 
     def compare(task: Task) -> Done:
@@ -241,7 +243,7 @@ def shared_keys(search: DuplicateSearch) -> Work:
         with writing_run(
             search.path_of("shared-keys", f"{task['number']:05d}.run"), len(runs)
         ) as run:
-            run.add_grouped(sharing.shared(keys, search.plan.keys), starts)
+            run.add_grouped(sharing.mark_shared(keys, search.plan.keys), starts)
         return {}, {}
 
     return compare
@@ -254,7 +256,7 @@ def bands(search: DuplicateSearch) -> Work:
         runs = search.runs("shared-keys", search.parts)
         shared = RunPart.of(runs, task["number"], sharing.SHARED)
         rows, starts = sharing.entries(
-            _searched(search, task["number"]),
+            _list_searched(search, task["number"]),
             lambda split_index: search.order(search.split_indexes[split_index]),
             shared.read(),
             np.array(shared.counts(runs)),
@@ -301,7 +303,7 @@ def fetch_remote(search: DuplicateSearch) -> Work:
         ):
 
             def flush(rows: Rows) -> None:
-                sets = verify_candidates.carried(
+                sets = verify_candidates.fetch_shingles(
                     rows, len(search.partitions), search.split_indexes, search.order
                 )
                 names.add_grouped([sets.names], sets.first_names)
@@ -339,7 +341,7 @@ def verify(search: DuplicateSearch) -> Work:
         met = verify_candidates.CandidatePairs.of(buckets.nearest_of_all(there.pieces()))
         here = slice(*np.searchsorted(met.seconds, search.refs(task["number"])))
         refs_here = np.union1d(met.firsts, met.seconds[here])
-        own = verify_candidates.gathered(refs_here, search.split_indexes, search.order)
+        own = verify_candidates.gather_sets(refs_here, search.split_indexes, search.order)
         others = itertools.chain([own], _read_remote(search, task["number"]))
         found, names = verify_candidates.alike(
             met, own, others, search.verification.measure, search.floor
@@ -433,7 +435,7 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
     return decide_partition
 
 
-def _known(search: DuplicateSearch, turn: int, partition: int) -> Rows:
+def _read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
     """What is decided of the documents of a partition, now or when an earlier crawl was."""
     path = search.runs(f"decided-{turn:05d}", search.partitions)[partition]
     tables = [read_part([path], partition, dedup_decisions.DECISION)]
@@ -459,7 +461,7 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
 
     def write(task: Task) -> Done:
         partition = task["number"]
-        known = _known(search, turn, partition)
+        known = _read_decided(search, turn, partition)
         if kind == "url":
             known = dedup_decisions.in_order(
                 known, _read_propagated(search, "text", partition, known)
@@ -503,7 +505,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
         partition = task["number"]
         decided = search.runs(f"decided-{turn:05d}", search.partitions)[partition]
         tables = [read_part([decided], partition, dedup_decisions.DECISION)]
-        known = _known(search, turn, partition)
+        known = _read_decided(search, turn, partition)
         kinds: tuple[Kind, ...] = ("text", "url") if search.urls else ("text",)
         for kind in kinds:
             tables.append(_read_propagated(search, kind, partition, known))
@@ -513,7 +515,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
         counts, clusters = {}, 0
         for number, split_index in search.own(partition):
             found = _by_position(rows[split_indexes == number], split_index.count)
-            documents = Documents.stored(split_index)
+            documents = Documents.from_split_index(split_index)
             # A cluster goes by the lowest id in it.
             names_one = (found.clusters == documents.ids).all(axis=1) & found.clusters.any(axis=1)
             clusters += int(names_one.sum())

@@ -70,7 +70,7 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
         run("band-keys", passes.band_keys, partitions)
-        run("shared-keys", passes.shared_keys, parts)
+        run("shared-keys", passes.find_shared_keys, parts)
         run("bands", passes.bands, partitions)
         run("find-candidates", passes.find_candidates, parts)
         run("fetch-remote", passes.fetch_remote, partitions)

@@ -41,15 +41,15 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     if isinstance(tree, NotExtracted):
         return tree
     text, share = _text_of(tree, html, extractor)
-    return _found(text, title_of(tree), language_of(tree), date_of(tree, html), share)
+    return _build_result(text, title_of(tree), language_of(tree), date_of(tree, html), share)
 
 
 def _plain(page: RawPage) -> Extracted | NotExtracted:
     text = decode(page)
-    return NotExtracted("binary") if is_binary(page, text) else _found(text)
+    return NotExtracted("binary") if is_binary(page, text) else _build_result(text)
 
 
-def _found(
+def _build_result(
     raw: str, title: str = "", language: str = "", date: str = "", share: float | None = None
 ) -> Extracted | NotExtracted:
     text = tidy(raw)

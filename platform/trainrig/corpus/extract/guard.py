@@ -108,7 +108,7 @@ class Guard:
 
     def _extract_batch(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
         urls = {url for url, _ in self._failed_pages}
-        known = [self._known(page) if page.url in urls else None for page in pages]
+        known = [self._find_failed_page(page) if page.url in urls else None for page in pages]
         to_try = [
             page for page, failed_page in zip(pages, known, strict=True) if failed_page is None
         ]
@@ -116,7 +116,7 @@ class Guard:
         for failed_page in known:
             yield next(outcomes) if failed_page is None else NotExtracted(failed_page.cause)
 
-    def _known(self, page: RawPage) -> FailedPage | None:
+    def _find_failed_page(self, page: RawPage) -> FailedPage | None:
         return self._failed_pages.get((page.url, hashlib.sha256(page.body).hexdigest()))
 
     def _try(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:

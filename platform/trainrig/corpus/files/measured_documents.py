@@ -32,7 +32,7 @@ class MeasuredDocuments(Protocol):
     def names(self, split: str) -> list[str]:
         """The columns that there are; none where no row is."""
 
-    def quarantined(self, split: str) -> bytes:
+    def read_quarantined(self, split: str) -> bytes:
         """The lines of what gave no document."""
 
 
@@ -65,7 +65,7 @@ class Parts:
         """Those of the first part."""
         return names_in(self.page_file(split, 0)) if self.numbers[split] else []
 
-    def quarantined(self, split: str) -> bytes:
+    def read_quarantined(self, split: str) -> bytes:
         """The lines of all parts."""
         parts = range(self.numbers[split])
         return b"".join(storage.read(self.quarantine_file(split, number)) for number in parts)
@@ -96,7 +96,7 @@ class DecidedDocuments:
         """Those of the kept documents."""
         return names_in(storage.join(self.output, KEPT, f"{split}.parquet"))
 
-    def quarantined(self, split: str) -> bytes:
+    def read_quarantined(self, split: str) -> bytes:
         """The lines as they were written."""
         return storage.read(storage.join(self.output, QUARANTINE, f"{split}.jsonl"))
 

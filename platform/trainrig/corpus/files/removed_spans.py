@@ -32,7 +32,7 @@ class Removed:
     by: str
 
 
-def cut(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Removed]]:
+def remove_spans(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Removed]]:
     """`text` without the spans of `cuts`, and the spans that went, in their order.
 
     Cuts come in any order and may overlap: what is removed is their union. A character that
@@ -53,7 +53,7 @@ def cut(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Removed]]:
 
 
 def restore(text: str, removed: Iterable[Removed]) -> str:
-    """The text of which `cut` left `text` and `removed`."""
+    """The text of which `remove_spans` left `text` and `removed`."""
     pieces = []
     place = length = 0  # in `text`; of what is restored
     for span in sorted(removed):
@@ -89,7 +89,7 @@ def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> 
 
 
 def disjoint(cuts: Iterable[RemovedSpan]) -> list[RemovedSpan]:
-    """The same spans, each character claimed by one cut only, in their order; as `cut` has it."""
+    """The same spans, as `remove_spans` has them: each character claimed by one only, in order."""
     apart: list[RemovedSpan] = []
     for each in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):
         last = apart[-1] if apart else None

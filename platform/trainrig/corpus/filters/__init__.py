@@ -38,8 +38,8 @@ __all__ = [
     "Score",
     "Symbols",
     "Url",
-    "broken_rules",
     "columns_read",
+    "find_broken_rules",
     "first_broken_rule",
     "need_datatrove",
 ]
@@ -90,10 +90,10 @@ else:
     Filters = Annotated[tuple[_Written, ...], AfterValidator(_without_presets)]
 
 
-def broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
+def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
     """For each rule, as "GopherQuality.word_count", in order: which documents break it."""
     return {
-        f"{each.kind}.{limit.rule}": limit.broken(columns)
+        f"{each.kind}.{limit.rule}": limit.mark_broken(columns)
         for each in filters
         for limit in each.limits()
     }
@@ -102,7 +102,7 @@ def broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArr
 def first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
     """For each document the reason to drop it, or None to keep it."""
     reasons: list[str | None] = [None] * len(next(iter(columns.values())))
-    for rule, broken in broken_rules(filters, columns).items():
+    for rule, broken in find_broken_rules(filters, columns).items():
         for document in np.flatnonzero(broken).tolist():
             reasons[document] = reasons[document] or rule
     return reasons

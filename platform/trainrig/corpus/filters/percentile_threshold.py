@@ -15,8 +15,8 @@ ALL = ""  # the language under which the value for all others stands
 class PercentileThreshold:
     """Keeps the `share` of a source's documents with the highest values, or the lowest.
 
-    Where the cut falls is known once all documents are measured: `place` finds it, and only the
-    bound that `placed` gives can decide.
+    Where the cut falls is known once all documents are measured: `resolve` finds it, and only the
+    bound that `bind` gives can decide.
     """
 
     rule: str
@@ -41,13 +41,13 @@ class PercentileThreshold:
             thresholds |= _edge(own, self.share, self.highest, str(language))
         return thresholds
 
-    def placed(self, thresholds: Mapping[str, float]) -> "PercentileThreshold":
+    def bind(self, thresholds: Mapping[str, float]) -> "PercentileThreshold":
         """The same bound with its values."""
         return PercentileThreshold(
             self.rule, self.signal, self.share, self.highest, self.by_language, thresholds
         )
 
-    def broken(self, columns: Columns) -> NDArray[np.bool_]:
+    def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Which documents lie beyond the cut. A value that is no number (NaN) breaks no bound."""
         if self.thresholds is None:
             raise ValueError(f"{self.rule}: where its cut falls has not been found")

@@ -57,15 +57,15 @@ Thresholds = Mapping[str, Mapping[str, float]]
 """Rule → language → value: where the cuts of the rules that need it fall."""
 
 
-def unplaced(rules: Sequence[Rule]) -> list[Rule]:
+def select_unbound(rules: Sequence[Rule]) -> list[Rule]:
     """The rules whose cuts the corpus sets."""
     return [rule for rule in rules if isinstance(rule.limit, PercentileThreshold)]
 
 
-def placed(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...]:
+def bind_rules(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...]:
     """`rules` with their cuts, so that all can decide."""
     return tuple(
-        Rule(rule.name, rule.limit.placed(thresholds[rule.name]))
+        Rule(rule.name, rule.limit.bind(thresholds[rule.name]))
         if isinstance(rule.limit, PercentileThreshold)
         else rule
         for rule in rules
@@ -101,7 +101,7 @@ def decide(rules: Sequence[Rule], columns: Columns, documents: int) -> Verdicts:
     """What `rules` say of `documents` documents."""
     broken = np.zeros((len(rules), documents), bool)
     for index, rule in enumerate(rules):
-        broken[index] = rule.limit.broken(columns)
+        broken[index] = rule.limit.mark_broken(columns)
     return Verdicts(tuple(rules), broken)
 
 
@@ -165,7 +165,7 @@ class WipedOut:
     documents: int  # that the step was given
 
 
-def wiped_out(
+def find_wiped_out(
     dropped: Mapping[str, int], documents: int, source: str, share: float, least: int
 ) -> WipedOut | None:
     """The first step that dropped over `share` of the documents, `least` or more, that reached it.

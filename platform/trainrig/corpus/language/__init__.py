@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.language.label_tree import LabelTree, label_tree, likeliest
 from trainrig.corpus.language.model_file import FastTextModel, read_model
 from trainrig.corpus.language.word_vectors import (
     Known,
     WordRows,
+    allocate_known_words,
     in_cache_lines,
-    kept_n_grams,
-    known_words,
+    index_kept_n_grams,
     own_words,
     text_vector,
 )
@@ -70,7 +70,9 @@ def identify_all(
     labels = np.empty(len(texts), np.int64)
     scores = np.zeros(len(texts), np.float64)
     model = _identifier()
-    _identify(*batch, _known(), model.rows, model.end, model.tree, model.output, labels, scores)
+    _identify(
+        *batch, _open_known_words(), model.rows, model.end, model.tree, model.output, labels, scores
+    )
     codes = [model.labels[label] if label >= 0 else NONE.code for label in labels.tolist()]
     return codes, np.rint(np.minimum(scores, 1.0) * 1000) / 1000
 
@@ -117,7 +119,7 @@ def _rows(model: FastTextModel) -> WordRows:
         [hash_of(batch.codes_C, places[n], places[n + 1]) for n in range(len(words))], np.uint64
     )
     numbers = np.array([len(model.n_gram_rows), model.shortest, model.longest], np.uint32)
-    n_grams = kept_n_grams(model.n_gram_rows)
+    n_grams = index_kept_n_grams(model.n_gram_rows)
     own = own_words(hashes, [row for _, row in words])
     return WordRows(in_cache_lines(model.rows_RC), *n_grams, *own, numbers)
 
@@ -125,10 +127,10 @@ def _rows(model: FastTextModel) -> WordRows:
 _of_this_thread = threading.local()
 
 
-def _known() -> Known:
+def _open_known_words() -> Known:
     if not hasattr(_of_this_thread, "known"):
         channels = _identifier().rows.rows_RC.shape[1]
-        _of_this_thread.known = known_words(_KNOWN_WORDS, channels)
+        _of_this_thread.known = allocate_known_words(_KNOWN_WORDS, channels)
     known: Known = _of_this_thread.known
     return known
 
@@ -143,7 +145,7 @@ def _mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
     ]
 
 
-@compiled
+@compile_nogil
 def _count_capitals(
     codes: NDArray[np.uint32], starts: NDArray[np.int64], found: NDArray[np.bool_]
 ) -> None:
@@ -155,7 +157,7 @@ def _count_capitals(
         found[text] = 5 * capitals > 4 * (capitals + small)
 
 
-@compiled
+@compile_nogil
 def _identify(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],

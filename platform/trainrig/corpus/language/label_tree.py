@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 _FLOOR = 1e-5  # fastText adds it to each factor, to take logarithms
 
@@ -39,7 +39,7 @@ def label_tree(counts: Sequence[int]) -> LabelTree:
     return tree
 
 
-@compiled
+@compile_nogil
 def likeliest(
     left: NDArray[np.int64],
     right: NDArray[np.int64],

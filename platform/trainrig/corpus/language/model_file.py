@@ -90,13 +90,13 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
             labels.append(name.decode().removeprefix(_LABEL))
             label_counts.append(count)
         else:
-            words.append(_decoded(name))
+            words.append(_decode_name(name))
     n_gram_rows = np.full(buckets, -1, np.int32)
     kept = cursor.array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
     n_gram_rows[kept[:, 0]] = kept[:, 1] + len(words)
     if not cursor.byte():
         raise DataError(f"{path}: not a compressed model (.ftz)")
-    rows = _quantised_matrix(cursor)
+    rows = _read_quantised_matrix(cursor)
     if cursor.byte():
         raise DataError(f"{path}: a compressed output; only the input may be")
     height, width = cursor.take(_SHAPE)
@@ -106,14 +106,14 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     )
 
 
-def _decoded(name: bytes) -> str | None:
+def _decode_name(name: bytes) -> str | None:
     try:
         return name.decode()
     except UnicodeDecodeError:
         return None
 
 
-def _quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
+def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
     has_norms = cursor.byte()
     height, _ = cursor.take(_SHAPE)
     (codes_size,) = cursor.take(struct.Struct("<i"))

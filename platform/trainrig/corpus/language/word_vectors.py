@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LETTER, SPACE
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed, table_size
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits, table_size
 
 _OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
 _BORDERS = (ord("<"), ord(">"))
@@ -40,7 +40,7 @@ class Known(NamedTuple):
     met: NDArray[np.int64]  # [2] words of the younger generation; which of the two that is
 
 
-def known_words(places: int, channels: int) -> Known:
+def allocate_known_words(places: int, channels: int) -> Known:
     """Room for three quarters of `places`, a power of two, in each generation."""
     return Known(
         in_cache_lines(np.zeros((2, places, 2), np.uint64)),
@@ -66,7 +66,7 @@ class NGrams(NamedTuple):
     rows: NDArray[np.int32]  # in the order of the buckets
 
 
-def kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
+def index_kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
     """From the row of each bucket, or -1."""
     kept = np.zeros(-(-len(n_gram_rows) // 64) * 64, np.bool_)
     kept[: len(n_gram_rows)] = n_gram_rows >= 0
@@ -100,7 +100,7 @@ class WordRows(NamedTuple):
     numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and longest n-gram
 
 
-@compiled
+@compile_nogil
 def text_vector(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
@@ -131,7 +131,7 @@ def text_vector(
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 seen |= classes[place]
                 place += 1
-            edges[count, 1], hashes[count] = place, mixed(found)
+            edges[count, 1], hashes[count] = place, mix_bits(found)
             count += 1
         _look_up(codes, edges, hashes, count, known, model, spelt, n_grams, words)
         sums = known.sums[known.met[1]]
@@ -143,7 +143,7 @@ def text_vector(
     return np.int64(total) if seen & LETTER else np.int64(-1)
 
 
-@compiled
+@compile_nogil
 def _look_up(
     codes: NDArray[np.uint32],
     edges: NDArray[np.int64],
@@ -190,7 +190,7 @@ def _look_up(
         words[number] = table[at, 1]
 
 
-@compiled
+@compile_nogil
 def _place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
     """Where the word with this hash is, or the free place where it would be."""
     mask = len(table) - 1
@@ -200,12 +200,12 @@ def _place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
     return at
 
 
-@compiled
+@compile_nogil
 def _separates(code: np.uint32, classes: np.uint16) -> bool:
     return bool(classes & SPACE != 0 or code == 0)  # as fastText's own reader has it
 
 
-@compiled
+@compile_nogil
 def _add_rows(
     codes: NDArray[np.uint32],
     first: int,
@@ -251,7 +251,7 @@ def _add_rows(
     return rows + _add_n_grams(n_grams, count, model, total)
 
 
-@compiled
+@compile_nogil
 def _add_n_grams(
     n_grams: NDArray[np.uint32], count: int, model: WordRows, total: NDArray[np.float32]
 ) -> np.int64:
@@ -274,7 +274,7 @@ def _add_n_grams(
     return kept
 
 
-@compiled
+@compile_nogil
 def _own_word(words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64) -> np.int64:
     """The place of the word with this hash, or the free one where it would be."""
     mask = len(words) - 1
@@ -284,7 +284,7 @@ def _own_word(words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.u
     return at
 
 
-@compiled
+@compile_nogil
 def _ones(bits: np.uint64) -> np.int64:
     """How many bits are set: each step adds up neighbours of twice the width."""
     bits -= bits >> _1 & np.uint64(0x5555555555555555)
@@ -294,12 +294,12 @@ def _ones(bits: np.uint64) -> np.int64:
     return np.int64(bits * np.uint64(0x0101010101010101) >> np.uint64(56))
 
 
-@compiled
+@compile_nogil
 def _continues(byte: np.uint8) -> bool:
     return bool(byte & 0xC0 == 0x80)  # not the first byte of a character
 
 
-@compiled
+@compile_nogil
 def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.uint8]) -> int:
     """Writes the word in UTF-8 between borders, lone surrogates left out; the bytes written."""
     spelt[0] = _BORDERS[0]

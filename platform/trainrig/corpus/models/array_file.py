@@ -40,14 +40,14 @@ def write_arrays(path: str, kind: str, arrays: Mapping[str, NDArray[Any]], facts
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (_aligned(8 + len(text)) - 8 - len(text))
+    text += b" " * (_align_length(8 + len(text)) - 8 - len(text))
     with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, array in placed:
             file.write(np.ascontiguousarray(array).data)
 
 
-def _aligned(length: int) -> int:
+def _align_length(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 

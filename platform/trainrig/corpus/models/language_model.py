@@ -66,7 +66,7 @@ class LanguageModel:
         found = np.full(len(texts), np.nan)
         for begin in range(0, len(texts), BATCH):
             batch = texts[begin : begin + BATCH]
-            stream, begins = self.cutter.cut(batch, self.word_of)
+            stream, begins = self.cutter.encode_sentences(batch, self.word_of)
             logs = self.trie.score(stream).astype(np.float64)
             for number in np.flatnonzero(np.diff(begins)):
                 text = slice(begins[number], begins[number + 1])
@@ -129,13 +129,13 @@ def train(
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         counter = Counter(order, Path(folder), chunk)
         for batch in _batches(texts):
-            stream, begins = cutter.cut(batch, word_of)
+            stream, begins = cutter.encode_sentences(batch, word_of)
             if len(stream):
                 counter.add(stream)
             total["texts"] += int(np.count_nonzero(np.diff(begins)))
             total["bytes"] += sum(len(text.encode("utf-8", "ignore")) for text in batch)
             total["pieces"] += int(np.count_nonzero(stream != 1))
-        backward_nM, seen_M = counter.counted()
+        backward_nM, seen_M = counter.sum_counts()
     if not len(seen_M):
         raise DataError("none of the texts has a line to count; name texts with words")
     came = np.unique(backward_nM[0])

@@ -12,7 +12,7 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.kneser_ney.arpa import ENDINGS
 from trainrig.corpus.models.language_model import LanguageModel
-from trainrig.corpus.models.scores import quantised
+from trainrig.corpus.models.scores import quantise_scores
 
 BUCKETS = ("head", "middle", "tail")
 
@@ -41,14 +41,14 @@ class Perplexity(Settings):
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
         """The perplexity of each text, in steps of 1/10000. Raises DataError for a bad model."""
         if isinstance(self.path, str):
-            return quantised(_model(self.path, self.tokenizer).perplexity(texts))
+            return quantise_scores(_model(self.path, self.tokenizer).perplexity(texts))
         found = np.full(len(texts), np.nan)
         for language, path in sorted(self.path.items()):
             of = [number for number, each in enumerate(languages) if each == language]
             if of:
                 model = _model(path, self.tokenizer)
                 found[of] = model.perplexity([texts[number] for number in of])
-        return quantised(found)
+        return quantise_scores(found)
 
 
 @functools.cache

@@ -144,7 +144,7 @@ class TextEncoder:
         """The pieces by their numbers."""
         return [self._tokenizer.id_to_token(number) or "" for number in range(self.pieces)]
 
-    def cut(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, NDArray[np.int64]]:
+    def encode_sentences(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, NDArray[np.int64]]:
         """All sentences as `<s> word … </s> …`, and where each text begins; [texts + 1].
 
         `word_of` is the model's word for each piece.
@@ -152,7 +152,7 @@ class TextEncoder:
         sentences = [
             [line.split(" ") if self._by_word else [line] for line in lines(text)] for text in texts
         ]
-        known = self._cut_units(set().union(*itertools.chain.from_iterable(sentences)))
+        known = self._encode_units(set().union(*itertools.chain.from_iterable(sentences)))
         ids: list[int] = []
         begins = np.zeros(len(texts) + 1, np.int64)
         for number, each in enumerate(sentences):
@@ -164,7 +164,7 @@ class TextEncoder:
         pieces = np.array(ids, np.int64)
         return np.concatenate([word_of, [END, BEGIN]]).astype(np.uint32)[pieces], begins
 
-    def _cut_units(self, units: set[str]) -> Mapping[str, list[int]]:
+    def _encode_units(self, units: set[str]) -> Mapping[str, list[int]]:
         """The pieces of each of `units`."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()

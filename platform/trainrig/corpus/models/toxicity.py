@@ -13,7 +13,7 @@ from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.corpus.models.scores import Scores, quantised
+from trainrig.corpus.models.scores import Scores, quantise_scores
 from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 from trainrig.errors import DataError
 
@@ -49,7 +49,7 @@ class WordList(Settings):
             _share(text, language, self._paths)
             for text, language in zip(texts, languages, strict=True)
         ]
-        return quantised(np.array(shares, np.float64))
+        return quantise_scores(np.array(shares, np.float64))
 
     @property
     def _paths(self) -> Mapping[str, str]:
@@ -61,11 +61,13 @@ def _share(text: str, language: str, paths: Mapping[str, str]) -> float:
     if path is None:
         return np.nan
     if language in UNSPACED:
-        return _covered_characters(text.casefold(), _pattern(path))
-    return _covered_words(_TOKEN.findall(text.casefold()), _phrases(path))
+        return _measure_covered_characters(text.casefold(), _pattern(path))
+    return _measure_covered_words(_TOKEN.findall(text.casefold()), _phrases(path))
 
 
-def _covered_words(tokens: Sequence[str], phrases: Mapping[str, Sequence[Sequence[str]]]) -> float:
+def _measure_covered_words(
+    tokens: Sequence[str], phrases: Mapping[str, Sequence[Sequence[str]]]
+) -> float:
     words = sum(token[0].isalnum() or token[0] == "_" for token in tokens)
     if not words:
         return np.nan
@@ -79,7 +81,7 @@ def _covered_words(tokens: Sequence[str], phrases: Mapping[str, Sequence[Sequenc
     return covered / words
 
 
-def _covered_characters(text: str, pattern: re.Pattern[str]) -> float:
+def _measure_covered_characters(text: str, pattern: re.Pattern[str]) -> float:
     characters = sum(not character.isspace() for character in text)
     if not characters:
         return np.nan

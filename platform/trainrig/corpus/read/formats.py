@@ -30,7 +30,7 @@ _HTML = re.compile(
 def recognise(file: File) -> Format:
     """The format of `file`. Raises DataError, with what would work, where nothing tells."""
     packed = first_bytes(file.path, _HEAD)
-    by_content = _by_content(unpacked_head(packed))
+    by_content = _by_content(unpack_head(packed))
     format_ = by_content or format_by_name(file.name)
     if format_ is None:
         raise DataError(
@@ -56,7 +56,7 @@ def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
     return format_ == "jsonl" or (format_ == "text" and reading.documents != "file")
 
 
-def unpacked_head(head: bytes) -> bytes:
+def unpack_head(head: bytes) -> bytes:
     """The first bytes of what `head`, the first bytes of a file, holds if it is packed."""
     if head.startswith(GZIP_MAGIC):
         try:

@@ -64,8 +64,8 @@ def pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputPiece
     """
     size = reading.piece_bytes or size_of_pieces(files)
     with ThreadPoolExecutor(_THREADS) as threads:
-        cut = list(threads.map(lambda file: _cut(file, reading, size), files))
-    return list(_grouped(itertools.chain.from_iterable(cut), size))
+        cut = list(threads.map(lambda file: _cut_file(file, reading, size), files))
+    return list(_group_pieces(itertools.chain.from_iterable(cut), size))
 
 
 def size_of_pieces(files: Sequence[File]) -> int:
@@ -74,7 +74,7 @@ def size_of_pieces(files: Sequence[File]) -> int:
     return min(max(share, SMALLEST_PIECE), LARGEST_PIECE)
 
 
-def _cut(file: File, reading: ReadSettings, size: int) -> list[tuple[InputPiece, int]]:
+def _cut_file(file: File, reading: ReadSettings, size: int) -> list[tuple[InputPiece, int]]:
     """The pieces of one file, each with its bytes."""
     format_ = reading.format or recognise(file)
     whole = InputPiece(file.path, file.name, format_)
@@ -119,7 +119,7 @@ def _runs(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield run
 
 
-def _grouped(cut: Iterator[tuple[InputPiece, int]], size: int) -> Iterator[list[InputPiece]]:
+def _group_pieces(cut: Iterator[tuple[InputPiece, int]], size: int) -> Iterator[list[InputPiece]]:
     group: list[InputPiece] = []
     filled = 0
     for piece, bytes_ in cut:

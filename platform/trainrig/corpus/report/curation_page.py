@@ -51,7 +51,7 @@ def curation_page(
         verdict=_verdict(summary, counts),
         figures=_key_figures(counts, cost),
         sections=(
-            Section("dropped", "What fell, and why", _dropped(summary, seen)),
+            Section("dropped", "What fell, and why", _chart_dropped(summary, seen)),
             Section("sources", "By source and language", (_sources(summary),)),
             Section("signals", "Where the thresholds lie", _signals(summary, rules)),
             Section("samples", "What fell, to read", _samples(summary)),
@@ -133,7 +133,7 @@ def _key_figures(
     )
 
 
-def _dropped(summary: CurationTallies, seen: int) -> tuple[Chart | Text, ...]:
+def _chart_dropped(summary: CurationTallies, seen: int) -> tuple[Chart | Text, ...]:
     if not any(row.any_documents for row in summary.steps):
         return (Text("Nothing: no rule was set, or no document breaks one."),)
     return (steps_chart(summary, seen),)

@@ -50,7 +50,7 @@ class LikePairs:
         for row in found.to_pylist():
             self._rows[row["id"]] = row | {"text": row["text"][:EXCERPT]}
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, Any]]:
         """The pairs, as JSON has them."""
         return [
             asdict(

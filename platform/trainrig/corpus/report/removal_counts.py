@@ -104,12 +104,12 @@ class RemovalCounts:
         )
         titles = {"frequent": "Passages cut most often", "long": "The longest passages cut"}
         return table, *(
-            Details(titles[kind], (SampleGroup(tuple(map(_shown, repeated_texts))),))
+            Details(titles[kind], (SampleGroup(tuple(map(_show_repeated_text, repeated_texts))),))
             for kind, repeated_texts in self.repeated_texts.items()
             if repeated_texts
         )
 
 
-def _shown(repeated_text: RepeatedText) -> TextSample:
+def _show_repeated_text(repeated_text: RepeatedText) -> TextSample:
     times = "once" if repeated_text.copies == 1 else f"{repeated_text.copies:,} times"
     return TextSample(f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"cut {times}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
 from trainrig.corpus.signals.line_ends import ends_in_dots
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
@@ -81,11 +81,11 @@ class C4Lines(Settings):
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
         """`text` without what falls, and the counts. Not idempotent: "[[1]2]" is cut twice."""
-        left, counts = self.cut(batch_of([text]))
+        left, counts = self.apply_to_batch(batch_of([text]))
         kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
         return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
 
-    def cut(self, batch: TextBatch) -> tuple[TextBatch, NDArray[np.int64]]:
+    def apply_to_batch(self, batch: TextBatch) -> tuple[TextBatch, NDArray[np.int64]]:
         """The same of many texts, and the counts [columns, texts]."""
         reading = _READINGS[self.reading]
         rules = _Rules(
@@ -99,7 +99,7 @@ class C4Lines(Settings):
         )
         kept = TextBatch(*map(np.empty_like, batch))
         counts = np.zeros((len(self.columns), len(batch.starts_D1) - 1), np.int64)
-        _cut(*batch, characters().lower, rules, *kept, counts)
+        _apply_rules(*batch, characters().lower, rules, *kept, counts)
         end = kept.starts_D1[-1]
         return TextBatch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
 
@@ -118,8 +118,8 @@ class _Rules(NamedTuple):
 _LONG, _UNENDED, _FEW, _JAVASCRIPT, _POLICY, _LOREM, _CURLY, _CITED = range(8)
 
 
-@compiled
-def _cut(
+@compile_nogil
+def _apply_rules(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     texts: NDArray[np.int64],
@@ -178,7 +178,7 @@ def _cut(
         kept_texts[text + 1] = to
 
 
-@compiled
+@compile_nogil
 def _is_ended(codes: NDArray[np.uint32], start: int, end: int, by_apostrophe: bool) -> bool:
     if start == end or ends_in_dots(codes, start, end):
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 _PLANES = 0x20000  # code points: none above is upper case, a digit, or white space
 _VISIBLE, _CAPITAL, _DIGIT = 1, 2, 4
@@ -34,7 +34,7 @@ class LineShapes:
         return cls(*_count(codes, _classes(), text.count("\n") + 1))
 
 
-@compiled
+@compile_nogil
 def _count(codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int) -> NDArray[np.int64]:
     """Visible characters, capitals, digits, words and length of each line: [5, lines]."""
     counts = np.empty((5, lines), np.int64)

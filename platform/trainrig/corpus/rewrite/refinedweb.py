@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.rewrite.line_shapes import LineShapes
 
 _COUNTER_WORDS = 4  # at most: a number, what it counts, and signs beside them
@@ -74,10 +74,10 @@ class RefinedWebLines(Settings):
         shapes = LineShapes.of(text)
         before = int(shapes.words.sum())
         if (phrases := self._phrases_in(text)) is not None:
-            text, counts["refinedweb_cuts"] = self._cut(text, phrases)
+            text, counts["refinedweb_cuts"] = self._remove_phrases(text, phrases)
             shapes = LineShapes.of(text)
         lines = text.split("\n")
-        broken = self._broken(lines, shapes)
+        broken = self._find_broken_rules(lines, shapes)
         fallen = np.bincount(broken, minlength=1 + len(_RULES)).tolist()
         counts.update(zip(_RULES, fallen[1:], strict=True))
         left = shapes.words
@@ -91,7 +91,7 @@ class RefinedWebLines(Settings):
         counts["refinedweb_removed_per_10000"] = removed * 10_000 // max(before, 1)
         return text, counts
 
-    def _broken(self, lines: Sequence[str], shapes: LineShapes) -> NDArray[np.int8]:
+    def _find_broken_rules(self, lines: Sequence[str], shapes: LineShapes) -> NDArray[np.int8]:
         """For each line the first rule that it breaks, counted from 1 in _RULES; 0: none."""
         broken = np.empty(len(lines), np.int8)
         suspects = _judge(
@@ -114,12 +114,12 @@ class RefinedWebLines(Settings):
     def _phrases_in(self, text: str) -> re.Pattern[str] | None:
         """What to cut; None where `text` has none of it, which costs far less to find out."""
         phrases = (*self.prefixes, *self.suffixes, *self.anywhere)
-        folded = _folded(text)
-        if any(_folded(phrase) in folded for phrase in phrases):
+        folded = _fold_case(text)
+        if any(_fold_case(phrase) in folded for phrase in phrases):
             return _pattern(self.prefixes, self.suffixes, self.anywhere)
         return None
 
-    def _cut(self, text: str, phrases: re.Pattern[str]) -> tuple[str, int]:
+    def _remove_phrases(self, text: str, phrases: re.Pattern[str]) -> tuple[str, int]:
         """`text` without `phrases` in its short lines, and how many lines that changed."""
         kept, cuts = [], 0
         for line in text.split("\n"):
@@ -132,7 +132,7 @@ class RefinedWebLines(Settings):
         return "\n".join(kept), cuts
 
 
-@compiled
+@compile_nogil
 def _judge(
     visible: NDArray[np.int64],
     capitals: NDArray[np.int64],
@@ -164,7 +164,7 @@ def _judge(
     return suspects[:count]
 
 
-def _folded(text: str) -> bytes:
+def _fold_case(text: str) -> bytes:
     """What `text` has in common with its spellings that differ by the case of ASCII letters."""
     return text.encode("utf-8", "surrogatepass").lower()
 

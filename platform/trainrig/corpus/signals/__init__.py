@@ -21,7 +21,7 @@ from trainrig.corpus.signals.c4 import c4_of
 from trainrig.corpus.signals.line_ends import line_ends_of
 from trainrig.corpus.signals.marks import marks_of
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, repetition_of
-from trainrig.corpus.signals.pieces import lines_and_paragraphs, repeated
+from trainrig.corpus.signals.pieces import lines_and_paragraphs, measure_repeated
 from trainrig.corpus.signals.shares import shares
 from trainrig.corpus.signals.stop_words import stop_words_in
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
@@ -86,8 +86,8 @@ def measure(
     marks = marks_of(batch)
     line_places, paragraph_places = lines_and_paragraphs(batch)
     ends = line_ends_of(batch, line_places)
-    lines = repeated(batch, line_places)
-    paragraphs = repeated(batch, paragraph_places)
+    lines = measure_repeated(batch, line_places)
+    paragraphs = measure_repeated(batch, paragraph_places)
     repetition = repetition_of(words)
     c4 = c4_of(batch)
     return {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
 from trainrig.corpus.signals.line_ends import ends_in_dots
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
@@ -43,7 +43,7 @@ def c4_of(batch: TextBatch) -> C4Counts:
     return C4Counts(*found)
 
 
-@compiled
+@compile_nogil
 def _count(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
@@ -71,7 +71,7 @@ def _count(
                 found[1, text] += counts[1]
 
 
-@compiled
+@compile_nogil
 def _of_line(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
 
 _OPEN, _CLOSE, _CURLY_BRACKET, _RETURN, _NEW_LINE = 0x5B, 0x5D, 0x7B, 0x0D, 0x0A
@@ -27,7 +27,7 @@ class C4Line(NamedTuple):
     after: int  # where the next line begins
 
 
-@compiled
+@compile_nogil
 def line_at(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
 ) -> C4Line:
@@ -56,7 +56,7 @@ def line_at(
     return C4Line(start, end, words, longest, may_cite, has_curly_bracket, after)
 
 
-@compiled
+@compile_nogil
 def words_in(classes: NDArray[np.uint16]) -> int:
     """Runs of characters without white space."""
     words = 0
@@ -68,7 +68,7 @@ def words_in(classes: NDArray[np.uint16]) -> int:
     return words
 
 
-@compiled
+@compile_nogil
 def without_citations(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
@@ -88,7 +88,7 @@ def without_citations(
     return codes[kept[:count]], classes[kept[:count]], citations
 
 
-@compiled
+@compile_nogil
 def _citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
     """The length of the citation at `start`; 0 if there is none."""
     place = start + 1
@@ -109,7 +109,7 @@ def _citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
     return 0
 
 
-@compiled
+@compile_nogil
 def _is_decimal(code: np.uint32) -> bool:
     """`str.isdecimal`, which is what regular expressions call a digit."""
     if code < 0x80:

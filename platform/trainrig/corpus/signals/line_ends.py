@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.pieces import Pieces
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import BULLET, DASH, SPACE, TERMINAL
@@ -30,7 +30,7 @@ def line_ends_of(batch: TextBatch, lines: Pieces) -> LineEnds:
     return LineEnds(*found)
 
 
-@compiled
+@compile_nogil
 def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     """Whether `start` to `end` ends with "..."."""
     return (
@@ -41,7 +41,7 @@ def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     )
 
 
-@compiled
+@compile_nogil
 def _count(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SYMBOL
 
@@ -29,7 +29,7 @@ def marks_of(batch: TextBatch) -> Marks:
     return Marks(*found)
 
 
-@compiled
+@compile_nogil
 def _count(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],

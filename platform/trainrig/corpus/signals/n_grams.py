@@ -9,8 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.text_arrays.hashing import count_again, mixed, seen_table, table_size
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.signals.text_arrays.hashing import (
+    allocate_seen,
+    count_again,
+    mix_bits,
+    table_size,
+)
 from trainrig.corpus.signals.text_arrays.words import BatchWords
 
 TOPS = (2, 3, 4)
@@ -38,14 +43,14 @@ def repetition_of(words: BatchWords) -> Repetition:
     found = Repetition(
         np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
     )
-    table = seen_table(most)
+    table = allocate_seen(most)
     positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     _repetition(words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found)
     return found
 
 
-@compiled
+@compile_nogil
 def _repetition(
     hashes: NDArray[np.uint64],
     before: NDArray[np.int64],
@@ -76,7 +81,7 @@ def _repetition(
                 word = positions[index]
                 if word + n > end:
                     break
-                gram = mixed(grams[index] * _MULTIPLIER + hashes[word + n - 1])
+                gram = mix_bits(grams[index] * _MULTIPLIER + hashes[word + n - 1])
                 place = count_again(keys, stamps, counts, generation, size, gram)
                 positions[looked_at], places[looked_at] = word, place
                 grams[looked_at] = gram

@@ -9,10 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SPACE
-from trainrig.corpus.signals.text_arrays.hashing import count_again, hash_of, seen_table, table_size
+from trainrig.corpus.signals.text_arrays.hashing import (
+    allocate_seen,
+    count_again,
+    hash_of,
+    table_size,
+)
 
 _NEW_LINE = 10
 
@@ -40,7 +45,7 @@ def lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
     starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
     firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
-    _split(*batch, starts, ends, firsts)
+    _split_lines(*batch, starts, ends, firsts)
     lines, paragraphs = (
         Pieces(starts[kind, : firsts[kind, -1]], ends[kind, : firsts[kind, -1]], firsts[kind])
         for kind in range(2)
@@ -48,17 +53,17 @@ def lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     return lines, paragraphs
 
 
-def repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
+def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
     """How often pieces repeat an earlier one of the same text."""
     texts = len(batch.starts_D1) - 1
     found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
-    table = seen_table(int(np.diff(pieces.firsts_D1).max(initial=0)))
-    _repeated(batch.codes_C, *pieces, *table, found)
+    table = allocate_seen(int(np.diff(pieces.firsts_D1).max(initial=0)))
+    _count_repeated(batch.codes_C, *pieces, *table, found)
     return RepeatedPieces(*found)
 
 
-@compiled
-def _split(
+@compile_nogil
+def _split_lines(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     texts: NDArray[np.int64],
@@ -91,8 +96,8 @@ def _split(
         firsts[0, text + 1], firsts[1, text + 1] = line, paragraph
 
 
-@compiled
-def _repeated(
+@compile_nogil
+def _count_repeated(
     codes: NDArray[np.uint32],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],

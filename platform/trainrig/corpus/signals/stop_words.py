@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import batch_of
-from trainrig.corpus.signals.text_arrays.hashing import mixed, table_size
+from trainrig.corpus.signals.text_arrays.hashing import mix_bits, table_size
 from trainrig.corpus.signals.text_arrays.words import BatchWords, words_of
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {
@@ -90,12 +90,12 @@ def _table() -> _Table:
     return table
 
 
-@compiled
+@compile_nogil
 def _key(word: np.uint64, language: int) -> np.uint64:
-    return mixed(word + np.uint64(language))
+    return mix_bits(word + np.uint64(language))
 
 
-@compiled
+@compile_nogil
 def _place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64) -> np.int64:
     place = np.int64(key & np.uint64(len(keys) - 1))
     while numbers[place] >= 0 and keys[place] != key:
@@ -103,7 +103,7 @@ def _place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64)
     return place
 
 
-@compiled
+@compile_nogil
 def _count(
     words: NDArray[np.uint64],
     firsts: NDArray[np.int64],

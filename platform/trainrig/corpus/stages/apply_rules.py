@@ -15,13 +15,13 @@ from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
 from trainrig.corpus.filters.rule_verdicts import (
     Rule,
     Thresholds,
+    bind_rules,
     columns_of,
     decide,
     histograms,
-    placed,
     rules_of,
+    select_unbound,
     tally,
-    unplaced,
 )
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import cutoffs
@@ -52,7 +52,7 @@ def find_thresholds(
     """Source → where the cuts fall that its documents themselves set; reads those columns alone."""
     found: dict[str, Thresholds] = {}
     for index, source in enumerate(run.sources):
-        rules = unplaced(rules_for(run, source))
+        rules = select_unbound(rules_for(run, source))
         if rules:
             names = sorted({LANGUAGE, *(rule.limit.signal for rule in rules)})
             chunks = (
@@ -91,7 +91,7 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         source = run.sources[task["source"]]
-        rules = placed(rules_for(run, source), thresholds.get(source.name, {}))
+        rules = bind_rules(rules_for(run, source), thresholds.get(source.name, {}))
         names = columns_of(rules)
         table = _together(run, names, pool.chunks(task["name"], names))
         columns = {name: as_numpy(table[name]) for name in names}

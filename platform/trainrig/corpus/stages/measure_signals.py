@@ -36,7 +36,7 @@ Extract = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
 """What makes texts of pages, one outcome for each, in order."""
 
 
-def measured(
+def measure_pages(
     run: Curation, source: CurationSource, pages: Sequence[tuple[int, RawPage]], extract: Extract
 ) -> MeasuredPages:
     """The rows of `pages`, each with its number, in their order."""
@@ -46,7 +46,7 @@ def measured(
     outcomes = extract([page for _, page in pages])
     for (number, page), extracted in zip(pages, outcomes, strict=True):
         if isinstance(extracted, NotExtracted):
-            where = masked_url(page.url, run.pii)
+            where = mask_url(page.url, run.pii)
             quarantined[number] = {"where": where, "reason": extracted.reason}
         else:
             numbers.append(number)
@@ -58,7 +58,7 @@ def measured(
     languages, language_scores = identify_all(texts, batch)
     columns: dict[str, Any] = {
         "id": [document_id(source.name, page.url, page.body) for page, _ in taken],
-        "url": [masked_url(page.url, run.pii) for page, _ in taken],
+        "url": [mask_url(page.url, run.pii) for page, _ in taken],
         "text": texts,
         "source": [source.name] * len(taken),
         "language": languages,
@@ -122,7 +122,7 @@ def _places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
     return [{"kind": span.kind, "start": span.start, "length": span.length} for span in spans]
 
 
-def masked_url(url: str, pii: PII) -> str:
+def mask_url(url: str, pii: PII) -> str:
     """`url` without personal data. Addresses of hosts stay: they say where, not who."""
     kinds = tuple(kind for kind in pii.kinds if kind != "IP")
     return mask(url, pii.model_copy(update={"kinds": kinds}))[0]

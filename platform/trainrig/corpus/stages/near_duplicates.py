@@ -163,7 +163,7 @@ def _of_signatures(run: Curation) -> dict[str, Any]:
     return {"near_duplicates": kept, "keep_rule": identity(run.keep_rule)}
 
 
-def _signed(run: Curation) -> str:
+def _fingerprint_pairs(run: Curation) -> str:
     """Fingerprint of all that pairs follow from; the inputs are the output's own."""
     whole = identity(run)
     for name in _LATER:
@@ -181,14 +181,14 @@ def pairs_are_known(run: Curation) -> bool:
     if not storage.exists(path):
         return False
     there = json.loads(storage.read(path))
-    if there["format"] != FORMAT or there["signed"] != _signed(run):
+    if there["format"] != FORMAT or there["signed"] != _fingerprint_pairs(run):
         return False
     folder = storage.join(run.output, FOLDER)
     needed = [paths_of(folder, name)["signatures"] for name in there["splits"]]
     return not run.index or set(needed) <= set(storage.list_files(folder))
 
 
-def known_splits(run: Curation) -> Mapping[str, tuple[int, int]]:
+def read_known_splits(run: Curation) -> Mapping[str, tuple[int, int]]:
     """Of an output whose pairs are known: documents and shingles, by split."""
     index: dict[str, Any] = json.loads(storage.read(storage.join(run.output, INDEX)))
     return index["splits"]  # type: ignore[no-any-return]
@@ -208,7 +208,7 @@ def write_index(
     index = {
         "format": FORMAT,
         "made_with": _of_signatures(run),
-        "signed": _signed(run),
+        "signed": _fingerprint_pairs(run),
         "splits": {
             split_index.name: [split_index.count, split_index.shingles] for split_index in own
         },

@@ -26,7 +26,7 @@ from trainrig.corpus.files.row_files import writing
 from trainrig.corpus.read import RawPage, Unreadable, from_json, read
 from trainrig.corpus.row_schema import pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
-from trainrig.corpus.stages.measure_signals import Extract, MeasuredPages, measured
+from trainrig.corpus.stages.measure_signals import Extract, MeasuredPages, measure_pages
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import Work
 
@@ -51,9 +51,9 @@ def reading(run: Curation) -> Work:
         began = time.process_time() + extractors.cpu_seconds
         pieces = [from_json(piece) for piece in task["pieces"]]
         records = (record for piece in pieces for record in read(piece, source.reading))
-        for part in cut(records):
+        for part in split_records(records):
             if not files.is_done(name, parts):
-                found = _measured(run, source, part, first, extractors.of(source))
+                found = _measure_part(run, source, part, first, extractors.of(source))
                 with writing(files.page_file(name, parts), schema) as file:
                     file.add(found.rows)
                 storage.write(files.quarantine_file(name, parts), _lines(found.quarantined))
@@ -70,7 +70,7 @@ def reading(run: Curation) -> Work:
     return read_split
 
 
-def cut(records: Iterable[Record]) -> Iterator[list[Record]]:
+def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
     """`records` in parts, by what they are alone: a run that goes on cuts them alike."""
     part: list[Record] = []
     size = 0
@@ -105,7 +105,7 @@ class _Extractors:
                 yield outcome
 
         if source.name not in self._guards:
-            self._guards[source.name] = Guard(source.extractor, self._known())
+            self._guards[source.name] = Guard(source.extractor, self._read_failed_pages())
         guard = self._guards[source.name]
         return extract
 
@@ -114,7 +114,7 @@ class _Extractors:
         """Of all children that are alive."""
         return sum(guard.cpu_seconds for guard in self._guards.values())
 
-    def _known(self) -> list[FailedPage]:
+    def _read_failed_pages(self) -> list[FailedPage]:
         paths = storage.list_files(self._folder, ".json")
         return [FailedPage(**json.loads(storage.read(path))) for path in paths]
 
@@ -131,12 +131,12 @@ def _close(guards: Mapping[str, Guard]) -> None:
         guard.close()
 
 
-def _measured(
+def _measure_part(
     run: Curation, source: CurationSource, part: list[Record], first: int, extract: Extract
 ) -> MeasuredPages:
     """What `part` gives; its records are numbered from `first`, the reasons stay in their order."""
     pages = [(first + n, record) for n, record in enumerate(part) if isinstance(record, RawPage)]
-    found = measured(run, source, pages, extract)
+    found = measure_pages(run, source, pages, extract)
     unreadable = {
         first + n: {"where": record.where, "reason": record.reason}
         for n, record in enumerate(part)

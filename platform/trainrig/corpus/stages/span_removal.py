@@ -59,18 +59,18 @@ from trainrig.corpus.dedup.substrings import (
     RepeatedText,
     count_anchors,
     cut_substrings,
+    find_repeated_anchors,
     find_repeats,
     gather_pieces,
     partitions_for,
     read_repeated_texts,
-    repeated_anchors,
 )
 from trainrig.corpus.dedup.substrings import ranges_for as ranges_for_anchors
 from trainrig.corpus.files.arrays import save_arrays
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder
-from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, cut_steps
+from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.manifest import FileSum
 from trainrig.splits import Phase, Split, Work, total
 
@@ -89,10 +89,10 @@ _PASSES = {
 }
 
 
-def cut_passes(run: Curation) -> list[str]:
+def list_removal_passes(run: Curation) -> list[str]:
     """The names of all passes of `run`, in order, without the numbers that some end in."""
     numbered = ["numbers"] if run.common_lines or run.exact_substrings else []
-    return [*numbered, *(name for step in cut_steps(run) for name in _PASSES[step])]
+    return [*numbered, *(name for step in list_removal_steps(run) for name in _PASSES[step])]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SpanRemoval:
         """The location of a file of this decision."""
         return self.surviving.path_of
 
-    def cut(self, split_indexes: Sequence[SplitIndex]) -> RemovalCounts:
+    def find_spans(self, split_indexes: Sequence[SplitIndex]) -> RemovalCounts:
         """Do them; what they did."""
         run, found = self.run, dict[str, dict[str, Any]]()
         repeated_texts: Mapping[str, Sequence[RepeatedText]] = {}
@@ -156,7 +156,7 @@ class SpanRemoval:
         parts = ranges_for_lines(total(counted.values())["distinct"], self.run.memory * MIB)
         keys = self._files("lines", "keys")
         work = functools.partial(_common_lines, keys, parts, settings, self.path_of)
-        self.do(f"common-lines-{parts}", work, _numbered(parts))
+        self.do(f"common-lines-{parts}", work, _number_tasks(parts))
         common = [self.path_of("common", f"{part:05d}.keys") for part in range(parts)]
         return self._each("cut-lines", _cut_lines, settings, common)
 
@@ -164,14 +164,16 @@ class SpanRemoval:
         counted = self._each("anchors", _anchors, settings)
         parts = ranges_for_anchors(total(counted.values())["distinct"], self.run.memory * MIB)
         keys = self._files("anchors", "keys")
-        work = functools.partial(_repeated, keys, parts, self.path_of)
-        records = self.do(f"repeated-{parts}", work, _numbered(parts)).results(_numbered(parts))
+        work = functools.partial(_find_repeated, keys, parts, self.path_of)
+        records = self.do(f"repeated-{parts}", work, _number_tasks(parts)).results(
+            _number_tasks(parts)
+        )
         copies = total(record.counts for record in records)["copies"]
         partitions = partitions_for(copies, settings)
         repeated = [self.path_of("repeated", f"{part:05d}.keys") for part in range(parts)]
         self._each(f"pieces-{partitions}", _pieces, settings, repeated, partitions)
         work = functools.partial(_repeats, self._files("pieces", "pieces"), settings, self.path_of)
-        self.do(f"repeats-{partitions}", work, _numbered(partitions))
+        self.do(f"repeats-{partitions}", work, _number_tasks(partitions))
         repeats = [self.path_of("repeats", f"{part:05d}.spans") for part in range(partitions)]
         nth = {split.name: number for number, split in enumerate(self.splits)}
         return self._each("cut-substrings", _cut_substrings, repeats, nth)
@@ -193,7 +195,7 @@ class SpanRemoval:
         return [self.path_of(folder, f"{split.name}.{ending}") for split in self.splits]
 
 
-def _numbered(tasks: int) -> list[Split]:
+def _number_tasks(tasks: int) -> list[Split]:
     return [Split(f"{number:05d}", {"number": number}) for number in range(tasks)]
 
 
@@ -226,7 +228,7 @@ def _numbering(split_indexes: Sequence[SplitIndex], rule: KeepRule, path_of: Pat
 def _line_keys(surviving: SurvivingDocuments, settings: CommonLines) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.numbered(COMMON_LINES, name)
+        batches = surviving.read_numbered(COMMON_LINES, name)
         return count_lines(batches, settings, surviving.path_of("lines", f"{name}.keys")), {}
 
     return count
@@ -245,7 +247,7 @@ def _common_lines(
 def _cut_lines(surviving: SurvivingDocuments, settings: CommonLines, common: Sequence[str]) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.numbered(COMMON_LINES, name)
+        batches = surviving.read_numbered(COMMON_LINES, name)
         path = surviving.spans_file(COMMON_LINES, name)
         return cut_lines(batches, common, settings, path), {}
 
@@ -261,10 +263,12 @@ def _anchors(surviving: SurvivingDocuments, settings: ExactSubstrings) -> Work:
     return count
 
 
-def _repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Work:
+def _find_repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return repeated_anchors(paths, part, parts, path_of("repeated", f"{part:05d}.keys")), {}
+        return find_repeated_anchors(
+            paths, part, parts, path_of("repeated", f"{part:05d}.keys")
+        ), {}
 
     return find
 
@@ -277,7 +281,7 @@ def _pieces(
 ) -> Work:
     def gather(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.numbered(EXACT_SUBSTRINGS, name)
+        batches = surviving.read_numbered(EXACT_SUBSTRINGS, name)
         path = surviving.path_of("pieces", f"{name}.pieces")
         return gather_pieces(batches, repeated, partitions, settings, path), {}
 

@@ -14,14 +14,14 @@ from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.dedup.substrings import EXACT_SUBSTRINGS
 from trainrig.corpus.files.arrays import load_arrays
 from trainrig.corpus.files.measured_documents import MeasuredDocuments
-from trainrig.corpus.files.removed_spans import Removed, RemovedSpan, cut, map_to_original
+from trainrig.corpus.files.removed_spans import Removed, RemovedSpan, map_to_original, remove_spans
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts
 
 CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # in their order
 
 
-def cut_steps(run: Curation) -> tuple[str, ...]:
+def list_removal_steps(run: Curation) -> tuple[str, ...]:
     """The steps that `run` takes."""
     sections = (run.common_lines, run.exact_substrings, run.decontamination)
     return tuple(
@@ -52,13 +52,13 @@ class SurvivingDocuments:
         """Rows of a split with `columns`, and their texts as the steps before leave them."""
         cutter = SpanRemover.of(self, split, self.steps[: self.steps.index(step)])
         for rows in self.rows(split, ["text", *columns]):
-            yield rows, [cutter.left(text)[0] for text in rows["text"].to_pylist()]
+            yield rows, [cutter.remove_next(text)[0] for text in rows["text"].to_pylist()]
 
     def texts(self, step: str, split: str) -> Iterator[list[str]]:
         """The same without their rows."""
         return (texts for _, texts in self.before(step, split))
 
-    def numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
+    def read_numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
         """Texts, and the place of each document in the keep order of the corpus."""
         numbers = load_arrays(self.path_of("numbers", f"{split}.npz"))["numbers"]
         at = 0
@@ -93,7 +93,7 @@ class SpanRemover:
             fallen = load_arrays(surviving.fallen_file(split))["fallen"].tolist()
         return cls(cuts, frozenset(fallen))
 
-    def left(self, text: str) -> tuple[str, list[Removed], str | None]:
+    def remove_next(self, text: str) -> tuple[str, list[Removed], str | None]:
         """The next document: what is left of it, what went, and the step it falls by, if any.
 
         Places are those of `text`. A document of which nothing is left falls by the last step that
@@ -106,7 +106,7 @@ class SpanRemover:
         for step, cuts in self._cuts.items():
             if document in cuts:
                 all_spans += map_to_original(cuts[document], removed)
-                left, removed = cut(text, all_spans)
+                left, removed = remove_spans(text, all_spans)
                 last = step
         if document in self._fallen:
             return left, removed, CONTAMINATED

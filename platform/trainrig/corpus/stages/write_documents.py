@@ -29,7 +29,7 @@ from trainrig.corpus.stages.surviving_documents import (
     CUT_STEPS,
     SpanRemover,
     SurvivingDocuments,
-    cut_steps,
+    list_removal_steps,
 )
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
@@ -53,7 +53,7 @@ def write_signatures(run: Curation, pool: MeasuredDocuments, place: PathBuilder)
             passed = rows.filter(pa.array(first < 0))
             parts.append(Signatures.of_table(passed, run.near_duplicates))
             ranking.append(passed.select(list(needed)))
-        signatures = Signatures.joined(parts)
+        signatures = Signatures.concatenate(parts)
         return near_duplicates.save_documents(
             run, task["source"], signatures, ranking, place(), name
         ), {}
@@ -79,7 +79,7 @@ def write_split(
         name = task["name"]
         rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
         decisions = DedupDecisions.load(place("decided", f"{name}.npz")).verdicts()
-        surviving = SurvivingDocuments(pool, place, cut_steps(run))
+        surviving = SurvivingDocuments(pool, place, list_removal_steps(run))
         cutter = SpanRemover.of(surviving, name, surviving.steps)
         counts = _Counts()
         samples = _Samples()
@@ -92,8 +92,8 @@ def write_split(
         absent = set(schema.names) - measured
         there = [each for each in schema.names if each in measured]
         with (
-            writing(target[KEPT], _measured(whole, absent)) as kept,
-            writing(target[DROPPED], _measured(shown, absent)) as dropped,
+            writing(target[KEPT], _drop_absent_columns(whole, absent)) as kept,
+            writing(target[DROPPED], _drop_absent_columns(shown, absent)) as dropped,
         ):
             passed_before = 0
             for rows, first in read_verdicts(pool, place, name, there):
@@ -110,15 +110,15 @@ def write_split(
                 samples.add(rows.filter(pc.invert(survives)))
         if run.keep_dropped == "none":
             storage.delete(target.pop(DROPPED))
-        lines = pool.quarantined(name)
+        lines = pool.read_quarantined(name)
         storage.write(target[QUARANTINE], lines)
         files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
         files |= near_duplicates.keep_files(run, split_indexes[name], place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
         told = {
             "samples": samples.lowest(),
-            "pairs": pairs.told(),
-            "counts": counts.told(reasons),
+            "pairs": pairs.to_json(),
+            "counts": counts.summarise(reasons),
         }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
         sums = {below: manifest.file_sum(path) for below, path in files.items()}
@@ -127,7 +127,7 @@ def write_split(
     return write
 
 
-def _measured(schema: pa.Schema, absent: set[str]) -> pa.Schema:
+def _drop_absent_columns(schema: pa.Schema, absent: set[str]) -> pa.Schema:
     """`schema` without the columns that nobody measured: left out, a later rule misses them."""
     return pa.schema([field for field in schema if field.name not in absent])
 
@@ -163,7 +163,7 @@ def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
     columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
     for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):
         if fell is None:
-            left, removed, falls_by = cutter.left(text)
+            left, removed, falls_by = cutter.remove_next(text)
             if falls_by:
                 columns["dropped_by"][nth] = falls_by
             elif removed:
@@ -233,7 +233,7 @@ class _Counts:
             there["documents"] += 1
             there["bytes"] += row["bytes"]
 
-    def told(self, quarantined: Sequence[str]) -> dict[str, Any]:
+    def summarise(self, quarantined: Sequence[str]) -> dict[str, Any]:
         """What the account needs beside the tallies of the rules."""
         return {**self._told, "hosts": self._hosts, "quarantined": dict(Counter(quarantined))}
 

@@ -67,14 +67,14 @@ class UrlSignals:
         spaced = joined.translate(_SIGNS_TO_SPACES).replace(b"\n", b" \n ")
         words = b" %b " % spaced
         counts = (
-            self._blocked(rests),
+            self._look_up_hosts(rests),
             self._strict_words.counts(joined.translate(None, _SIGNS)),
             self._hard_words.counts(words),
             self._soft_words.counts(words),
         )
         return {column: each[: len(urls)] for column, each in zip(URL_COLUMNS, counts, strict=True)}
 
-    def _blocked(self, rests: Sequence[str]) -> NDArray[np.int64]:
+    def _look_up_hosts(self, rests: Sequence[str]) -> NDArray[np.int64]:
         hosts = [_host(rest) for rest in rests]
         blocked = dict.fromkeys(hosts, False)
         parents = [(host, parent) for host in blocked for parent in _parents(host)]

@@ -47,7 +47,7 @@ def normalise(url: str) -> str:
         return bare
     scheme, user, host, port, path, query = parts.groups()
     scheme, host = scheme.lower(), host.lower().rstrip(". \0\t\n\r\x0b\x0c")
-    path = _SESSION_IN_PATH.sub("", _escaped(path or ""))
+    path = _SESSION_IN_PATH.sub("", _escape_part(path or ""))
     pieces = [
         f"{scheme}://",
         f"{user}@" if user else "",
@@ -55,12 +55,12 @@ def normalise(url: str) -> str:
         f":{port}" if port and port != _DEFAULT_PORTS[scheme] else "",
         _without_dots(path).rstrip("/"),
     ]
-    if kept := _kept_parameters(_escaped(query or "")):
+    if kept := _drop_tracking_parameters(_escape_part(query or "")):
         pieces.append(f"?{kept}")
     return "".join(pieces)
 
 
-def _escaped(part: str) -> str:
+def _escape_part(part: str) -> str:
     return _UNSAFE.sub(_escape, part)
 
 
@@ -86,7 +86,7 @@ def _without_dots(path: str) -> str:
     return "".join(f"/{segment}" for segment in kept)
 
 
-def _kept_parameters(query: str) -> str:
+def _drop_tracking_parameters(query: str) -> str:
     pairs = [(pair.partition("=")[0], pair) for pair in query.split("&") if pair]
     kept = [(name, pair) for name, pair in pairs if not _TRACKING.fullmatch(name)]
     kept.sort(key=lambda each: each[0])

@@ -20,7 +20,7 @@ from trainrig.corpus.dedup.lines import (
     ranges_for,
 )
 from trainrig.corpus.dedup.span_file import load_spans
-from trainrig.corpus.files.removed_spans import cut
+from trainrig.corpus.files.removed_spans import remove_spans
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
 
@@ -57,7 +57,7 @@ def cleaned(
             path = str(place / "cuts")
             counts[2].update(cut_lines(batches_of(split, batch), common, rules, path))
             cuts = load_spans(path, COMMON_LINES)
-            left.append([cut(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
+            left.append([remove_spans(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
     return left, [dict(each) for each in counts]
 
 

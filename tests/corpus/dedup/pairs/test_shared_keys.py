@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.pairs.document_reference import parts_of_keys
-from trainrig.corpus.dedup.pairs.shared_keys import KEY, Searched, entries, keys_by_part, shared
+from trainrig.corpus.dedup.pairs.shared_keys import (
+    KEY,
+    Searched,
+    entries,
+    keys_by_part,
+    mark_shared,
+)
 from trainrig.corpus.dedup.pairs.sorted_runs import PIECE, RunPart, write_grouped
 
 low_bits = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2, 2**16, 2**31, 2**32 - 1])
@@ -50,7 +56,7 @@ def test_all_that_are_shared_are_seen(tmp_path_factory, runs, distinct):
     found = np.concatenate(
         [
             np.empty(0, bool),
-            *shared(part_of(tmp_path_factory.mktemp("runs"), *runs), distinct),
+            *mark_shared(part_of(tmp_path_factory.mktemp("runs"), *runs), distinct),
         ]
     )
     counts = Counter(keys)
@@ -63,7 +69,7 @@ def test_of_those_that_are_alone_few_are_said_to_be_shared(tmp_path):
     alone = np.unique(dice.integers(0, 2**32, 2 * PIECE, KEY))
     alone, twice = alone[PIECE // 4 :], alone[: PIECE // 4]
     runs = [np.concatenate([alone, twice]), twice]
-    found = np.concatenate([*shared(part_of(tmp_path, *runs), len(alone) + len(twice))])
+    found = np.concatenate([*mark_shared(part_of(tmp_path, *runs), len(alone) + len(twice))])
     assert found[len(alone) :].all()
     assert 0 < found[: len(alone)].mean() < 1 / 15
 

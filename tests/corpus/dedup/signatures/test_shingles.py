@@ -14,7 +14,7 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     WORD,
     letters,
 )
-from trainrig.corpus.dedup.signatures.shingles import jaccard, mixed, shingle, shingles_of
+from trainrig.corpus.dedup.signatures.shingles import finalise_hash, jaccard, shingle, shingles_of
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
@@ -181,5 +181,5 @@ def test_the_hash_of_a_text_is_the_same_on_every_machine():
 
 def test_mixing_is_murmur_hash_3s_finaliser():
     # Its well-known fixed point and the value of fmix64(1).
-    assert mixed(np.uint64(0)) == 0
-    assert mixed(np.uint64(1)) == 0xB456BCFC34C2CB2C
+    assert finalise_hash(np.uint64(0)) == 0
+    assert finalise_hash(np.uint64(1)) == 0xB456BCFC34C2CB2C

@@ -66,7 +66,7 @@ def test_a_table_gives_what_its_documents_give(documents, chunks):
 @tries(max_examples=50)
 def test_pieces_give_together_what_the_whole_gives(documents, cut):
     parts = [Signatures.of(part, SETTINGS) for part in (documents[:cut], documents[cut:])]
-    assert same(Signatures.joined(parts), Signatures.of(documents, SETTINGS))
+    assert same(Signatures.concatenate(parts), Signatures.of(documents, SETTINGS))
 
 
 def test_how_texts_are_cut_into_blocks_does_not_show(monkeypatch):
@@ -95,7 +95,7 @@ def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(tmp_path):
     whole = Signatures.of(documents, SETTINGS)
     pieces = [Signatures.of_table(as_table([document]), SETTINGS) for document in documents]
     paths = [tmp_path / "whole.arrow", tmp_path / "pieces.arrow"]
-    for path, signed in zip(paths, (whole, Signatures.joined(pieces)), strict=True):
+    for path, signed in zip(paths, (whole, Signatures.concatenate(pieces)), strict=True):
         signed.save(str(path))
         assert same(Signatures.load(str(path)), whole)
     assert paths[0].read_bytes() == paths[1].read_bytes()

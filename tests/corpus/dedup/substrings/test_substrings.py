@@ -22,16 +22,16 @@ from trainrig.corpus.dedup.substrings import (
     RepeatedText,
     count_anchors,
     cut_substrings,
+    find_repeated_anchors,
     find_repeats,
     gather_pieces,
     partitions_for,
     pieces,
     ranges_for,
     read_repeated_texts,
-    repeated_anchors,
 )
 from trainrig.corpus.dedup.substrings.report import save_repeated_texts
-from trainrig.corpus.files.removed_spans import RemovedSpan, cut
+from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
 
@@ -71,7 +71,7 @@ class Cleaned:
                 self.add("anchors", count_anchors(texts, rules, path))
             repeated = self.paths("repeated", ranges)
             for part, path in enumerate(repeated):
-                self.add("repeated", repeated_anchors(anchors, part, ranges, path))
+                self.add("repeated", find_repeated_anchors(anchors, part, ranges, path))
             gathered = self.paths("pieces", len(splits))
             for split, path in zip(splits, gathered, strict=True):
                 batches = batches_of(split, batch)
@@ -88,7 +88,7 @@ class Cleaned:
                 self.cuts.append(load_spans(path, EXACT_SUBSTRINGS))
             self.told = read_repeated_texts(passages, 5, 1000)
         self.left = [
-            [cut(text, cuts.get(place, []))[0] for place, (_, text) in enumerate(split)]
+            [remove_spans(text, cuts.get(place, []))[0] for place, (_, text) in enumerate(split)]
             for split, cuts in zip(splits, self.cuts, strict=True)
         ]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.models.classifier.calibration import (
     Sigmoid,
     area,
-    fitted,
+    fit_sigmoid,
     reliability,
     thresholds,
 )
@@ -137,14 +137,14 @@ def test_the_sigmoid_that_made_the_labels_is_found_again():
     draw = np.random.default_rng(0)
     raw = draw.normal(size=50_000) * 3
     labels = draw.random(50_000) < Sigmoid(1.7, -0.6)(raw)
-    found = fitted(raw, labels)
+    found = fit_sigmoid(raw, labels)
     assert found.slope == pytest.approx(1.7, abs=0.05)
     assert found.shift == pytest.approx(-0.6, abs=0.05)
 
 
 @pytest.mark.parametrize("raw", [[1.0] * 20 + [-1.0] * 20, [0.0] * 40, [1e9] * 20 + [-1e9] * 20])
 def test_a_sigmoid_is_found_where_classes_part_or_do_not(raw):
-    found = fitted(np.array(raw), np.repeat([True, False], 20))
+    found = fit_sigmoid(np.array(raw), np.repeat([True, False], 20))
     chances = found(np.array(raw))
     assert np.isfinite(found).all() and ((chances > 0) & (chances < 1)).all()
 

@@ -32,7 +32,7 @@ class Trained:
         counter = Counter(order, folder, chunk)
         for line in text:
             counter.add(self.stream(line))
-        found = levels(*counter.counted(), len(self.vocabulary))
+        found = levels(*counter.sum_counts(), len(self.vocabulary))
         self.estimated: Estimated = estimate(found, least or [1] * order)
         self.trie = self.estimated.trie
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
 UNKNOWN, STAYS, FALLS = 0, 1, 2
@@ -164,7 +164,7 @@ def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool
     return np.asarray((one == other).all(axis=1))
 
 
-@compiled
+@compile_nogil
 def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np.uint64]) -> None:
     """Put those of `others` that are lower in place of the labels `at` which they belong."""
     for nth in range(len(at)):
@@ -172,7 +172,7 @@ def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np
             labels[at[nth]] = others[nth]
 
 
-@compiled
+@compile_nogil
 def _sweep(
     order: NDArray[np.int64],
     first: int,
@@ -203,7 +203,7 @@ def _sweep(
         states[document] = UNKNOWN if unknown and state == STAYS else state
 
 
-@compiled
+@compile_nogil
 def _partners(
     order: NDArray[np.int64],
     first: int,
@@ -237,7 +237,7 @@ def _partners(
     return partners
 
 
-@compiled
+@compile_nogil
 def _spread_clusters(
     first_edge: NDArray[np.int64], target: NDArray[np.int64], labels: NDArray[np.uint64]
 ) -> None:
@@ -264,7 +264,7 @@ def _spread_clusters(
         labels[document] = labels[parents[document]]
 
 
-@compiled
+@compile_nogil
 def _below(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
     if one[0] == other[0]:
         return bool(one[1] < other[1])

@@ -36,13 +36,13 @@ class Documents:
     @classmethod
     def load(cls, split_index: SplitIndex, rule: KeepRule) -> "Documents":
         """Those of a split index, with the ranks that `rule` gives to them among all crawls."""
-        there = cls.stored(split_index)
+        there = cls.from_split_index(split_index)
         return dataclasses.replace(
             there, ranks=ranks_in_crawl(rule, there.ranks, split_index.crawl)
         )
 
     @classmethod
-    def stored(cls, split_index: SplitIndex) -> "Documents":
+    def from_split_index(cls, split_index: SplitIndex) -> "Documents":
         """Those of a split index, with the ranks that they have in their own crawl."""
         return cls(**load_arrays(split_index.documents, cls.names()))
 

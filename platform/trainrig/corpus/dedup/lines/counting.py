@@ -32,8 +32,8 @@ def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> d
         units = units_of(texts, settings, normal_form)
         long = units.lengths_U >= settings.min_characters
         lines += int(long.sum())
-        counted.append(_counted(units.keys_U[long], numbers[units.documents_U[long]], settings))
-    merged = key_file.merged(np.concatenate([np.empty(0, LINE), *counted]))
+        counted.append(_count_keys(units.keys_U[long], numbers[units.documents_U[long]], settings))
+    merged = key_file.merge_records(np.concatenate([np.empty(0, LINE), *counted]))
     key_file.save(path, merged)
     return {"lines": lines, "distinct": len(merged)}
 
@@ -46,7 +46,7 @@ def common_lines(
     Memory: twice the lines of the range (`ranges_for` says how many ranges). Returns how many
     lines are `common`, and how many times they are there (`copies`), as settings.count has it.
     """
-    merged = key_file.merged(key_file.load(paths, LINE, part, parts))
+    merged = key_file.merge_records(key_file.load(paths, LINE, part, parts))
     common = merged[merged["count"] > settings.most]
     key_file.save(path, common)
     return {"common": len(common), "copies": int(common["count"].sum())}
@@ -57,7 +57,7 @@ def ranges_for(distinct: int, memory: int) -> int:
     return key_file.parts_for(distinct, LINE, memory)
 
 
-def _counted(
+def _count_keys(
     keys: NDArray[np.uint64], numbers: NDArray[np.int64], settings: CommonLines
 ) -> Records:
     """Each key once, in order; a document's lines lie in one batch."""
@@ -69,4 +69,4 @@ def _counted(
         fresh = np.ones(len(keys), bool)
         fresh[1:] = (keys[1:] != keys[:-1]) | (numbers[1:] != numbers[:-1])
         records = records[order[fresh]]
-    return key_file.merged(records)
+    return key_file.merge_records(records)

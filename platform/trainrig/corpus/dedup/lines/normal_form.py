@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 BLANK = 32
 _UNKNOWN, _MET = 0xFFFFFFFF, 0xFFFFFFFE
@@ -25,10 +25,10 @@ def form_of(character: str) -> str:
     if character.isspace():
         return " "
     lower = character.lower().replace("ς", "σ")  # which of the two depends on what follows
-    return "".join(map(_kept, unicodedata.normalize("NFD", lower)))
+    return "".join(map(_normalise_character, unicodedata.normalize("NFD", lower)))
 
 
-def _kept(character: str) -> str:
+def _normalise_character(character: str) -> str:
     category = unicodedata.category(character)
     if category in {"Mn", "Me", "Cc", "Cf"} or category[0] == "P":
         return ""
@@ -69,7 +69,7 @@ class NormalForm:
         return SEVERAL | (len(self._starts) - 2)
 
 
-@compiled
+@compile_nogil
 def _met_first(codes: NDArray[np.uint32], of_code: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Each character that is not known yet, once; noted as met in `of_code`."""
     found = np.empty(min(len(codes), len(of_code)), np.uint32)

@@ -32,7 +32,7 @@ def cut_lines(
         numbers.append(numbers_of)
         documents += len(texts)
         characters += sum(map(len, texts))
-    units = Units.joined(found)
+    units = Units.concatenate(found)
     number_D = np.concatenate([np.empty(0, np.int64), *numbers])
     goes_U = _goes(units, number_D, common, settings)
     spans = _spans(units, goes_U)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.lines.normal_form import BLANK, SEVERAL, NormalForm
 from trainrig.corpus.dedup.lines.settings import CommonLines
 
@@ -34,7 +34,7 @@ class Units:
     lengths_U: NDArray[np.int64]  # characters of the normal form
 
     @classmethod
-    def joined(cls, parts: Sequence["Units"]) -> "Units":
+    def concatenate(cls, parts: Sequence["Units"]) -> "Units":
         """Those of all parts, one after the other."""
         columns = {}
         for field in dataclasses.fields(cls):
@@ -50,7 +50,7 @@ def units_of(texts: Sequence[str], settings: CommonLines, normal_form: NormalFor
     starts_D1 = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts_D1[1:])
     forms = normal_form.forms(codes_C)
-    documents, starts, ends, nexts = _split(
+    documents, starts, ends, nexts = _split_units(
         codes_C, starts_D1, forms.of_code, settings.unit == "paragraph"
     )
     keys, lengths = _keys(
@@ -60,8 +60,8 @@ def units_of(texts: Sequence[str], settings: CommonLines, normal_form: NormalFor
     return Units(documents, starts - begins, ends - begins, nexts - begins, keys, lengths)
 
 
-@compiled
-def _split(
+@compile_nogil
+def _split_units(
     codes: NDArray[np.uint32],
     starts: NDArray[np.int64],
     of_code: NDArray[np.uint32],
@@ -101,7 +101,7 @@ def _split(
     return documents[:count], begins[:count], ends[:count], nexts[:count]
 
 
-@compiled
+@compile_nogil
 def _keys(
     codes: NDArray[np.uint32],
     starts: NDArray[np.int64],

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.pairs.document_reference import like_keys
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
-from trainrig.corpus.dedup.signatures.shingles import mixed
+from trainrig.corpus.dedup.signatures.shingles import finalise_hash
 
 MOST_CANDIDATES = 32  # documents that one is compared with: all before it in families of up to 33
 FEW_CANDIDATES = 8  # of those in one bucket, once more are before it
@@ -65,7 +65,7 @@ def candidates(
         yield nearest(pairs[:found].reshape(-1).view(CANDIDATE), most)
 
 
-@compiled
+@compile_nogil
 def _into_keep_order(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
     """Sort the entries of each bucket by all but their key (Shell's sort: most are of two)."""
     begin = 0
@@ -83,14 +83,14 @@ def _into_keep_order(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
         begin = end
 
 
-@compiled
+@compile_nogil
 def _is_before(rank: np.uint64, tie: np.uint64, ref: np.uint64, row: NDArray[np.uint64]) -> bool:
     if rank != row[1]:
         return bool(rank < row[1])
     return bool(tie < row[2] or (tie == row[2] and ref < row[3]))
 
 
-@compiled
+@compile_nogil
 def _pair(
     rows: NDArray[np.uint64],
     ends: NDArray[np.int64],
@@ -128,7 +128,7 @@ def _pair(
                     a, b = b, a
                     after = later - before if all_met else _TURNS
                     order = _turn(_TURNS + min(after, _TURNS) - 1, rows[later, 2])
-                row = seen[np.int64(mixed(a * _STEP + b) & np.uint64(len(seen) - 1))]
+                row = seen[np.int64(finalise_hash(a * _STEP + b) & np.uint64(len(seen) - 1))]
                 if row[0] == a and row[1] == b and row[2] <= order:
                     continue
                 row[0], row[1], row[2] = a, b, order
@@ -141,7 +141,7 @@ def _pair(
     return number
 
 
-@compiled
+@compile_nogil
 def _turn(turn: int, tie: np.uint64) -> np.uint64:
     """What pairs of one document are ordered by: of those of one turn, by the id."""
     return (np.uint64(turn) << _TURN_BITS) | (tie >> (np.uint64(64) - _TURN_BITS))
@@ -188,7 +188,7 @@ def nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
     return pairs[: _nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)]
 
 
-@compiled
+@compile_nogil
 def _nearest(pairs: NDArray[np.uint64], most: int) -> int:
     """Move the pairs that `nearest` gives to the front; how many."""
     kept, begin = 0, 0
@@ -210,7 +210,7 @@ def _nearest(pairs: NDArray[np.uint64], most: int) -> int:
     return kept
 
 
-@compiled
+@compile_nogil
 def _by_turn(pairs: NDArray[np.uint64]) -> None:
     """Sort the pairs of one document (Shell's sort)."""
     gap = len(pairs)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 _SLOTS = 32  # in a number of 64 bits: of each two bits, that it was met, and that it was met again
 
@@ -31,7 +31,7 @@ class KeyFilter:
         return _appears_again(keys, self._slots)
 
 
-@compiled
+@compile_nogil
 def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
     last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
     for key in keys:
@@ -42,7 +42,7 @@ def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> N
         slots[slot // np.uint64(_SLOTS)] = there | one << bit | again
 
 
-@compiled
+@compile_nogil
 def _appears_again(
     keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:

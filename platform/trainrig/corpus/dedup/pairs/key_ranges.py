@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.pairs import buckets
 from trainrig.corpus.dedup.pairs.document_reference import BINS, bins_of_keys
-from trainrig.corpus.dedup.pairs.partition_plan import cut
+from trainrig.corpus.dedup.pairs.partition_plan import cut_partitions
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
 
 
@@ -23,7 +23,7 @@ def candidates(entries: RunPart, parts: int, most: int, earlier: int | None) -> 
     counts = np.zeros(BINS, np.int64)
     for rows in entries.pieces():
         counts += np.bincount(bins_of_keys(rows["key"], parts), minlength=BINS)
-    for first, end in cut(counts.tolist(), most):
+    for first, end in cut_partitions(counts.tolist(), most):
         in_bins = functools.partial(_in_bins, entries, parts, first, end)
         giants = _giants(in_bins(), most) if end == first + 1 else np.empty(0, np.uint64)
         rest = [rows[~np.isin(rows["key"], giants)] for rows in in_bins()]

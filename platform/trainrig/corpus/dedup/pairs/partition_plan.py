@@ -52,7 +52,7 @@ def plan(split_indexes: Sequence[SplitIndex], bands: int, memory: int) -> Partit
     """Tasks of about `memory` bytes each. One split index may take more: its split is not cut."""
     budget = max(memory - PROCESS, 16 * MIB)
     taken = [_bytes_of(split_index, bands) for split_index in split_indexes]
-    partitions = cut(taken, budget)
+    partitions = cut_partitions(taken, budget)
     documents = sum(split_index.count for split_index in split_indexes)
     keys = bands * documents
     by_key = max(keys * _BYTES_OF_ENTRY // _SHARED, documents * _BYTES_OF_TEXT)
@@ -65,7 +65,7 @@ def plan(split_indexes: Sequence[SplitIndex], bands: int, memory: int) -> Partit
     return PartitionPlan(tuple(partitions), parts, of_part, entries, PROCESS + held)
 
 
-def cut(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
+def cut_partitions(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
     """Partitions of neighbours that take `budget` together at most, or are one: first, and end."""
     partitions: list[tuple[int, int]] = []
     first, held = 0, 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.pairs.buckets import ENTRY
 from trainrig.corpus.dedup.pairs.document_reference import make_refs
 from trainrig.corpus.dedup.pairs.key_filter import KeyFilter
@@ -49,7 +49,7 @@ def keys_by_part(
     return found, starts
 
 
-def shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
+def mark_shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
     """Of each piece of KEY, which are there more than once; of one in twenty others it says so.
 
     However many there are, it holds four to eight bytes for each of `distinct`, as many as are
@@ -88,7 +88,7 @@ def entries(
     return rows.reshape(-1).view(ENTRY), starts
 
 
-@compiled
+@compile_nogil
 def _count(keys: NDArray[np.uint64], wanted: NDArray[np.bool_], counts: NDArray[np.int64]) -> None:
     parts = np.uint64(len(counts))
     for document in range(len(keys)):
@@ -97,7 +97,7 @@ def _count(keys: NDArray[np.uint64], wanted: NDArray[np.bool_], counts: NDArray[
                 counts[_part(keys[document, band], parts)] += 1
 
 
-@compiled
+@compile_nogil
 def _group(
     keys: NDArray[np.uint64],
     wanted: NDArray[np.bool_],
@@ -114,7 +114,7 @@ def _group(
                 free[part] += 1
 
 
-@compiled
+@compile_nogil
 def _starts_of_shared(shared: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     found = np.zeros(len(starts), np.int64)
     for part in range(len(starts) - 1):
@@ -125,7 +125,7 @@ def _starts_of_shared(shared: NDArray[np.bool_], starts: NDArray[np.int64]) -> N
     return found
 
 
-@compiled
+@compile_nogil
 def _write_entries(
     keys: NDArray[np.uint64],
     wanted: NDArray[np.bool_],
@@ -153,7 +153,7 @@ def _write_entries(
                 rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = key, rank, tie, ref
 
 
-@compiled
+@compile_nogil
 def _part(key: np.uint64, parts: np.uint64) -> np.uint64:
     """As `names.parts_of_keys` has it."""
     return (key >> np.uint64(32)) * parts >> np.uint64(32)

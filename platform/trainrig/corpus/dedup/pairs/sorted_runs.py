@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.errors import DataError
 
 PIECE = 2**18  # rows that are read at a time where not all are held: 6 MB of candidates
@@ -45,7 +45,7 @@ class Run:
 
     def add(self, rows: NDArray[Any], part_of: NDArray[np.int64]) -> None:
         """Write `rows`, each to the part that `part_of` says, in their order within a part."""
-        order, starts = grouped(part_of.astype(np.int64), self.parts)
+        order, starts = group_by_part(part_of.astype(np.int64), self.parts)
         self.add_grouped([np.take(rows, order)], starts)
 
     def add_grouped(self, pieces: Iterable[NDArray[Any]], starts: NDArray[np.int64]) -> None:
@@ -195,8 +195,10 @@ def _torn(path: str) -> DataError:
     return DataError(f"{path}: torn; delete it and its pass's records, and run again")
 
 
-@compiled
-def grouped(part_of: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+@compile_nogil
+def group_by_part(
+    part_of: NDArray[np.int64], parts: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The order that puts like parts together and keeps theirs, and where each part begins."""
     starts = np.zeros(parts + 1, np.int64)
     for part in part_of:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 Measure = Literal["jaccard", "containment"]
 """Common shingles by those of both together, or by those of the smaller document."""
@@ -32,7 +32,7 @@ class Verification(Settings):
     evidence_floor: float = Field(default=0.7, gt=0, le=1)
 
 
-@compiled
+@compile_nogil
 def common_shingles(
     one: NDArray[np.uint32],
     one_starts: NDArray[np.int64],
@@ -79,7 +79,7 @@ def common_shingles(
     return found
 
 
-@compiled
+@compile_nogil
 def _common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
     """How many values two sorted arrays share; less, once it is sure that fewer than `least`."""
     i, j, common = 0, 0, 0
@@ -90,7 +90,7 @@ def _common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> i
     return common
 
 
-@compiled
+@compile_nogil
 def _first_not_below(values: NDArray[np.uint32], start: int, end: int, least: np.uint32) -> int:
     """Where in a sorted partition of `values` those from `least` up begin."""
     while start < end:
@@ -134,7 +134,7 @@ def together(
     return found
 
 
-@compiled
+@compile_nogil
 def write_together(
     shingles: NDArray[np.uint32],
     starts: NDArray[np.int64],

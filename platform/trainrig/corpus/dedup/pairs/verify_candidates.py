@@ -56,7 +56,9 @@ class Sets:
         return self.ends - self.names["shingles"].astype(np.int64)
 
 
-def gathered(refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], order: Order) -> Sets:
+def gather_sets(
+    refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], order: Order
+) -> Sets:
     """Those of the documents `refs`, which are in order and lie on few split indexes."""
     names = np.empty(len(refs), SET)
     names["ref"] = refs
@@ -75,7 +77,7 @@ def gathered(refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], orde
     for shingles, starts, ends in spans:
         write_together(shingles, starts, ends, found[filled:])
         filled += int((ends - starts).sum())
-    return Sets(names, _fixed(found))
+    return Sets(names, _make_read_only(found))
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,13 @@ class RemoteShingles:
                 yield together(self.own.shingles, starts[chosen], ends[chosen])
 
 
-def carried(
+def fetch_shingles(
     remote: Rows, partitions: int, split_indexes: Sequence[SplitIndex], order: Order
 ) -> RemoteShingles:
     """What the readers of `remote`, which are in order and once, compare with."""
     refs, nth = np.unique(remote["ref"], return_inverse=True)
     first_names = np.searchsorted(remote["reader"], np.arange(partitions + 1).astype(np.uint64))
-    return RemoteShingles(gathered(refs, split_indexes, order), nth, first_names)
+    return RemoteShingles(gather_sets(refs, split_indexes, order), nth, first_names)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def alike(
                 own.shingles,
                 own_starts[a],
                 own_ends[a],
-                _fixed(other.shingles),
+                _make_read_only(other.shingles),
                 other_starts[b],
                 other_ends[b],
                 least_common(measure, floor, *sizes),
@@ -191,7 +193,7 @@ def _by_split(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
         yield split_index, slice(bounds[nth], bounds[nth + 1])
 
 
-def _fixed(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _make_read_only(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Not to be written to, as mapped ones are: the compiled functions have one form."""
     shingles.flags.writeable = False
     return shingles

@@ -12,7 +12,7 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 CODE = 0x1FFFFF  # the bits of the code point
 WORD = 1 << 24  # matches \w
@@ -72,12 +72,12 @@ def letters() -> NDArray[np.uint32]:
                 table[code] |= flag
             elif unicodedata.category(chr(code))[0] == "M":
                 table[code] |= MARK
-    table[:_ASSIGNED][np.isin(codes, _unsettled())] |= UNSETTLED
+    table[:_ASSIGNED][np.isin(codes, _list_composable())] |= UNSETTLED
     table.setflags(write=False)
     return table
 
 
-def _unsettled() -> list[int]:
+def _list_composable() -> list[int]:
     """What composition can touch: what decomposes, what it decomposes to but for the first, jamo,
     and what is sorted among its neighbours."""
     found = {*range(0x1100, 0x1200)}
@@ -93,7 +93,7 @@ def _unsettled() -> list[int]:
     return sorted(found)
 
 
-@compiled
+@compile_nogil
 def letter_at(
     data: NDArray[np.uint8], place: int, table: NDArray[np.uint32]
 ) -> tuple[np.uint32, int]:

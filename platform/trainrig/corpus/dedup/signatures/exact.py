@@ -7,7 +7,7 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.signatures.character_classes import (
     CODE,
     SPACE,
@@ -59,7 +59,7 @@ def _ascii() -> NDArray[np.uint8]:
     return found
 
 
-@compiled
+@compile_nogil
 def _fold(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -98,7 +98,7 @@ def _fold(
         unsettled[text] = flags & UNSETTLED != 0
 
 
-@compiled
+@compile_nogil
 def _write(folded: NDArray[np.uint8], filled: int, code: int) -> int:
     """Append a character's UTF-8; where the next one goes."""
     if code < 0x80:

@@ -20,7 +20,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.signatures.character_classes import (
     CODE,
     IDEOGRAM,
@@ -73,15 +73,15 @@ def jaccard(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> float:
     return common / (len(a) + len(b) - common)
 
 
-@compiled
-def mixed(value: np.uint64) -> np.uint64:
+@compile_nogil
+def finalise_hash(value: np.uint64) -> np.uint64:
     """MurmurHash3's 64-bit finaliser: a bijection after which each bit depends on all bits."""
     value = (value ^ (value >> _33)) * _FIRST
     value = (value ^ (value >> _33)) * _SECOND
     return value ^ (value >> _33)
 
 
-@compiled
+@compile_nogil
 def _shingle(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -110,7 +110,7 @@ def _ascii() -> NDArray[np.uint8]:
     return found
 
 
-@compiled
+@compile_nogil
 def _words(
     text: NDArray[np.uint8],
     table: NDArray[np.uint32],
@@ -144,18 +144,18 @@ def _words(
             hashes[number] = word
             number, word, inside = number + 1, _SEED, _NONE
         if letter & (IDEOGRAM | SYLLABLE):
-            hashes[number] = _unspaced(text, place, table, words)
+            hashes[number] = _hash_unspaced_word(text, place, table, words)
             number += 1
     if inside:
         hashes[number] = word
         number += 1
     for nth in range(number):
-        hashes[nth] = mixed(hashes[nth])
+        hashes[nth] = finalise_hash(hashes[nth])
     return int(number)
 
 
-@compiled
-def _unspaced(
+@compile_nogil
+def _hash_unspaced_word(
     text: NDArray[np.uint8], place: int, table: NDArray[np.uint32], words: int
 ) -> np.uint64:
     """The hash, not mixed yet, of the word that the letter at `place` starts in a script without
@@ -175,23 +175,23 @@ def _unspaced(
     return found
 
 
-@compiled
+@compile_nogil
 def _n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) -> int:
     """Write 32 bits of each sum of `words` hashes in a row, weighed by their place; how many."""
     weight, total = np.uint64(1), np.uint64(0)
     for place in range(min(words, len(hashes))):
         total = total * _STEP + hashes[place]
-    found[0] = mixed(total) >> _32
+    found[0] = finalise_hash(total) >> _32
     for _ in range(words):
         weight *= _STEP
     rest = max(0, len(hashes) - words)
     for place in range(rest):
         total = total * _STEP + hashes[place + words] - hashes[place] * weight
-        found[place + 1] = mixed(total) >> _32
+        found[place + 1] = finalise_hash(total) >> _32
     return rest + 1
 
 
-@compiled
+@compile_nogil
 def _once(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
     """Leave each of a text's values, which are sorted, once; `ends` moves up accordingly."""
     begin, kept = _NONE, _NONE  # places without a sign: they need not be looked at

@@ -70,7 +70,7 @@ class Signatures:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence["Signatures"]) -> "Signatures":
+    def concatenate(cls, parts: Sequence["Signatures"]) -> "Signatures":
         """Those of several pieces of a file, of which there is one at least."""
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts])

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import mixed
+from trainrig.corpus.dedup.signatures.shingles import finalise_hash
 
 _WIDTH = 32  # values; as many as a compiled loop takes at a time, so that none is left over
 _LARGEST = np.uint32(0xFFFFFFFF)
@@ -39,13 +39,16 @@ def permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np
     """Multipliers and increments, `number` of them and some to fill the last `_WIDTH`."""
     whole = -(-number // _WIDTH) * _WIDTH
     values = np.array(
-        [mixed(np.uint64((seed * 2**32 + place) * _STEP % 2**64)) for place in range(1, whole + 1)],
+        [
+            finalise_hash(np.uint64((seed * 2**32 + place) * _STEP % 2**64))
+            for place in range(1, whole + 1)
+        ],
         np.uint64,
     )
     return values.astype(np.uint32) | np.uint32(1), (values >> np.uint64(32)).astype(np.uint32)
 
 
-@compiled
+@compile_nogil
 def _least(
     shingles: NDArray[np.uint32],
     ends: NDArray[np.int64],
@@ -77,11 +80,11 @@ def _least(
         start = ends[text]
 
 
-@compiled
+@compile_nogil
 def _band_keys(signatures: NDArray[np.uint64], rows: int, keys: NDArray[np.uint64]) -> None:
     for text in range(len(keys)):
         for band in range(keys.shape[1]):
-            key = mixed(np.uint64(band + 1))
+            key = finalise_hash(np.uint64(band + 1))
             for row in range(band * rows, (band + 1) * rows):
-                key = mixed(key ^ signatures[text, row])
+                key = finalise_hash(key ^ signatures[text, row])
             keys[text, band] = key

@@ -67,7 +67,7 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
     Raises DataError for what is no such file.
     """
     wanted = list(names or _COLUMNS)
-    with _opened(path, whole="shingles" in wanted) as source:
+    with _open_signatures(path, whole="shingles" in wanted) as source:
         try:
             there = pa.ipc.open_file(source).schema
             if (there.metadata or {}).get(_FORMAT_KEY) != FORMAT:
@@ -81,7 +81,7 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
 
 
 @contextlib.contextmanager
-def _opened(path: str, whole: bool) -> Iterator[pa.NativeFile]:
+def _open_signatures(path: str, whole: bool) -> Iterator[pa.NativeFile]:
     if path.startswith(storage.S3) and not whole:
         with storage.open_read(path) as stream:
             yield pa.PythonFile(stream, "r")

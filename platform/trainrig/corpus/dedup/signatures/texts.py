@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.signatures.character_classes import CAPITALS
 
 _STRING = pa.large_string()
@@ -26,7 +26,7 @@ class NormalisedTexts(NamedTuple):
     @classmethod
     def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
         """Those of strings. A lone surrogate is a character like others, but no letter."""
-        encoded = [_lowered(text).encode("utf-8", "surrogatepass") for text in texts]
+        encoded = [_lower_case(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(each) for each in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
@@ -64,7 +64,7 @@ class NormalisedTexts(NamedTuple):
         return list(itertools.pairwise(cuts))
 
 
-def _lowered(text: str) -> str:
+def _lower_case(text: str) -> str:
     return text.lower() if any(capital in text for capital in CAPITALS) else text
 
 
@@ -76,7 +76,7 @@ def _of_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
     return NormalisedTexts(np.frombuffer(data or b"", np.uint8), here.copy())
 
 
-@compiled
+@compile_nogil
 def _find_capitals(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],

@@ -8,7 +8,7 @@ min_bytes or more that was there before, and nothing else.
 Five phases, each pure over texts and files, so that any number of workers can do them:
 
 1. `count_anchors`, of each split: places that the content chooses, one for each run of windows.
-2. `repeated_anchors`, of each range of keys: which come more than once.
+2. `find_repeated_anchors`, of each range of keys: which come more than once.
 3. `gather_pieces`, of each split: the bytes about these, by partition.
 4. `find_repeats`, of each partition: which windows were there before, by a suffix array.
 5. `cut_substrings`, of each split: the spans of its texts; `read_repeated_texts` tells of all.
@@ -17,7 +17,11 @@ The first two only save work: what a suffix array is made of is the part of the 
 repeat. Into how many splits, ranges, partitions and arrays the work is cut changes nothing.
 """
 
-from trainrig.corpus.dedup.substrings.counting import count_anchors, ranges_for, repeated_anchors
+from trainrig.corpus.dedup.substrings.counting import (
+    count_anchors,
+    find_repeated_anchors,
+    ranges_for,
+)
 from trainrig.corpus.dedup.substrings.pieces import gather_pieces, partitions_for
 from trainrig.corpus.dedup.substrings.repeats import find_repeats
 from trainrig.corpus.dedup.substrings.report import RepeatedText, read_repeated_texts
@@ -30,10 +34,10 @@ __all__ = [
     "RepeatedText",
     "count_anchors",
     "cut_substrings",
+    "find_repeated_anchors",
     "find_repeats",
     "gather_pieces",
     "partitions_for",
     "ranges_for",
     "read_repeated_texts",
-    "repeated_anchors",
 ]

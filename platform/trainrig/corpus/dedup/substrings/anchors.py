@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.substrings.flat import Bytes
 
 # An odd base for the rolling hash (Karp & Rabin 1987), modulo 2**64; splitmix64's multipliers.
@@ -48,7 +48,7 @@ def anchors_of(texts: Bytes, window: int) -> Anchors:
         room = count
 
 
-@compiled
+@compile_nogil
 def _anchors(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],

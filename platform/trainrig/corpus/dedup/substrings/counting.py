@@ -28,19 +28,19 @@ def count_anchors(
         anchors = anchors_of(data, settings.min_bytes)
         records = np.empty(len(anchors.keys_A), ANCHOR)
         records["key"], records["count"] = anchors.keys_A, anchors.counts_A
-        counted.append(key_file.merged(records))
-    found = key_file.merged(np.concatenate(counted))
+        counted.append(key_file.merge_records(records))
+    found = key_file.merge_records(np.concatenate(counted))
     key_file.save(path, found)
     return {"bytes": size, "distinct": len(found)}
 
 
-def repeated_anchors(paths: Sequence[str], part: int, parts: int, path: str) -> dict[str, int]:
+def find_repeated_anchors(paths: Sequence[str], part: int, parts: int, path: str) -> dict[str, int]:
     """Phase 2: which anchors come more than once, in range `part` of the keys, to `path`.
 
     `paths` are those of phase 1, of all splits. Returns how many are `repeated`, and how often
     they are there in all (`copies`): `partitions_for` goes by that.
     """
-    found = key_file.merged(key_file.load(paths, ANCHOR, part, parts))
+    found = key_file.merge_records(key_file.load(paths, ANCHOR, part, parts))
     repeated = found[found["count"] > 1]
     key_file.save(path, repeated)
     return {"repeated": len(repeated), "copies": int(repeated["count"].sum())}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Bytes:
     starts_D1: NDArray[np.int64]  # where each starts; last, the end
 
     @classmethod
-    def joined(cls, parts: Sequence["Bytes"]) -> "Bytes":
+    def concatenate(cls, parts: Sequence["Bytes"]) -> "Bytes":
         """Those of all parts, one after the other."""
         lengths = [np.zeros(1, np.int64), *(np.diff(part.starts_D1) for part in parts)]
         data = [np.empty(0, np.uint8), *(part.data for part in parts)]
@@ -32,8 +32,8 @@ def bytes_of(texts: Sequence[str]) -> Bytes:
     return Bytes(np.frombuffer(b"".join(encoded), np.uint8), starts)
 
 
-@compiled
-def copied(
+@compile_nogil
+def copy_spans(
     data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
     """The spans of `data`, one after the other."""

@@ -15,7 +15,7 @@ from trainrig.corpus.dedup import key_file, sliced_file
 from trainrig.corpus.dedup.sliced_file import Records
 from trainrig.corpus.dedup.substrings.anchors import Anchors, anchors_of
 from trainrig.corpus.dedup.substrings.counting import ANCHOR
-from trainrig.corpus.dedup.substrings.flat import Bytes, bytes_of, copied
+from trainrig.corpus.dedup.substrings.flat import Bytes, bytes_of, copy_spans
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 
 Batch = tuple[Sequence[str], NDArray[np.int64]]
@@ -57,11 +57,11 @@ def gather_pieces(
     for texts, numbers_of in batches:
         encoded.append(bytes_of(texts))
         numbers.append(numbers_of)
-    data = Bytes.joined(encoded)
+    data = Bytes.concatenate(encoded)
     pieces, bounds = _pieces(anchors_of(data, settings.min_bytes), repeated, partitions, settings)
     pieces["number"] = np.concatenate(numbers)[pieces["document"]]
     begins = data.starts_D1[pieces["document"]] + pieces["start"]
-    gathered = copied(data.data, begins, begins + pieces["length"])
+    gathered = copy_spans(data.data, begins, begins + pieces["length"])
     storage.write(texts_of(path), gathered.data)
     sliced_file.save(path, pieces, bounds)
     return {"pieces": len(pieces), "bytes": len(gathered)}

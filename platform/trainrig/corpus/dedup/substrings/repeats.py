@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import sliced_file
 from trainrig.corpus.dedup.sliced_file import Records
-from trainrig.corpus.dedup.substrings.flat import copied
+from trainrig.corpus.dedup.substrings.flat import copy_spans
 from trainrig.corpus.dedup.substrings.pieces import PIECE, most_bytes, texts_of
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
-from trainrig.corpus.dedup.substrings.spans import SPAN, united
+from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
 # What may be said of a byte: that a window starts at it; that as many bytes are the same as at the
 # suffix before it in the order; that its window was there before, in the text.
@@ -53,7 +53,7 @@ def find_repeats(
         for other in others:
             both = one.beside(_Text.of(pieces, other))
             found.append(_repeats(both, settings.min_bytes))
-    spans = united(np.concatenate(found))
+    spans = unite_spans(np.concatenate(found))
     bounds = np.searchsorted(spans["split"], np.arange(len(pieces) + 1))
     sliced_file.save(path, spans, bounds.astype(np.int64))
     return {"bytes": size, "arrays": len(found) - 1}
@@ -136,7 +136,7 @@ class _Text:
         same = pieces["number"][1:] == pieces["number"][:-1]
         overlap[1:] = np.where(same, ends[:-1] - pieces["start"][1:], -1)
         begins = pieces["at"] + np.maximum(overlap, 0)
-        data = copied(data, begins, pieces["at"] + pieces["length"])
+        data = copy_spans(data, begins, pieces["at"] + pieces["length"])
         heads = np.flatnonzero(np.concatenate([[True], overlap[1:] < 0]))
         tails = np.append(heads[1:], len(pieces)) - 1
         merged = pieces[heads]
@@ -162,7 +162,7 @@ def _repeats(text: _Text, window: int) -> Records:
     return spans
 
 
-@compiled
+@compile_nogil
 def _mark(
     data: NDArray[np.uint8],
     order: NDArray[np.int32],
@@ -186,7 +186,7 @@ def _mark(
     return state
 
 
-@compiled
+@compile_nogil
 def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], window: int) -> None:
     """Note the repeats among suffixes that begin with the same bytes."""
     first = len(state)
@@ -199,7 +199,7 @@ def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], w
             state[place] |= _REPEAT
 
 
-@compiled
+@compile_nogil
 def _compare(
     data: NDArray[np.uint8], order: NDArray[np.int32], state: NDArray[np.uint8], window: int
 ) -> None:
@@ -227,7 +227,7 @@ def _compare(
         shared = max(shared - 1, 0)
 
 
-@compiled
+@compile_nogil
 def _runs(
     state: NDArray[np.uint8], bounds: NDArray[np.int64], window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

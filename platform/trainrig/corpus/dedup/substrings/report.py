@@ -37,7 +37,7 @@ def save_repeated_texts(path: str, repeated_texts: Sequence[bytes]) -> None:
         repeated_text[:EXCERPT].ljust(EXCERPT, b"\0") for repeated_text in repeated_texts
     )
     records["excerpt"] = np.frombuffer(excerpts, f"V{EXCERPT}")
-    key_file.save(path, key_file.merged(records))
+    key_file.save(path, key_file.merge_records(records))
 
 
 def read_repeated_texts(
@@ -53,16 +53,16 @@ def read_repeated_texts(
     frequent: list[RepeatedText] = []
     long: list[RepeatedText] = []
     for part in range(parts):
-        records = key_file.merged(key_file.load(paths, REPEATED_TEXT, part, parts))
+        records = key_file.merge_records(key_file.load(paths, REPEATED_TEXT, part, parts))
         for top, first, second in ((frequent, "count", "length"), (long, "length", "count")):
             order = np.lexsort((records["key"], -records[second], -records[first]))[:most]
-            top += map(_repeated_text, records[order])
+            top += map(_read_repeated_text, records[order])
     return {
         "frequent": sorted(frequent, key=lambda p: (-p.copies, -p.length, p.excerpt))[:most],
         "long": sorted(long, key=lambda p: (-p.length, -p.copies, p.excerpt))[:most],
     }
 
 
-def _repeated_text(record: np.void) -> RepeatedText:
+def _read_repeated_text(record: np.void) -> RepeatedText:
     text = bytes(record["excerpt"])[: int(record["length"])]
     return RepeatedText(int(record["count"]), int(record["length"]), text.decode("utf-8", "ignore"))

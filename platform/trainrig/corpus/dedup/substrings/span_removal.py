@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import sliced_file
 from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 from trainrig.corpus.dedup.substrings.flat import bytes_of
 from trainrig.corpus.dedup.substrings.report import save_repeated_texts
-from trainrig.corpus.dedup.substrings.spans import SPAN, united
+from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
 
 def cut_substrings(
@@ -30,7 +30,7 @@ def cut_substrings(
     Returns `documents`, `bytes`, each also as `…_cut`, and `spans_cut`.
     """
     found = [sliced_file.load(each, SPAN, split, split + 1) for each in repeats]
-    spans = united(np.concatenate([np.empty(0, SPAN), *found]))
+    spans = unite_spans(np.concatenate([np.empty(0, SPAN), *found]))
     columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     cut: list[bytes] = []
     documents = size = 0
@@ -65,7 +65,7 @@ def cut_substrings(
     }
 
 
-@compiled
+@compile_nogil
 def _whole(
     data: NDArray[np.uint8],
     document_starts: NDArray[np.int64],

@@ -3,24 +3,24 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.sliced_file import Records
 
 SPAN = np.dtype([("split", "<i8"), ("document", "<i8"), ("start", "<i8"), ("end", "<i8")])
 
 
-def united(spans: Records) -> Records:
+def unite_spans(spans: Records) -> Records:
     """The spans in the order of splits, documents and places; what touches or overlaps is one."""
     spans = spans[np.lexsort((spans["start"], spans["document"], spans["split"]))]
     columns = [np.ascontiguousarray(spans[name]) for name in SPAN.names or ()]
-    heads, ends = _united(*columns)
+    heads, ends = _find_overlap_runs(*columns)
     spans = spans[heads]
     spans["end"] = ends
     return spans
 
 
-@compiled
-def _united(
+@compile_nogil
+def _find_overlap_runs(
     splits: NDArray[np.int64],
     documents: NDArray[np.int64],
     starts: NDArray[np.int64],

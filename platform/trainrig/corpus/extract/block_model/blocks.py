@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.extract.block_model.words import TOPICS
 
 TEXT, PARAGRAPH, H1, H2, H3, H4, ITEM, CODE, ROW = range(9)  # kinds of block; H4 to H6 are one
@@ -77,12 +77,14 @@ class PageBlocks:
         self.spans = np.empty((room, 2), np.int64)  # bytes of `html`, end exclusive
         self.numbers = np.zeros((room, WIDTH), np.int32)
         self.digests = np.empty(room, np.uint64)  # of the words: the same text, the same digest
-        count = cut(data, keys, topics, title_bits, self.spans, self.numbers, self.digests)
+        count = cut_into_blocks(
+            data, keys, topics, title_bits, self.spans, self.numbers, self.digests
+        )
         self.spans, self.numbers = self.spans[:count], self.numbers[:count]
         self.digests = self.digests[:count]
 
 
-@compiled
+@compile_nogil
 def word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
     """FNV-1a with one more byte, folded to lower case (ASCII, and Latin-1 as UTF-8 writes it)."""
     if 65 <= byte <= 90 or (before == 0xC3 and 0x80 <= byte <= 0x9E):
@@ -90,13 +92,13 @@ def word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
     return (hash_ ^ np.uint64(byte)) * _FNV_PRIME
 
 
-@compiled
+@compile_nogil
 def is_word_byte(byte: int) -> bool:
     """Whether `byte` is part of a word: a letter or a digit, or not ASCII."""
     return byte >= 128 or 97 <= byte <= 122 or 65 <= byte <= 90 or 48 <= byte <= 57
 
 
-@compiled
+@compile_nogil
 def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
     """Set the bit of each word of `text`."""
     hash_, length, before = _FNV_START, 0, 0
@@ -111,7 +113,7 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
         before = byte
 
 
-@compiled
+@compile_nogil
 def hash_of(text: NDArray[np.uint8]) -> np.uint64:
     """The hash of `text` as one word."""
     hash_, before = _FNV_START, 0
@@ -137,7 +139,7 @@ def _word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     return keys, topics
 
 
-@compiled
+@compile_nogil
 def after_tag(html: NDArray[np.uint8], i: int) -> int:
     """The first byte after the tag that `i` is in. A ">" within quotation marks does not end it."""
     quote = 0
@@ -150,7 +152,7 @@ def after_tag(html: NDArray[np.uint8], i: int) -> int:
     return min(i + 1, len(html))
 
 
-@compiled
+@compile_nogil
 def after_entity(html: NDArray[np.uint8], i: int) -> int:
     """The first byte after the entity whose "&" stands before `i`; `i` itself if it is none."""
     for at in range(i, min(i + 10, len(html))):
@@ -159,7 +161,7 @@ def after_entity(html: NDArray[np.uint8], i: int) -> int:
     return i
 
 
-@compiled
+@compile_nogil
 def is_capital(byte: int, after: int) -> bool:
     """Whether a word of these first bytes begins with a Latin, Greek or Cyrillic capital."""
     return (
@@ -170,7 +172,7 @@ def is_capital(byte: int, after: int) -> bool:
     )
 
 
-@compiled
+@compile_nogil
 def count_word(
     row: NDArray[np.int32],
     hash_: np.uint64,
@@ -190,7 +192,7 @@ def count_word(
         slot = (slot + 1) & (_SLOTS - 1)
 
 
-@compiled
+@compile_nogil
 def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
     """Fill in what a block's last two signs (code points) say."""
     quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
@@ -208,7 +210,7 @@ def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
     row[ENDS_ELLIPSIS] = last == 0x2026 or (last == 46 and last_but_one == 46)
 
 
-@compiled
+@compile_nogil
 def kind_of(code: bool, heading: int, list_depth: int, paragraph: bool) -> int:
     """The kind of a block that begins inside these elements."""
     if code:
@@ -220,8 +222,8 @@ def kind_of(code: bool, heading: int, list_depth: int, paragraph: bool) -> int:
     return PARAGRAPH if paragraph else TEXT
 
 
-@compiled
-def cut(
+@compile_nogil
+def cut_into_blocks(
     html: NDArray[np.uint8],
     keys: NDArray[np.uint64],
     topics: NDArray[np.int32],

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.extract.block_model.blocks import (
     CHARACTERS,
     ENDS_SENTENCE,
@@ -40,12 +40,12 @@ def features(blocks: PageBlocks) -> NDArray[np.int32]:
     return result
 
 
-@compiled
+@compile_nogil
 def _share(part: int, whole: int) -> int:
     return 1000 * part // whole if whole > 0 else 0
 
 
-@compiled
+@compile_nogil
 def fill(
     numbers: NDArray[np.int32],
     sorted_digests: NDArray[np.uint64],

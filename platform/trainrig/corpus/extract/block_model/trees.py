@@ -12,7 +12,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 LEAF: Final = -1  # in place of a feature
 SCALE: Final = 10_000  # of the leaves: a sum of 10,000 is a log-odds of 1
@@ -88,7 +88,7 @@ def measure(
         depths[tree] = depth
 
 
-@compiled
+@compile_nogil
 def add_up(
     rows: NDArray[np.int32],
     roots: NDArray[np.int32],

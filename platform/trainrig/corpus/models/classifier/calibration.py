@@ -25,7 +25,7 @@ class Sigmoid(NamedTuple):
         return 1 / (1 + np.exp(-np.clip(self.slope * raw + self.shift, -500, 500)))
 
 
-def fitted(raw: Reals, labels: Labels) -> Sigmoid:
+def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
     """The sigmoid that makes `labels` likeliest (Platt 1999), by Newton's method.
 
     Labels are drawn in a little, by (n + 1) / (n + 2), as Platt does: else scores that part the

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import batch_of
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, mixed
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, mix_bits
 from trainrig.corpus.signals.text_arrays.words import words_of
 
 Weights = NDArray[np.float32]
@@ -39,7 +39,7 @@ def features_of(texts: Sequence[str], languages: Sequence[str]) -> Features:
     return Features(words.hashes_W, words.firsts_D1)
 
 
-def joined(parts: Sequence[Features]) -> Features:
+def concatenate_features(parts: Sequence[Features]) -> Features:
     """Features of several batches of texts as of one."""
     counts = [np.diff(part.firsts_D1) for part in parts]
     firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
@@ -79,12 +79,12 @@ def learn(
     return weights
 
 
-@compiled
+@compile_nogil
 def _bucket(key: np.uint64, buckets: int) -> np.int64:
-    return np.int64(mixed(key) & np.uint64(buckets - 1))
+    return np.int64(mix_bits(key) & np.uint64(buckets - 1))
 
 
-@compiled
+@compile_nogil
 def _evidence_of(
     hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
 ) -> tuple[float, int]:
@@ -100,7 +100,7 @@ def _evidence_of(
     return total / np.sqrt(max(count, 1)), count
 
 
-@compiled
+@compile_nogil
 def _evidence(
     hashes: NDArray[np.uint64],
     firsts: NDArray[np.int64],
@@ -115,7 +115,7 @@ def _evidence(
             found[text] = total
 
 
-@compiled
+@compile_nogil
 def _learn(
     hashes: NDArray[np.uint64],
     firsts: NDArray[np.int64],

@@ -14,19 +14,19 @@ from trainrig.corpus.models.array_file import open_arrays, write_arrays
 from trainrig.corpus.models.classifier.calibration import (
     Sigmoid,
     area,
-    fitted,
+    fit_sigmoid,
     reliability,
     thresholds,
 )
 from trainrig.corpus.models.classifier.linear import (
     Features,
     Weights,
+    concatenate_features,
     evidence,
     features_of,
-    joined,
     learn,
 )
-from trainrig.corpus.models.scores import Scores, quantised
+from trainrig.corpus.models.scores import Scores, quantise_scores
 from trainrig.errors import DataError
 
 KIND = "classifier"
@@ -65,7 +65,7 @@ class ClassifierModel:
         cut.
         """
         raw = evidence(features_of(texts, languages), self.weights_B, self.words)
-        return quantised(self.sigmoid(raw))
+        return quantise_scores(self.sigmoid(raw))
 
     def save(self, path: str) -> None:
         """Write the model."""
@@ -89,7 +89,7 @@ def train(
     """
     wanted = _Sided("positives", positives, learning)
     others = _Sided("negatives", negatives, learning)
-    learnt = joined([wanted.learnt, others.learnt])
+    learnt = concatenate_features([wanted.learnt, others.learnt])
     labels = np.repeat([True, False], [wanted.count, others.count])
     weights = learn(
         learnt,
@@ -105,8 +105,8 @@ def train(
     truths = np.repeat([True, False], [len(side) for side in raw])
     # Every second text of each kind: they are in the order of the files.
     fitting = np.concatenate([np.arange(len(side)) % 2 == 0 for side in raw])
-    sigmoid = fitted(scores[fitting], truths[fitting])
-    probabilities, truths = quantised(sigmoid(scores[~fitting])), truths[~fitting]
+    sigmoid = fit_sigmoid(scores[fitting], truths[fitting])
+    probabilities, truths = quantise_scores(sigmoid(scores[~fitting])), truths[~fitting]
     facts = {
         "positives": {"learnt": wanted.count, "held_out": len(raw[0])},
         "negatives": {"learnt": others.count, "held_out": len(raw[1])},
@@ -125,14 +125,14 @@ class _Sided:
         learnt: list[Features] = []
         held: list[Features] = []
         for batch in _batches(text for text in texts if not text.isspace() and text):
-            out = [_held_out(text, learning.held_out) for text in batch]
+            out = [_is_held_out(text, learning.held_out) for text in batch]
             languages, _ = identify_all(batch)
             for into, of in ((learnt, False), (held, True)):
                 chosen = [number for number, each in enumerate(out) if each is of]
                 into.append(features_of([batch[n] for n in chosen], [languages[n] for n in chosen]))
         if not learnt:
             raise DataError(f"{name}: no text, so there is nothing to learn from; name some")
-        self.learnt, self.held = joined(learnt), joined(held)
+        self.learnt, self.held = concatenate_features(learnt), concatenate_features(held)
         self.count = len(self.learnt.firsts_D1) - 1
         held_out = len(self.held.firsts_D1) - 1
         if not self.count or held_out < LEAST_HELD_OUT:
@@ -142,7 +142,7 @@ class _Sided:
             )
 
 
-def _held_out(text: str, share: float) -> bool:
+def _is_held_out(text: str, share: float) -> bool:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 

@@ -80,7 +80,7 @@ def read_arpa(path: str) -> tuple[Trie, list[str]]:
     for n in range(len(levels) - 1, 1, -1):
         levels[n - 1] = _with_parts(levels[n - 1], levels[n])
     for n in range(1, len(levels)):
-        levels[n] = _filled(levels[n], levels[n - 1])
+        levels[n] = _fill_by_backoff(levels[n], levels[n - 1])
     return _trie(levels), vocabulary
 
 
@@ -112,7 +112,9 @@ def _sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
             continue
         name, _, size = line.partition(b"=")
         if name.split() != [b"ngram", b"%d" % (len(sizes) + 1)] or not size.strip().isdigit():
-            raise DataError(f"{path}:{number}: `{_shown(line)}`, but ngram {len(sizes) + 1}=… here")
+            raise DataError(
+                f"{path}:{number}: `{_shorten_line(line)}`, but ngram {len(sizes) + 1}=… here"
+            )
         sizes.append(int(size))
     if not 1 <= len(sizes) <= LONGEST:
         raise DataError(f"{path}: of order {len(sizes)}; orders 1 to {LONGEST} can be read")
@@ -128,7 +130,9 @@ def _level(
     for number, line in lines:
         if line:
             if line != b"\\%d-grams:" % order:
-                raise DataError(f"{path}:{number}: `{_shown(line)}`, but \\{order}-grams: here")
+                raise DataError(
+                    f"{path}:{number}: `{_shorten_line(line)}`, but \\{order}-grams: here"
+                )
             break
     place = 0
     for number, line in lines:
@@ -142,8 +146,8 @@ def _level(
             level.back_offs_M[place] = float(fields[order + 1]) if fields[order + 1 :] else 0.0
         except (ValueError, IndexError):
             raise DataError(
-                f"{path}:{number}: `{_shown(line)}` is not a number, {order} words and, below the "
-                f"highest order, a number; or more than the {size:,} said to come"
+                f"{path}:{number}: `{_shorten_line(line)}` is not a number, {order} words and, "
+                f"below the highest order, a number; or more than the {size:,} said to come"
             ) from None
         except KeyError as error:
             word = error.args[0].decode("utf-8", "replace")
@@ -160,7 +164,7 @@ def _id(ids: dict[bytes, int], word: bytes, new: bool) -> int:
     return ids.setdefault(b"<unk>" if word == b"<UNK>" else word, len(ids))
 
 
-def _shown(line: bytes) -> str:
+def _shorten_line(line: bytes) -> str:
     text = line.decode("utf-8", "replace")
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -194,7 +198,7 @@ def _with_parts(level: _Level, above: _Level) -> _Level:
     )
 
 
-def _filled(level: _Level, below: _Level) -> _Level:
+def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
     """`level` with the values that backing off to `below` gives where none are known."""
     unknown = np.flatnonzero(np.isnan(level.logs_M))
     if not len(unknown):

@@ -45,7 +45,7 @@ class Counter:
         if self._words >= self._chunk:
             self._write()
 
-    def counted(self) -> tuple[Ids, Counts]:
+    def sum_counts(self) -> tuple[Ids, Counts]:
         """The n-grams [n, M], last word first and so sorted, and how often each came."""
         if self._words:
             self._write()

@@ -57,7 +57,7 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
     below = _Sorted(levels[0].words_nM, np.arange(len(lowest)), np.arange(0))
     tables = [below]
     for level, discount, need in zip(levels[1:], discounts[1:], least[1:], strict=True):
-        table = _sorted(level, below)
+        table = _sort_level(level, below)
         shares, back_off = _shares(level, table, discount, need, below.words_nM.shape[1])
         of_context = np.empty_like(shares)
         of_context[table.places_M] = back_off[table.contexts_M]
@@ -81,7 +81,7 @@ class _Sorted(NamedTuple):
     contexts_M: Places  # where the table below has each, less its last word
 
 
-def _sorted(level: Level, below: _Sorted) -> _Sorted:
+def _sort_level(level: Level, below: _Sorted) -> _Sorted:
     places = in_order(pack(level.words_nM))
     words = level.words_nM[:, places]
     return _Sorted(words, places, contexts_of(words, below.words_nM))
@@ -90,14 +90,14 @@ def _sorted(level: Level, below: _Sorted) -> _Sorted:
 def _lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
     """Probabilities of single words. That of `<s>`, which is given, is 1 by convention."""
     total = max(1, int(level.counts_M.sum()))
-    taken = _taken(level.counts_M, discount)
+    taken = _look_up_discounts(level.counts_M, discount)
     left = float(taken.sum()) / total if level.counts_M.any() else 1.0
     found = (level.counts_M - taken) / total + left / (len(taken) - 1)
     found[BEGIN] = 1.0
     return found
 
 
-def _taken(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
+def _look_up_discounts(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
     return np.array([0.0, *discount])[np.minimum(counts_M, 3)]
 
 
@@ -108,7 +108,7 @@ def _shares(
     each of `contexts` contexts leaves to shorter ones, in prefix order."""
     counts = level.counts_M[table.places_M]
     left_out = level.seen_M[table.places_M] < need
-    taken = np.where(left_out, counts, _taken(counts, discount))
+    taken = np.where(left_out, counts, _look_up_discounts(counts, discount))
     totals = np.bincount(table.contexts_M, counts, contexts)
     mass = np.bincount(table.contexts_M, taken, contexts)
     back_off = np.divide(mass, totals, out=np.ones(contexts), where=totals > 0)

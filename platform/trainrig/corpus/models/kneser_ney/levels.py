@@ -24,7 +24,7 @@ class Level(NamedTuple):
 
 
 def levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Level]:
-    """The levels of orders 1, 2, … n, by what `Counter.counted` gave.
+    """The levels of orders 1, 2, … n, by what `Counter.sum_counts` gave.
 
     The lowest has all `vocabulary` words, also those that never came.
     """

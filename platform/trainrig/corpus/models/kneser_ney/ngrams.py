@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 UNKNOWN, BEGIN, END = 0, 1, 2
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -34,10 +34,10 @@ def pack(words_nM: Ids) -> NgramKeys:
     """The keys of n-grams by their words, the first of which counts most."""
     none = np.zeros(words_nM.shape[1], np.uint64)
     padded = [*words_nM, *[none] * (LONGEST - len(words_nM))]
-    return NgramKeys(_packed(padded[:IDS_PER_KEY]), _packed(padded[IDS_PER_KEY:]))
+    return NgramKeys(_pack_words(padded[:IDS_PER_KEY]), _pack_words(padded[IDS_PER_KEY:]))
 
 
-def _packed(words: list[Ids]) -> Keys:
+def _pack_words(words: list[Ids]) -> Keys:
     key = words[0].astype(np.uint64)
     for word in words[1:]:
         key = key << np.uint64(BITS) | word.astype(np.uint64)
@@ -65,13 +65,13 @@ def contexts_of(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
     contexts = words_nM[:-1]
     new = np.ones(contexts.shape[1], np.bool_)
     new[1:] = (contexts[:, 1:] != contexts[:, :-1]).any(axis=0)
-    places = _found(np.ascontiguousarray(contexts[:, new]), np.ascontiguousarray(below_nM))
+    places = _find_n_grams(np.ascontiguousarray(contexts[:, new]), np.ascontiguousarray(below_nM))
     found: NDArray[np.int64] = places[np.cumsum(new) - 1]
     return found
 
 
-@compiled
-def _found(wanted_nM: Ids, there_nM: Ids) -> NDArray[np.int64]:
+@compile_nogil
+def _find_n_grams(wanted_nM: Ids, there_nM: Ids) -> NDArray[np.int64]:
     order, count = wanted_nM.shape
     found = np.empty(count, np.int64)
     place = 0

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, LONGEST, Ids
 
 NEVER = -100.0  # log10 of what has no probability, or leaves none, as KenLM takes it
@@ -83,7 +83,7 @@ class Trie(NamedTuple):
             yield words, logs, back_offs
 
 
-@compiled
+@compile_nogil
 def _child(words: Ids, begin: np.int64, end: np.int64, word: np.int64) -> np.int64 | int:
     """The node among `begin` to `end` that ends with `word`, or -1."""
     last = end
@@ -96,7 +96,7 @@ def _child(words: Ids, begin: np.int64, end: np.int64, word: np.int64) -> np.int
     return begin if begin < last and words[begin] == word else -1
 
 
-@compiled
+@compile_nogil
 def _score(
     words: Ids,
     logs: Logs,

@@ -148,13 +148,15 @@ class _PlainArchive(_Archive):
                 yield held
             if head is None or (end is not None and records.start >= end):
                 return None
-            held = self.judged(records, head) if records.start >= begin else None
+            held = self.classify_record(records, head) if records.start >= begin else None
 
     def unreadable(self, position: int, reason: str) -> Unreadable:
         return Unreadable(f"{self.name}: record at byte {position}", reason)
 
-    def judged(self, records: Records, head: RecordHeader) -> _Found | None:
-        return _judged(records, self.grammar, head, f"{self.name}: record at byte {records.start}")
+    def classify_record(self, records: Records, head: RecordHeader) -> _Found | None:
+        return _classify_record(
+            records, self.grammar, head, f"{self.name}: record at byte {records.start}"
+        )
 
 
 class _PackedArchive(_Archive):
@@ -212,7 +214,7 @@ class _PackedArchive(_Archive):
 
 def _records(stream: Member | Frames, name: str, grammar: ArchiveGrammar) -> Iterator[_Found]:
     """The records of one packed stream, most often a single one. Reads the stream to its end."""
-    records = Records(stream.opened(), grammar)
+    records = Records(stream.open_stream(), grammar)
     held: _Found | None = None
     number, begun, lost = 0, "", False
     try:
@@ -220,7 +222,7 @@ def _records(stream: Member | Frames, name: str, grammar: ArchiveGrammar) -> Ite
             if held:
                 yield held
             number += 1
-            held = _judged(records, grammar, head, _where(name, stream, number))
+            held = _classify_record(records, grammar, head, _where(name, stream, number))
     except NoRecord as none:
         begun, lost = str(none), not none.args
     short = records.short
@@ -245,7 +247,7 @@ def _where(name: str, stream: Member | Frames, number: int) -> str:
     return f"{name}: record {number} of those packed together at byte {stream.start}"
 
 
-def _judged(
+def _classify_record(
     records: Records, grammar: ArchiveGrammar, head: RecordHeader, where: str
 ) -> _Found | None:
     """The record as a page, or why it is none; None for one that is ordinary, or cut short."""

@@ -71,9 +71,9 @@ class Member(io.RawIOBase):
         packed.peek(HEAD)
         first = packed.read()
         self._ready, self._given = self._unpack(first), 0
-        self.head = self._ready[:_SHOWN] or _unpacked_head(first)  # what it begins with
+        self.head = self._ready[:_SHOWN] or _unpack_member_head(first)  # what it begins with
 
-    def opened(self) -> BinaryIO:
+    def open_stream(self) -> BinaryIO:
         """A buffered stream of it, from its first byte on."""
         if self.state == "whole":  # all of it is here: the usual case
             return io.BytesIO(self._ready)
@@ -124,10 +124,10 @@ def find_member(stream: BinaryIO, position: int, wanted: Callable[[bytes], bool]
 
 def _head(stream: BinaryIO, position: int) -> bytes:
     stream.seek(position)
-    return _unpacked_head(stream.read(HEAD))
+    return _unpack_member_head(stream.read(HEAD))
 
 
-def _unpacked_head(member: bytes) -> bytes:
+def _unpack_member_head(member: bytes) -> bytes:
     """The first bytes of what a member holds, from its own; none if it is no member."""
     try:
         return zlib.decompressobj(31).decompress(member[:HEAD], _SHOWN)

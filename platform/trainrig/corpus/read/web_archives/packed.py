@@ -45,7 +45,7 @@ class Frames(io.RawIOBase):
         buffer[: len(block)] = block
         return len(block)
 
-    def opened(self) -> BinaryIO:
+    def open_stream(self) -> BinaryIO:
         """A buffered stream of it."""
         return cast(BinaryIO, io.BufferedReader(self, _BUFFER))
 

@@ -92,17 +92,17 @@ class Records:
     def block(self) -> bytes:
         """The last record's block, as far as it is there."""
         block = self._stream.read(self._left)
-        self._passed(len(block))
+        self._advance(len(block))
         self.short = self._left > 0
         return block
 
     def skip(self) -> None:
         """Pass over what was not read of the last record."""
         while self._left and (block := self._stream.read(min(self._left, _BLOCK))):
-            self._passed(len(block))
+            self._advance(len(block))
         self.short = self._left > 0
         self._left = 0
 
-    def _passed(self, count: int) -> None:
+    def _advance(self, count: int) -> None:
         self._position += count
         self._left -= count

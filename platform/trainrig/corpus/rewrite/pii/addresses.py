@@ -55,7 +55,7 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
     if not _IPV4_SHAPE.search(views.shape):
         return
     last, was_address = -1, False
-    for found in views.found(_IPV4, _IPV4_BEGIN):
+    for found in views.find_matches(_IPV4, _IPV4_BEGIN):
         start, end = found.span()
         before = views.lower[max(0, start - _LONGEST_BEFORE) : start]
         follows = last >= 0 and _AND_ANOTHER.fullmatch(views.lower, last, start)

@@ -36,7 +36,7 @@ def find(views: Views) -> Iterator[FindPosition]:
     """The places of card numbers."""
     if _SHAPE not in views.shape and not _SHAPE_IN_GROUPS.search(views.shape):
         return
-    for found in views.found(_CARD, _BEGIN):
+    for found in views.find_matches(_CARD, _BEGIN):
         digits = found.group().replace(" ", "").replace("-", "")
         if not passes_luhn(digits):
             continue

@@ -28,7 +28,7 @@ def find(views: Views) -> Iterator[FindPosition]:
     """The places of social security numbers."""
     if not _SHAPE.search(views.shape):
         return
-    for found in views.found(_SSN, _BEGIN):
+    for found in views.find_matches(_SSN, _BEGIN):
         start = found.start()
         if re.sub("[ -]", "", found.group()) in _ADVERTISED:
             continue

@@ -37,7 +37,9 @@ class Views:
         """Digits as "0", letters of ASCII as "a"."""
         return self.raw.translate(_SHAPES)
 
-    def found(self, pattern: re.Pattern[str], begin: re.Pattern[bytes]) -> Iterator[re.Match[str]]:
+    def find_matches(
+        self, pattern: re.Pattern[str], begin: re.Pattern[bytes]
+    ) -> Iterator[re.Match[str]]:
         """What `pattern.finditer` yields; `begin` matches the shape wherever a find can begin.
 
         `begin` should match a single entry: what it takes, no other can begin in.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import characters
 
 
@@ -28,7 +28,7 @@ def batch_of(texts: Sequence[str]) -> TextBatch:
     return TextBatch(codes, classes, starts)
 
 
-@compiled
+@compile_nogil
 def _look_up(
     codes: NDArray[np.uint32], table: NDArray[np.uint16], classes: NDArray[np.uint16]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 
 # FNV-1a's offset and prime; what mixes is the finaliser of splitmix64 (Steele et al. 2014).
 SEED = np.uint64(0xCBF29CE484222325)
@@ -27,13 +27,13 @@ class Seen(NamedTuple):
     counts: NDArray[np.int32]
 
 
-def seen_table(most: int) -> Seen:
+def allocate_seen(most: int) -> Seen:
     """Room for `most` keys, half filled at the most."""
     size = int(table_size(max(1, most)))
     return Seen(np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int32))
 
 
-@compiled
+@compile_nogil
 def table_size(keys: int) -> int:
     """The power of two from twice as many places as `keys`."""
     size = 2
@@ -42,24 +42,24 @@ def table_size(keys: int) -> int:
     return size
 
 
-@compiled
-def mixed(value: np.uint64) -> np.uint64:
+@compile_nogil
+def mix_bits(value: np.uint64) -> np.uint64:
     """A hash all of whose bits depend on all of `value`'s."""
     value = (value ^ (value >> _30)) * _FIRST
     value = (value ^ (value >> _27)) * _SECOND
     return value ^ (value >> _31)
 
 
-@compiled
+@compile_nogil
 def hash_of(codes: NDArray[np.uint32], start: int, end: int) -> np.uint64:
     """The hash of the characters `start` to `end`."""
     found = SEED
     for place in range(start, end):
         found = (found ^ np.uint64(codes[place])) * PRIME
-    return mixed(found)
+    return mix_bits(found)
 
 
-@compiled
+@compile_nogil
 def count_again(
     keys: NDArray[np.uint64],
     stamps: NDArray[np.int64],

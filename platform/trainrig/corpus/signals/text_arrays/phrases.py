@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import CAPITAL_I_WITH_DOT
 
 LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
@@ -30,7 +30,7 @@ _CASE = np.uint32(0x20)  # the bit that parts a capital letter of ASCII from its
 _KELVIN = np.uint32(0x212A)  # the only sign beyond ASCII whose small letter is one of those: "k"
 
 
-@compiled
+@compile_nogil
 def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     """False where no three signs in a row are three that a phrase has."""
     some = codes[start:end]
@@ -48,7 +48,7 @@ def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     return found > 0
 
 
-@compiled
+@compile_nogil
 def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
     """The flags of all phrases from `start` to `end`; `lower` is the table of small letters."""
     found = 0

@@ -8,13 +8,13 @@ space after them.
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import CLOSING, SENTENCE_END, SMALL, SPACE
 
 _FULL_WIDTH = 0x3000  # the first code point of those
 
 
-@compiled
+@compile_nogil
 def sentences_in(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
 ) -> int:

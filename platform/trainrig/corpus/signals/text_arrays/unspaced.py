@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import IDEOGRAM, MARK, SYLLABLE, SYMBOL
 
 # Codes of lid.176: Japanese, Khmer, Lao, Burmese, Thai, Wu, Cantonese, Chinese. Not Tibetan, which
@@ -30,8 +30,8 @@ def are_unspaced(languages: Sequence[str]) -> NDArray[np.bool_]:
     return np.fromiter((language in UNSPACED for language in languages), bool, len(languages))
 
 
-@compiled
-def unspaced_end(classes: NDArray[np.uint16], start: int, end: int) -> int:
+@compile_nogil
+def find_unspaced_end(classes: NDArray[np.uint16], start: int, end: int) -> int:
     """Where the word that starts at `start` ends by this rule; `end` is the next white space."""
     script = classes[start] & (IDEOGRAM | SYLLABLE)
     place = start + 1

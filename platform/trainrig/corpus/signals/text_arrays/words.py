@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import (
     CAPITAL_I_WITH_DOT,
@@ -23,8 +23,8 @@ from trainrig.corpus.signals.text_arrays.characters import (
     SPACE,
     characters,
 )
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
-from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, unspaced_end
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
+from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, find_unspaced_end
 
 
 class BatchWords(NamedTuple):
@@ -47,13 +47,13 @@ def words_of(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
     firsts = np.zeros(len(batch.starts_D1), np.int64)
     unspaced = are_unspaced(languages)
     lower = characters().lower
-    _split(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
+    _split_text_words(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
     count = int(firsts[-1])
     return BatchWords(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)
 
 
-@compiled
-def _split(
+@compile_nogil
+def _split_text_words(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     starts: NDArray[np.int64],
@@ -78,7 +78,7 @@ def _split(
                 stop = place + 1
                 while stop < end and classes[stop] & SPACE == 0:
                     stop += 1
-                stop = unspaced_end(classes, place, stop)
+                stop = find_unspaced_end(classes, place, stop)
             found, seen, first = SEED, np.uint16(0), place
             length = 0
             while place < stop and classes[place] & SPACE == 0:
@@ -93,7 +93,7 @@ def _split(
                 seen |= classes[place]
                 place += 1
             length += place - first
-            hashes[word] = mixed(found)
+            hashes[word] = mix_bits(found)
             before[word + 1] = before[word] + length
             ends[word] = place
             lettered[word] = seen & LETTER != 0
@@ -101,7 +101,7 @@ def _split(
         firsts[text + 1] = word
 
 
-@compiled
+@compile_nogil
 def _lower_sigma(classes: NDArray[np.uint16], start: int, place: int, end: int) -> int:
     """The sigma that `str.lower` writes for the capital at `place` of the text `start` to `end`."""
     left = place - 1
