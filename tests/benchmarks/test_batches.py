@@ -24,7 +24,7 @@ from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.groups import group_by_decay
 from trainrig.tokens.batches import read_local_batch
-from trainrig.tokens.mixing.mixture import Mixture, carried
+from trainrig.tokens.mixing.mixture import Mixture, carry_over
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
@@ -207,11 +207,11 @@ def test_building_mixtures_costs_tenths_of_a_second():
     dice = random.Random(0)
     weights = {f"source-{number}": dice.random() + 0.01 for number in range(30)}
     plain = cpu_seconds(lambda n: Mixture.of(weights | {"other": 0.5 + n / 1000}), 5)
-    owed = Mixture.of(weights).owed_after(12_345)
+    owed = Mixture.of(weights).compute_owed_after(12_345)
 
     def changed(number):
         new = {source: weight + number / 997 for source, weight in weights.items()}
-        return Mixture.of(new, carried(owed, new))
+        return Mixture.of(new, carry_over(owed, new))
 
     tell(
         benchmark="a mixture of 30 sources, 100,000 slots: CPU seconds to build",

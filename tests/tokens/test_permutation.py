@@ -6,35 +6,35 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.tokens.permutation import permuted
+from trainrig.tokens.permutation import permute_indices
 
 
 @tries(deadline=None)
 @given(st.integers(1, 3_000), st.text(max_size=5))
 def test_a_permutation_takes_each_number_to_another_one(size, key):
-    assert sorted(permuted(np.arange(size), size, key)) == list(range(size))
+    assert sorted(permute_indices(np.arange(size), size, key)) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 4_096, 65_537, 104_729])
 def test_sizes_at_the_edges_of_the_network_are_permuted_whole(size):
-    assert (np.sort(permuted(np.arange(size), size, "k")) == np.arange(size)).all()
+    assert (np.sort(permute_indices(np.arange(size), size, "k")) == np.arange(size)).all()
 
 
 def test_a_permutation_is_computed_number_by_number():
-    whole = permuted(np.arange(1_000), 1_000, "k")
+    whole = permute_indices(np.arange(1_000), 1_000, "k")
     some = np.array([999, 3, 3, 512])
-    assert (permuted(some, 1_000, "k") == whole[some]).all()
+    assert (permute_indices(some, 1_000, "k") == whole[some]).all()
 
 
 def test_a_permutation_of_very_many_needs_no_memory():
     size = 10**15 + 37
     ends = np.array([0, 1, size - 2, size - 1])
-    found = permuted(ends, size, "k")
+    found = permute_indices(ends, size, "k")
     assert len(set(found.tolist())) == 4 and ((found >= 0) & (found < size)).all()
 
 
 def test_another_key_gives_another_permutation():
-    permutations = {tuple(permuted(np.arange(100), 100, f"{key}")) for key in range(50)}
+    permutations = {tuple(permute_indices(np.arange(100), 100, f"{key}")) for key in range(50)}
     assert len(permutations) == 50
 
 
@@ -44,7 +44,7 @@ def test_every_place_is_as_likely(size):
     keys = 500
     counts = np.zeros((size, size))
     for key in range(keys):
-        counts[np.arange(size), permuted(np.arange(size), size, str(key))] += 1
+        counts[np.arange(size), permute_indices(np.arange(size), size, str(key))] += 1
     expected = keys / size
     degrees = (size - 1) ** 2
     chi_squared = ((counts - expected) ** 2 / expected).sum()
@@ -54,7 +54,7 @@ def test_every_place_is_as_likely(size):
 def test_neighbours_do_not_stay_neighbours():
     """Chance leaves two pairs side by side, and a third of the size between the two of a pair."""
     size = 100_000
-    steps = np.diff(permuted(np.arange(size), size, "k"))
+    steps = np.diff(permute_indices(np.arange(size), size, "k"))
     assert (np.abs(steps) == 1).sum() < 20
     assert abs(np.abs(steps).mean() / size - 1 / 3) < 0.01
 
@@ -80,12 +80,23 @@ def permuted_one_by_one(number: int, size: int, key: str) -> int:
 def test_permutations_agree_with_a_twin_that_takes_one_number_at_a_time(size, key, data):
     index = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
     expected = [permuted_one_by_one(number, size, key) for number in index]
-    assert permuted(np.array(index, dtype=np.int64), size, key).tolist() == expected
+    assert permute_indices(np.array(index, dtype=np.int64), size, key).tolist() == expected
 
 
 def test_permutations_are_the_same_as_ever():
     # Written down once: a change would alter the order of every run's data.
-    assert permuted(np.arange(10), 10, "0\n0\nweb").tolist() == [2, 8, 9, 7, 3, 4, 6, 1, 5, 0]
+    assert permute_indices(np.arange(10), 10, "0\n0\nweb").tolist() == [
+        2,
+        8,
+        9,
+        7,
+        3,
+        4,
+        6,
+        1,
+        5,
+        0,
+    ]
 
 
 # --- mixtures

@@ -16,7 +16,7 @@ from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import normalised
+from trainrig.tokens.held_out import normalise_url
 from trainrig.tokens.packing.plans import PackingPlan
 from trainrig.tokens.prepare import BATCH_ROWS, QUARANTINE, Tokenization, tokenize
 from trainrig.tokens.shards.shard_files import ENDINGS
@@ -244,7 +244,7 @@ def test_no_url_is_in_both_splits(tmp_path: Path) -> None:
     make_tokenizer(training(folder))
     tokenize(tokenization(folder, held_out=0.3))
     trained, held = (
-        {normalised(url) for url in urls_of(f"{folder}/tokens", split).values()}
+        {normalise_url(url) for url in urls_of(f"{folder}/tokens", split).values()}
         for split in (TRAIN, HELD_OUT)
     )
     assert len(trained) + len(held) == 60 and not trained & held

@@ -11,7 +11,7 @@ from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import held_out
+from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.tokenizer import (
     REPORT,
     REPORT_PAGE,
@@ -93,7 +93,7 @@ def test_a_tokenizers_folder_keeps_the_contract(table, folder):
         name: found[name] for name in made.files
     }
     assert set(found) == {*made.files, REPORT_PAGE}
-    sampled = [each for each in ROWS if not held_out(each["url"], 0.2)]
+    sampled = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
     assert 0 < len(sampled) < len(ROWS)
     assert made.counts["vocabulary"] == 320
     assert made.counts["sampled_documents"] == len(sampled)
@@ -106,7 +106,7 @@ def test_a_tokenizers_folder_keeps_the_contract(table, folder):
 
 def test_the_report_reads_only_what_was_held_out_of_training(folder):
     report = report_of(folder)
-    out = [each for each in ROWS if held_out(each["url"], 0.2)]
+    out = [each for each in ROWS if is_held_out(each["url"], 0.2)]
     assert report["held_out"] is True
     total = report["vocabulary"]["total"]
     assert total["documents"] == len(out)
@@ -130,13 +130,13 @@ def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
     def held_back(rows: list[Row]) -> list[str]:
         back = HeldBack(Reporting(held_out=0.5, bytes=limit))
         passed = [identity for identity, _, _ in back.let_by(rows)]
-        assert passed == [each["id"] for each in rows if not held_out(each["url"], 0.5)]
+        assert passed == [each["id"] for each in rows if not is_held_out(each["url"], 0.5)]
         return [text.id for text in back.texts()]
 
     chosen = held_back(ROWS)
     assert chosen == held_back(ROWS[::-1])
     sizes = {each["id"]: len(each["text"].encode()) for each in ROWS}
-    out = [each["id"] for each in ROWS if held_out(each["url"], 0.5)]
+    out = [each["id"] for each in ROWS if is_held_out(each["url"], 0.5)]
     by_hash = sorted(out, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
     assert chosen == by_hash[: len(chosen)]
     total = sum(sizes[identity] for identity in chosen)
@@ -163,7 +163,7 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
 
 
 def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
-    rows = [each for each in ROWS if not held_out(each["url"], 0.2)]
+    rows = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
     make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
     report = report_of(tmp_path / "t")
     assert report["held_out"] is False

@@ -57,7 +57,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
             widest_row(run.objective, stage.sequence_length),
             RowMasks.of(run.objective, run.batches.attend == "document", on_cpu),
         ).total
-        for stage in run.batches.resolved()
+        for stage in run.batches.resolve_stages()
     )
     taken = cost(flops, offers, device, workers, compute, machine.assumed)
     positions, count = run.batches.positions(run.training.steps), count_parameters(model)
@@ -82,7 +82,7 @@ def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     if parallel.pipeline is None:
         return {}
     replicas = parallel.data_workers(bounds(run.workers).most)
-    batches = run.batches.resolved()
+    batches = run.batches.resolve_stages()
     count = min(each.global_batch // each.micro_batch // replicas for each in batches)
     share = idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
     return {
@@ -106,7 +106,7 @@ def _at_work(run: Pretraining, taken: Cost) -> str:
     left = sizes_after_losses(workers.most, workers.least, of_a_node)
     sizes = [count for each in left if (count := parallel.data_workers(each))]
     stage = min(
-        run.batches.resolved(),
+        run.batches.resolve_stages(),
         key=lambda each: min(
             busy_share(each.global_batch // each.micro_batch, size) for size in sizes
         ),
@@ -122,7 +122,7 @@ def _rented(taken: Cost) -> str:
 def _flops(run: Pretraining, model: DecoderConfig) -> float:
     """Of all steps, each stage's rows as long as they are; of several objectives, by their
     shares."""
-    stages = run.batches.resolved()
+    stages = run.batches.resolve_stages()
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
     ends.append(run.batches.positions(run.training.steps))
     return sum(

@@ -157,7 +157,7 @@ class PairBatches(_AnswerBatches):
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`."""
-        samples, places, rows = self._chosen(step, index)
+        samples, places, rows = self._choose_samples(step, index)
         answers = [
             [self._answers.answer(source, 2 * pair + which) for source, pair in rows]
             for which in (0, 1)
@@ -197,9 +197,12 @@ class LabelledBatches(_AnswerBatches):
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`."""
-        samples, places, rows = self._chosen(step, index)
+        samples, places, rows = self._choose_samples(step, index)
         after = (index + 1) % self.micro_batches(step)
-        following = [*rows[1:], (rows if after == index else self._chosen(step, after)[2])[0]]
+        following = [
+            *rows[1:],
+            (rows if after == index else self._choose_samples(step, after)[2])[0],
+        ]
         answers = [self._answers.answer(*row) for row in rows]
         others = [self._answers.answer(*row) for row in following]
         longest = self.settings.base_length
@@ -247,7 +250,7 @@ class StepBatches(_AnswerBatches):
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`."""
-        samples, places, rows = self._chosen(step, index)
+        samples, places, rows = self._choose_samples(step, index)
         arrays = step_arrays([self._answers.answer(*row) for row in rows], self._padding)
         return MicroBatch(
             arrays, samples, places.sources, _pieces(np.array([number for _, number in rows]))

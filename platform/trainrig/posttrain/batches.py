@@ -210,7 +210,7 @@ class ConversationBatches(PretrainBatches):
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`, with the weights of its targets."""
         micro = super().micro_batch(step, index)
-        _, _, windows = self._chosen(step, index)
+        _, _, windows = self._choose_samples(step, index)
         arrays = dict(micro.arrays)
         targets_BT = arrays[TARGETS]
         weights_BT = np.zeros_like(targets_BT)

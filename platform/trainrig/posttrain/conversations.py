@@ -38,9 +38,9 @@ from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat.rows import Example, example_of
 from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.documents.document_set import OPENERS, deal
-from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.files import name_files, paths_of
 from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
-from trainrig.tokens.held_out import held_out
+from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.packing.whole_rows import write_whole_plan
 from trainrig.tokens.shards.shard_files import RIGHT_STEP, WRONG_STEP
 from trainrig.tokens.shards.shard_writer import ShardBuilder
@@ -84,7 +84,7 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     if run.rows not in TEXT_ROWS:
         inputs["template"] = chat.fingerprint
     for number, source in enumerate(sources):
-        keys = zip(named(source.paths), map(storage.content_key, source.paths), strict=True)
+        keys = zip(name_files(source.paths), map(storage.content_key, source.paths), strict=True)
         inputs[f"sources[{number}]"] = manifest.digest([list(each) for each in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
@@ -152,7 +152,7 @@ def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
         cuts = [
             threads.submit(_parts, number, source, path, name, split_bytes)
             for number, source in enumerate(sources)
-            for path, name in zip(source.paths, named(source.paths), strict=True)
+            for path, name in zip(source.paths, name_files(source.paths), strict=True)
         ]
         parts = [part for cut in cuts for part in cut.result()]
     return [
@@ -231,7 +231,7 @@ def _example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding
     if run.rows == "steps" and not example.step_labels:
         raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")
     if run.train_on == "last" and run.rows == "conversations":
-        chats = tuple(chat.trained_on_last() for chat in example.chats)
+        chats = tuple(chat.train_on_last() for chat in example.chats)
         example = replace(example, chats=chats)
     return example
 
@@ -290,7 +290,7 @@ def _without_a_turn(chat: Conversation, rows: str) -> Conversation | None:
 
 def _split(example: Example, share: float) -> str:
     """By the prompt alone: two answers to one are never on both sides."""
-    return HELD_OUT if held_out(f"prompt:{example.prompt}", share) else TRAIN
+    return HELD_OUT if is_held_out(f"prompt:{example.prompt}", share) else TRAIN
 
 
 def _documents(

@@ -326,16 +326,19 @@ def assign_micro_batches(
         raise ValueError(f"no rank {rank} among {world} workers")
     rounds = -(-count // world)
     groups = world // peers
-    begin, end = _cut(count, rank // peers, groups), _cut(count, rank // peers + 1, groups)
+    begin, end = (
+        _find_part_begin(count, rank // peers, groups),
+        _find_part_begin(count, rank // peers + 1, groups),
+    )
     if peers > 1:
         own = range(begin + rank % peers, end, peers)
         real = [MicroBatchSlot(index, True, index, closes=True) for index in own]
     else:
-        real = [_added_up(index, begin, end, count, virtual) for index in range(begin, end)]
+        real = [_build_slot(index, begin, end, count, virtual) for index in range(begin, end)]
     return real + [MicroBatchSlot(0, False, 0, closes=peers > 1)] * (rounds - len(real))
 
 
-def _added_up(index: int, begin: int, end: int, count: int, virtual: int) -> MicroBatchSlot:
+def _build_slot(index: int, begin: int, end: int, count: int, virtual: int) -> MicroBatchSlot:
     """Micro-batch `index`, of a worker that has those from `begin` to `end`."""
     first, last = virtual_worker(index, count, virtual)
     if first < begin:  # what comes before it is another's
@@ -347,10 +350,10 @@ def virtual_worker(index: int, count: int, virtual: int) -> tuple[int, int]:
     """The first of `count` micro-batches that are of the same one of `virtual` virtual workers as
     micro-batch `index`, and that after the last."""
     number = ((index + 1) * virtual - 1) // count
-    return _cut(count, number, virtual), _cut(count, number + 1, virtual)
+    return _find_part_begin(count, number, virtual), _find_part_begin(count, number + 1, virtual)
 
 
-def _cut(count: int, part: int, parts: int) -> int:
+def _find_part_begin(count: int, part: int, parts: int) -> int:
     """Where part number `part` of `count` things begins, cut into `parts` as even as can be."""
     return count * part // parts
 

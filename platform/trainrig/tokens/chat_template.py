@@ -48,7 +48,7 @@ def render_chat(
     named = dict(variables or {})
     day = named.pop(DATE, TODAY)
     try:
-        return compiled(template, day).render(
+        return compile_template(template, day).render(
             messages=[_with_reasoning(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
             **named,
@@ -64,14 +64,14 @@ def render_chat(
 
 
 @cache
-def compiled(template: str, day: datetime.date = TODAY) -> jinja2.Template:
+def compile_template(template: str, day: datetime.date = TODAY) -> jinja2.Template:
     """`template`, ready to render."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _told_by(day)
+    environment.globals["strftime_now"] = _make_strftime_now(day)
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     return environment.from_string(template)
@@ -141,7 +141,7 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _told_by(day: datetime.date) -> Callable[[str], str]:
+def _make_strftime_now(day: datetime.date) -> Callable[[str], str]:
     return lambda form: datetime.datetime.combine(day, datetime.time()).strftime(form)
 
 

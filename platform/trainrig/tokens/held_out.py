@@ -5,7 +5,7 @@ import re
 from urllib.parse import urlsplit, urlunsplit
 
 
-def held_out(url: str, share: float) -> bool:
+def is_held_out(url: str, share: float) -> bool:
     """Whether the document at `url` is held out of training.
 
     Goes by the hash of the normalised URL alone: a document keeps its side when others are added,
@@ -14,7 +14,7 @@ def held_out(url: str, share: float) -> bool:
     """
     if share == 0:
         return False
-    digest = hashlib.blake2b(normalised(url).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(normalise_url(url).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"https?://[a-z0-9.-]+(?:/[!\"$->@-~]*)?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-def normalised(url: str) -> str:
+def normalise_url(url: str) -> str:
     """`url` as its other spellings have it too.
 
     Scheme and host in lower case; no default port, no fragment, no slash at the end; the query's
@@ -33,10 +33,10 @@ def normalised(url: str) -> str:
         scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
         return f"{scheme}://{host}{(slash + path).rstrip('/')}"
-    return _parsed(url)
+    return _normalise_parts(url)
 
 
-def _parsed(url: str) -> str:
+def _normalise_parts(url: str) -> str:
     try:
         parts = urlsplit(url.strip())
         port = parts.port

@@ -19,7 +19,7 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.documents.formats import name_place
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
-from trainrig.tokens.permutation import Integers, permuted
+from trainrig.tokens.permutation import Integers, permute_indices
 from trainrig.tokens.row_view import RowPiece, row_text
 from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
@@ -107,11 +107,11 @@ class Inspection:
 
         Rows are those of the split that is trained on: the other has no plans.
         """
-        for split, source, counts in self._chosen(sources):
+        for split, source, counts in self._choose_sources(sources):
             yield Text(_headline(split, source, counts, self.splits[split]), style="bold")
             yield Text(histogram_text(counts))
             if view.mask:
-                yield from self.masked(split, source, view)
+                yield from self.show_loss_mask(split, source, view)
                 continue
             for document in self.documents(split, source, view.documents, view.seed):
                 title = f"{document['url'] or document['id']}: {document['tokens']:,} tokens"
@@ -123,12 +123,12 @@ class Inspection:
     def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
         """Counts and sampled documents, by split, by source."""
         found: dict[str, Any] = {}
-        for split, source, counts in self._chosen(sources):
+        for split, source, counts in self._choose_sources(sources):
             samples = self.documents(split, source, view.documents, view.seed)
             found.setdefault(split, {})[source] = asdict(counts) | {"samples": samples}
         return found
 
-    def _chosen(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
+    def _choose_sources(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
         """Each split and source to show. Raises ConfigError for a source that no split has."""
         counts = self.counts()
         there = sorted({source for of in counts.values() for source in of})
@@ -158,7 +158,7 @@ class Inspection:
             )
         return found
 
-    def masked(self, split: str, source: str, view: "View") -> Iterator[Text]:
+    def show_loss_mask(self, split: str, source: str, view: "View") -> Iterator[Text]:
         """Some documents, whole: what is trained on in colour, the rest between ‹ and ›. Of pairs,
         the chosen answer is followed by the rejected one."""
         shards = self.splits[split]
@@ -276,4 +276,4 @@ def document_title(shards: TokenShards, source: str, number: int) -> str:
 
 def _draw(size: int, count: int, seed: int) -> Integers:
     """`count` different numbers below `size`, or all of them."""
-    return permuted(np.arange(min(count, size), dtype=np.int64), size, f"{seed}\ninspect")
+    return permute_indices(np.arange(min(count, size), dtype=np.int64), size, f"{seed}\ninspect")

@@ -14,7 +14,7 @@ Words = NDArray[np.uint64]
 ROUNDS = 8
 
 
-def permuted(index: Integers, size: int, key: str) -> Integers:
+def permute_indices(index: Integers, size: int, key: str) -> Integers:
     """Where the permutation of 0..size-1 that `key` picks takes each of `index`.
 
     A Feistel network permutes the next even number of bits; a result of `size` or more is put
@@ -34,11 +34,11 @@ def _feistel(index: Words, half_bits: np.uint64, round_keys: Words) -> Words:
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = index >> half_bits, index & mask
     for round_key in round_keys:
-        left, right = right, left ^ (_mixed(right ^ round_key) & mask)
+        left, right = right, left ^ (_scramble_words(right ^ round_key) & mask)
     return (left << half_bits) | right
 
 
-def _mixed(words: Words) -> Words:
+def _scramble_words(words: Words) -> Words:
     """Each word scrambled, so that every bit of it counts (the finaliser of SplitMix64: Steele, Lea
     & Flood 2014)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

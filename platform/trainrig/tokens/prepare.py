@@ -28,7 +28,7 @@ from trainrig.tokens.documents.document_set import (
     open_documents,
 )
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import held_out
+from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
@@ -97,7 +97,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         records = phase.results(splits)
         counts = total(record.counts for record in records)
         _check(counts, run)
-        plan_counts, plan_files = _planned(run, encoder)
+        plan_counts, plan_files = _plan_shards(run, encoder)
     storage.write(stage.path(TOKENIZER_FILE), encoder.text.encode())
     sums = {name: entry for record in records for name, entry in record.files.items()}
     sums |= plan_files
@@ -138,7 +138,7 @@ def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
         )
 
 
-def _planned(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], dict[str, FileSum]]:
+def _plan_shards(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """The plans of the shards that are trained on; their files by path below the output."""
     padding = encoder.special_tokens.padding if run.plans.best_fit else encoder.end_of_text
     counts, files = write_plans(storage.join(run.output, TRAIN), run.plans, padding=padding)
@@ -154,8 +154,8 @@ def _encoding(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Wo
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
         refused: list[RefusedRow] = []
         ids: Counter[str] = Counter()
-        for row, document in _encoded(documents.rows(task, refused.append), encoder, before):
-            held = held_out(row["url"] or row["id"], run.held_out)
+        for row, document in _encode_rows(documents.rows(task, refused.append), encoder, before):
+            held = is_held_out(row["url"] or row["id"], run.held_out)
             shards[HELD_OUT if held else TRAIN].add(document)
             ids[document.id] += 1
         counts: dict[str, Any] = {
@@ -176,7 +176,7 @@ def _encoding(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Wo
     return encode
 
 
-def _encoded(
+def _encode_rows(
     rows: Iterator[Mapping[str, Any]], encoder: Encoder, before: Iterable[int]
 ) -> Iterator[tuple[Mapping[str, Any], EncodedDocument]]:
     """Each row with its document, which has `before` before its text and end-of-text after."""

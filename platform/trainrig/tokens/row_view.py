@@ -61,7 +61,7 @@ def row_text(
         counted = f"{end - piece.place:,} tokens at {piece.place:,}"
         masked = f", {untaught:,} no target" if untaught else ""
         text.append(f"┃ {visible(piece.title)}: {counted}{masked}\n", style=f"bold {colour}")
-        for begin, past, left_out in _shown(piece.place, end, tokens):
+        for begin, past, left_out in _choose_ranges(piece.place, end, tokens):
             if left_out:
                 text.append(f" … {left_out:,} tokens … ", style="dim")
             text.append_text(
@@ -76,7 +76,7 @@ def row_text(
     return text
 
 
-def _shown(begin: int, end: int, tokens: int | None) -> list[tuple[int, int, int]]:
+def _choose_ranges(begin: int, end: int, tokens: int | None) -> list[tuple[int, int, int]]:
     """The stretches to show, each with how many tokens are left out before it."""
     if tokens is None or end - begin <= 2 * tokens:
         return [(begin, end, 0)]

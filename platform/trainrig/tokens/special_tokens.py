@@ -187,7 +187,7 @@ def find_special_tokens(
 
     Raises DataError for files that contradict each other.
     """
-    return _Search(files, parsed or parse_tokenizer(files.tokenizer, files.where)).found()
+    return _Search(files, parsed or parse_tokenizer(files.tokenizer, files.where)).find_roles()
 
 
 def parse_tokenizer(tokenizer_json: str, where: str) -> tokenizers.Tokenizer:
@@ -213,25 +213,27 @@ class _Search:
             token.content: number for number, token in sorted(added.items()) if token.special
         }
 
-    def found(self) -> SpecialTokens:
-        roles = self._said_by_user()
-        end = roles.get("end") or self._configured("end")
-        turn = roles.get("end_of_turn") or self._ends_a_turn() or self._published("end_of_turn")
+    def find_roles(self) -> SpecialTokens:
+        roles = self._read_user_roles()
+        end = roles.get("end") or self._find_configured("end")
+        turn = (
+            roles.get("end_of_turn") or self._ends_a_turn() or self._find_published("end_of_turn")
+        )
         if "end" not in roles and (end is None or end == turn):
             # A model tuned to chat names its end of turn as the end of all.
-            end = self._published("end") or end
-        begin = roles.get("begin") or self._configured("begin")
+            end = self._find_published("end") or end
+        begin = roles.get("begin") or self._find_configured("begin")
         if begin is None and "bos_token" not in self._files.json(TOKENIZER_CONFIG):
-            begin = self._published("begin")
+            begin = self._find_published("begin")
         return SpecialTokens(
             begin=begin,
             end=end,
-            pad=roles.get("pad") or self._configured("pad") or self._published("pad"),
-            mask=roles.get("mask") or self._configured("mask") or self._published("mask"),
+            pad=roles.get("pad") or self._find_configured("pad") or self._find_published("pad"),
+            mask=roles.get("mask") or self._find_configured("mask") or self._find_published("mask"),
             end_of_turn=turn,
-            user=roles.get("user") or self._published("user"),
-            assistant=roles.get("assistant") or self._published("assistant"),
-            system=roles.get("system") or self._published("system"),
+            user=roles.get("user") or self._find_published("user"),
+            assistant=roles.get("assistant") or self._find_published("assistant"),
+            system=roles.get("system") or self._find_published("system"),
             stop_ids=self._stops(end, turn),
             prefix=self._prefix(begin, end),
             chat_template=self._files.chat_template,
@@ -240,7 +242,7 @@ class _Search:
             where=self._files.where,
         )
 
-    def _said_by_user(self) -> dict[str, SpecialToken]:
+    def _read_user_roles(self) -> dict[str, SpecialToken]:
         roles = {}
         for role, text in self._files.json(ROLES).items():
             token = self._token(text)
@@ -253,23 +255,23 @@ class _Search:
             roles[role] = token
         return roles
 
-    def _configured(self, role: Role) -> SpecialToken | None:
+    def _find_configured(self, role: Role) -> SpecialToken | None:
         for file in (TOKENIZER_CONFIG, MAP):
             given = self._files.json(file).get(_KEYS[role])
             text = given.get("content") if isinstance(given, dict) else given
             if text is not None and (token := self._token(text)):
                 return token
-        for number in self._configured_ids(role):
-            return self._numbered(number)
+        for number in self._find_configured_ids(role):
+            return self._look_up_id(number)
         return None
 
-    def _configured_ids(self, role: Role) -> Iterator[int]:
+    def _find_configured_ids(self, role: Role) -> Iterator[int]:
         """Ids that the files of the model give `role`; some give the end of a text several."""
         for file in (GENERATION, MODEL_CONFIG):
             given = self._files.json(file).get(f"{_KEYS[role]}_id")
             for number in given if isinstance(given, list) else [given]:
                 # -1, and ids beyond the vocabulary, stand in published files for "none".
-                if isinstance(number, int) and self._numbered(number):
+                if isinstance(number, int) and self._look_up_id(number):
                     yield number
 
     def _ends_a_turn(self) -> SpecialToken | None:
@@ -299,7 +301,7 @@ class _Search:
         places = {after.find(name): name for name in self._added if name in after}
         return self._token(places[min(places)]) if places else None
 
-    def _published(self, role: Role) -> SpecialToken | None:
+    def _find_published(self, role: Role) -> SpecialToken | None:
         ours = NAME_OF[role]
         for name in (ours, *PUBLISHED_NAMES[ours]):
             if name in self._special:
@@ -307,9 +309,9 @@ class _Search:
         return None
 
     def _stops(self, end: SpecialToken | None, turn: SpecialToken | None) -> tuple[int, ...]:
-        configured = self._configured("end")
+        configured = self._find_configured("end")
         named = [token.id for token in (end, turn, configured) if token]
-        return tuple(dict.fromkeys([*named, *self._configured_ids("end")]))
+        return tuple(dict.fromkeys([*named, *self._find_configured_ids("end")]))
 
     def _prefix(self, begin: SpecialToken | None, end: SpecialToken | None) -> tuple[int, ...]:
         config = self._files.json(TOKENIZER_CONFIG)
@@ -328,7 +330,7 @@ class _Search:
         number = self._tokenizer.token_to_id(text)
         return None if number is None else SpecialToken(text, number)
 
-    def _numbered(self, number: int) -> SpecialToken | None:
+    def _look_up_id(self, number: int) -> SpecialToken | None:
         text = self._tokenizer.id_to_token(number) if number >= 0 else None
         return None if text is None else SpecialToken(text, number)
 

@@ -22,7 +22,7 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, RunFile, Settings
 from trainrig.manifest import Manifest
 from trainrig.tokens.documents.document_set import Documents, DocumentSet, open_documents
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import held_out
+from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.tokenizers.imported import Imported
 from trainrig.tokens.tokenizers.sample import DrawnTexts, TextSampling, draw_sample
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, Tokenizer, train_tokenizer
@@ -108,8 +108,8 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
         encoder = Encoder(trained.decode(), stage.path(TOKENIZER_FILE))
     storage.write(stage.path(TOKENIZER_FILE), trained)
     others = [*_smaller(run, encoder), *others]
-    told = _told(run, encoder, sample, held_back.texts(), others)
-    storage.write(stage.path(REPORT), _written(told))
+    told = _build_report(run, encoder, sample, held_back.texts(), others)
+    storage.write(stage.path(REPORT), _serialise_report(told))
     # Here, as workers and `check` import this module and would load matplotlib for it.
     from trainrig.tokens.vocabulary.vocabulary_page import vocabulary_page
 
@@ -135,7 +135,7 @@ class HeldBack:
     def let_by(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
         """Id, source and text of the documents that are not held out."""
         for row in rows:
-            if held_out(row["url"] or row["id"], self._report.held_out):
+            if is_held_out(row["url"] or row["id"], self._report.held_out):
                 self._keep(row)
             else:
                 yield row["id"], row["source"], row["text"]
@@ -173,7 +173,7 @@ def _smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encode
     ]
 
 
-def _told(
+def _build_report(
     run: TokenizerTraining,
     encoder: Encoder,
     sample: DrawnTexts,
@@ -199,6 +199,6 @@ def _told(
     )
 
 
-def _written(told: TokenizerReport) -> bytes:
+def _serialise_report(told: TokenizerReport) -> bytes:
     facts = {"format": REPORT_FORMAT, **dataclasses.asdict(told)}
     return json.dumps(facts, indent=1, ensure_ascii=False).encode()

@@ -121,7 +121,7 @@ def describe_waits(run: Pretraining) -> list[str]:
     if parallel.pipeline is None:
         return found
     replicas = parallel.data_workers(bounds(run.workers).most)
-    for stage in run.batches.resolved():
+    for stage in run.batches.resolve_stages():
         count = stage.global_batch // stage.micro_batch // replicas
         ranks = parallel.pipeline_ranks
         if count < ranks:
@@ -136,7 +136,7 @@ def describe_waits(run: Pretraining) -> list[str]:
 
 def _new_levels(run: Pretraining) -> tuple[int, ...]:
     """The data steps from which batches are others, or the model's positions."""
-    batches = (stage.from_step for stage in run.batches.resolved())
+    batches = (stage.from_step for stage in run.batches.resolve_stages())
     steps = {*batches, *(stage.from_step for stage in run.context)}
     return tuple(sorted(steps - {0}))
 

@@ -277,17 +277,17 @@ class Pretraining(TrainingRunFile):
         """Raise ValueError if workers are to share rows or layers or divide them, and cannot."""
         parallel, context = self.training.parallel, self.training.parallel.context
         if parallel.expert:
-            parallel.expert.check_run(model, self.objective.kind, self.batches.resolved())
+            parallel.expert.check_run(model, self.objective.kind, self.batches.resolve_stages())
         for axis in (parallel.pipeline, parallel.tensor):
             if axis is not None:
                 axis.check_run(model, self.objective.kind)
         if parallel.pipeline is not None:
             replicas = max(1, parallel.data_workers(bounds(self.workers).most))
-            for each in self.batches.resolved():
+            for each in self.batches.resolve_stages():
                 parallel.pipeline.check_batch(each.global_batch, each.micro_batch, replicas)
         if parallel.tensor:
             parallel.tensor.check_stages(model, parallel.pipeline_ranks)
-            for stage in self.batches.resolved():
+            for stage in self.batches.resolve_stages():
                 parallel.tensor.check_length(stage.sequence_length, context.ranks if context else 1)
         if context is None:
             return
@@ -301,7 +301,7 @@ class Pretraining(TrainingRunFile):
                 "training.parallel.context: a mixture of experts balances whole rows; leave it "
                 "out, or choose a dense model.feedforward"
             )
-        for stage in self.batches.resolved():
+        for stage in self.batches.resolve_stages():
             context.check_length(stage.sequence_length)
 
     def check_positions(self, model: DecoderConfig) -> None:
@@ -311,7 +311,7 @@ class Pretraining(TrainingRunFile):
                 "context: a stage from step 0 of a run that continues no other; say it in [model]"
             )
         models = model_stages(model, self.context)
-        batches = self.batches.resolved()
+        batches = self.batches.resolve_stages()
         steps = {stage.from_step for stage in batches} | {step for step, _ in models}
         for step in sorted(steps):
             length = [stage for stage in batches if stage.from_step <= step][-1].sequence_length

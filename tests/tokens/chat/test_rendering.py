@@ -229,7 +229,7 @@ def test_a_turn_of_weight_0_is_read_and_not_trained_on(encoder):
 
 def test_only_the_last_turn_can_be_trained_on(encoder):
     chat = Conversation(messages_of([asks("hi"), says("yes"), asks("more"), says("no")]))
-    found = ChatRenderer(encoder, CHATML).render(chat.trained_on_last())
+    found = ChatRenderer(encoder, CHATML).render(chat.train_on_last())
     assert taught(encoder, found) == ["no<|im_end|>"]
 
 

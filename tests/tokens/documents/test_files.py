@@ -5,7 +5,7 @@ import pytest
 
 from trainrig import storage
 from trainrig.tokens.documents.document_set import JSONL, open_documents
-from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.files import name_files, paths_of
 
 
 @pytest.fixture
@@ -18,11 +18,19 @@ def data(tmp_path, monkeypatch):
 
 
 def test_names_are_those_below_the_folder_that_holds_all(data):
-    assert named([f"{data}/data/a/x.jsonl", f"{data}/data/b/x.jsonl"]) == ["a/x.jsonl", "b/x.jsonl"]
-    assert named(["data/a/x.jsonl"]) == named(["x.jsonl"]) == named(["/x.jsonl"]) == ["x.jsonl"]
-    assert named(["s3://b/a/x.jsonl", "s3://b/c.jsonl"]) == ["a/x.jsonl", "c.jsonl"]
-    assert named(["s3://b/a.jsonl", "s3://c/a.jsonl"]) == ["b/a.jsonl", "c/a.jsonl"]
-    assert named(["/x.jsonl", "/a/x.jsonl"]) == ["x.jsonl", "a/x.jsonl"]
+    assert name_files([f"{data}/data/a/x.jsonl", f"{data}/data/b/x.jsonl"]) == [
+        "a/x.jsonl",
+        "b/x.jsonl",
+    ]
+    assert (
+        name_files(["data/a/x.jsonl"])
+        == name_files(["x.jsonl"])
+        == name_files(["/x.jsonl"])
+        == ["x.jsonl"]
+    )
+    assert name_files(["s3://b/a/x.jsonl", "s3://b/c.jsonl"]) == ["a/x.jsonl", "c.jsonl"]
+    assert name_files(["s3://b/a.jsonl", "s3://c/a.jsonl"]) == ["b/a.jsonl", "c/a.jsonl"]
+    assert name_files(["/x.jsonl", "/a/x.jsonl"]) == ["x.jsonl", "a/x.jsonl"]
 
 
 def test_however_paths_are_written_the_same_files_have_the_same_names_in_the_same_order(data):
@@ -37,7 +45,7 @@ def test_however_paths_are_written_the_same_files_have_the_same_names_in_the_sam
     }
     for first, second in itertools.product(spelled["a"], spelled["b"]):
         paths = paths_of("JSONL", [second, first])
-        assert named(paths) == ["a/x.jsonl", "b/x.jsonl"]
+        assert name_files(paths) == ["a/x.jsonl", "b/x.jsonl"]
         assert [os.path.realpath(path) for path in paths] == [
             str(data / "data" / name / "x.jsonl") for name in "ab"
         ]

@@ -8,7 +8,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
-from trainrig.tokens.mixing.mixture import SLOTS, Mixture, carried
+from trainrig.tokens.mixing.mixture import SLOTS, Mixture, carry_over
 
 
 def sources_of(mixture: Mixture, samples: int) -> list[str]:
@@ -113,7 +113,7 @@ stretches = st.lists(
 def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds(stretches):
     owed = {}
     for weights, samples in stretches:
-        begun = carried(owed, weights)
+        begun = carry_over(owed, weights)
         mixture = Mixture.of(weights, begun)
         length, numbers = sum(mixture.slots), len(mixture.slots)
         sources, before = mixture.places(np.arange(samples))
@@ -129,7 +129,7 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
                 if slot + 1 >= length:  # the debts are paid
                     assert -ahead < 1
         assert mixture.counts(samples) == dict(zip(mixture.sources, counts, strict=True))
-        owed = mixture.owed_after(samples)
+        owed = mixture.compute_owed_after(samples)
         assert owed == {
             source: begun[source]
             + Fraction(mixture.slots[number] * samples, length)
@@ -142,7 +142,7 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.integers(1, 60), st.data())
 def test_the_table_of_a_mixture_with_debts_repeats_as_plain_scheduling_would(slots, samples, data):
     first = Mixture({str(n): count for n, count in enumerate(slots)})
-    owed = carried(first.owed_after(samples), dict.fromkeys(first.sources, 1.0))
+    owed = carry_over(first.compute_owed_after(samples), dict.fromkeys(first.sources, 1.0))
     new = data.draw(st.lists(st.integers(1, 9), min_size=len(slots), max_size=len(slots)))
     mixture = Mixture({str(n): count for n, count in enumerate(new)}, owed)
     sources, _ = mixture.places(np.arange(8 * sum(new)))
@@ -167,7 +167,7 @@ def earliest_deadlines(slots, owed, count):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
 def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
     first = Mixture({str(n): count for n, count in enumerate(slots)})
-    owed = carried(first.owed_after(samples), dict.fromkeys(first.sources, 1.0))
+    owed = carry_over(first.compute_owed_after(samples), dict.fromkeys(first.sources, 1.0))
     for mixture in (first, Mixture({str(n): n + 1 for n in range(len(slots))}, owed)):
         sources, before = mixture.places(np.arange(4 * sum(mixture.slots)))
         for sample, (number, ordinal) in enumerate(zip(sources, before, strict=True)):
@@ -176,8 +176,8 @@ def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
 
 def test_a_source_that_leaves_settles_its_account_and_only_shrinks_the_others():
     owed = {"a": Fraction(1, 2), "b": Fraction(1, 4), "c": Fraction(-3, 4)}
-    assert carried(owed, {"a": 1.0, "b": 1.0, "c": 1.0}) == owed
+    assert carry_over(owed, {"a": 1.0, "b": 1.0, "c": 1.0}) == owed
     # b takes 1/4 with it, so of the 3/4 that c is ahead 1/4 is written off.
-    assert carried(owed, {"a": 1.0, "c": 1.0}) == {"a": Fraction(1, 2), "c": Fraction(-1, 2)}
-    assert carried(owed, {"a": 1.0, "b": 1.0, "c": 0.0}) == {"a": 0, "b": 0}
-    assert carried(owed, {"c": 1.0, "d": 1.0}) == {"c": 0, "d": 0}  # d was never there
+    assert carry_over(owed, {"a": 1.0, "c": 1.0}) == {"a": Fraction(1, 2), "c": Fraction(-1, 2)}
+    assert carry_over(owed, {"a": 1.0, "b": 1.0, "c": 0.0}) == {"a": 0, "b": 0}
+    assert carry_over(owed, {"c": 1.0, "d": 1.0}) == {"c": 0, "d": 0}  # d was never there

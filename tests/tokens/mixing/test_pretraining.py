@@ -20,7 +20,7 @@ from trainrig.manifest import difference_of
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
-from trainrig.tokens.permutation import permuted
+from trainrig.tokens.permutation import permute_indices
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
     ShardVocabulary,
@@ -69,7 +69,7 @@ def targets_of(batches: PretrainBatches, steps: int) -> list[int]:
 
 def test_the_first_batch_of_one_source_is_its_windows_in_the_order_of_the_permutation(make):
     batches = PretrainBatches(make(web=26), settings(seed=3))  # 6 windows of 4, and 1 id over
-    order = permuted(np.arange(6), 6, "3\n0\nweb")
+    order = permute_indices(np.arange(6), 6, "3\n0\nweb")
     micro_batches = batches.at(0)
     assert [m.ids.shape for m in micro_batches] == [(2, 4)] * 3
     for number, window in enumerate(order):

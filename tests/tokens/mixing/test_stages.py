@@ -379,7 +379,7 @@ def ramped(**changes):
 
 
 def test_a_ramp_grows_the_batch_in_equal_steps_to_its_size():
-    stages = ramped().resolved()
+    stages = ramped().resolve_stages()
     assert [(s.from_step, s.global_batch) for s in stages] == [(0, 2), (3, 4), (6, 6), (9, 8)]
     assert [s.first_sample for s in stages] == [0, 6, 18, 36]
     assert ramped().positions(10) == (36 + 8) * 4
@@ -394,9 +394,9 @@ def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():
             BatchStage(from_step=9, global_batch=16),
         )
     )
-    found = [(s.from_step, s.global_batch, s.sequence_length) for s in settings.resolved()]
+    found = [(s.from_step, s.global_batch, s.sequence_length) for s in settings.resolve_stages()]
     assert found == [(0, 2, 4), (3, 4, 4), (4, 4, 4), (6, 6, 8), (9, 16, 8)]
-    assert [s.weights for s in settings.resolved()] == [None, None, weights, weights, weights]
+    assert [s.weights for s in settings.resolve_stages()] == [None, None, weights, weights, weights]
 
 
 @pytest.mark.parametrize(

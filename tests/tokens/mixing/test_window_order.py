@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainrig.tokens.mixing import window_order
 from trainrig.tokens.mixing.window_order import ReadPosition, SourceStage, WindowBlocks
-from trainrig.tokens.permutation import permuted
+from trainrig.tokens.permutation import permute_indices
 
 
 @pytest.fixture(params=[1, 3, 256])
@@ -35,7 +35,7 @@ def test_one_length_for_all_is_one_permutation_an_epoch():
     rows = whole(WindowBlocks("web", 7, 1, seed=5)).rows(np.arange(14))
     assert rows.epochs.tolist() == [0] * 7 + [1] * 7
     for epoch in (0, 1):
-        expected = permuted(np.arange(7), 7, f"5\n{epoch}\nweb")
+        expected = permute_indices(np.arange(7), 7, f"5\n{epoch}\nweb")
         assert rows.windows[7 * epoch : 7 * epoch + 7].tolist() == expected.tolist()
     assert not rows.read.any()
 

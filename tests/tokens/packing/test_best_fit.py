@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.tokens.packing.best_fit import packed
+from trainrig.tokens.packing.best_fit import pack_best_fit
 
 
 def one_by_one(lengths: list[int], capacity: int) -> list[int]:
@@ -28,7 +28,7 @@ def one_by_one(lengths: list[int], capacity: int) -> list[int]:
 @given(st.data(), st.integers(1, 40))
 def test_pieces_of_one_length_at_a_time_go_where_one_by_one_they_would(data, capacity):
     lengths = data.draw(st.lists(st.integers(1, capacity), max_size=120))
-    rows = packed(np.array(lengths, dtype=np.int64), capacity)
+    rows = pack_best_fit(np.array(lengths, dtype=np.int64), capacity)
     assert rows.tolist() == one_by_one(lengths, capacity)
 
 
@@ -36,13 +36,13 @@ def test_pieces_of_one_length_at_a_time_go_where_one_by_one_they_would(data, cap
 def test_documents_drawn_like_web_text_go_where_one_by_one_they_would(capacity, deviation):
     drawn = np.random.default_rng(capacity).lognormal(4.0, deviation, 2_000)
     lengths = np.clip(drawn, 1, capacity).astype(np.int64)
-    assert packed(lengths, capacity).tolist() == one_by_one(lengths.tolist(), capacity)
+    assert pack_best_fit(lengths, capacity).tolist() == one_by_one(lengths.tolist(), capacity)
 
 
 def test_a_row_takes_the_longest_piece_that_waits_and_then_what_fits_best():
     # 6 and 5 begin rows of 8; 3 fits the second exactly, 2 the first; 1 needs a third.
-    assert packed(np.array([1, 2, 3, 5, 6]), 8).tolist() == [2, 0, 1, 1, 0]
+    assert pack_best_fit(np.array([1, 2, 3, 5, 6]), 8).tolist() == [2, 0, 1, 1, 0]
 
 
 def test_no_pieces_need_no_rows():
-    assert packed(np.array([], dtype=np.int64), 8).tolist() == []
+    assert pack_best_fit(np.array([], dtype=np.int64), 8).tolist() == []

@@ -15,7 +15,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.packing import best_fit_plan, shuffle_plan
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
-from trainrig.tokens.permutation import permuted
+from trainrig.tokens.permutation import permute_indices
 from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.blocks import BLOCK, WAYS, BlockCache
 from trainrig.tokens.shards.shard_files import ShardVocabulary
@@ -114,7 +114,7 @@ def test_a_shuffle_plan_has_16_bytes_a_document_and_is_a_permutation_of_them(fol
     starts = np.fromfile(Path(folder, "plans", "shuffle.starts"), "<i8")
     assert sorted(starts[:5].tolist()) == [0, 12, 15, 17, 18]  # web
     assert sorted(starts[5:].tolist()) == [0, 7, 8]  # wiki
-    places = permuted(np.arange(5), 5, "documents\n3\nweb")
+    places = permute_indices(np.arange(5), 5, "documents\n3\nweb")
     assert starts[places].tolist() == [0, 12, 15, 17, 18]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from trainrig.tokens.tokenizers.reference_bpe import encode, merged, train
+from trainrig.tokens.tokenizers.reference_bpe import encode, merge_pair, train
 
 SPACE = "␣"
 EXAMPLE = "low low low lower lower newest newest newest widest"
@@ -88,7 +88,7 @@ def test_the_earliest_merge_is_made_first_wherever_it_is():
     ("word", "pieces"), [("aaa", ["aa", "a"]), ("aaaa", ["aa", "aa"]), ("baab", ["b", "aa", "b"])]
 )
 def test_occurrences_are_merged_from_the_left(word, pieces):
-    assert merged(list(word), ("a", "a")) == pieces
+    assert merge_pair(list(word), ("a", "a")) == pieces
 
 
 def test_training_ends_when_all_words_are_whole():

@@ -69,7 +69,7 @@ def test_expected_uses_are_those_of_all_ways_to_cut_each_word(words, chances, da
         for way, chance in zip(ways, likely, strict=True):
             for piece in way:
                 expected[piece] += count * chance / sum(likely)
-    uses = lattice_of(words, counts).expected_uses(np.array(chances))
+    uses = lattice_of(words, counts).expect_uses(np.array(chances))
     np.testing.assert_allclose(uses, [expected[piece] for piece in PIECES], rtol=1e-9, atol=1e-12)
 
 
@@ -96,12 +96,12 @@ def test_a_piece_is_cut_into_others_than_itself():
 
 def test_pieces_that_are_no_more_leave_no_edges():
     lattice = lattice_of(["ab"], [1]).of_pieces(np.array([True, True, False, True, True, True]))
-    assert lattice.expected_uses(np.full(6, 0.5)).tolist() == [1, 1, 0, 0, 0, 0]
+    assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [1, 1, 0, 0, 0, 0]
 
 
 def test_a_word_that_cannot_be_cut_counts_for_nothing():
     lattice = lattice_of(["ab", "b"], [1, 3]).of_pieces(np.array([0, 1, 0, 0, 0, 0], dtype=bool))
-    assert lattice.expected_uses(np.full(6, 0.5)).tolist() == [0, 3, 0, 0, 0, 0]
+    assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [0, 3, 0, 0, 0, 0]
 
 
 def test_digamma_is_that_of_the_tables():

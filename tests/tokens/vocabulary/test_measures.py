@@ -14,11 +14,11 @@ from trainrig.tokens.vocabulary.measures import (
     Amount,
     MeasuredText,
     first_entries,
+    format_entry,
     measure,
     occurrences,
     rival,
     script,
-    shown,
 )
 
 NOUNS = ["harbour", "mirror", "kitchen", "weather", "village", "captain", "journey", "silence"]
@@ -152,5 +152,5 @@ def test_the_script_of_an_entry(entry, expected):
 
 def test_half_a_character_is_of_no_script_and_is_shown_by_its_bytes():
     assert script("猫".encode()[:2]) == "part of a character"
-    assert shown(b" a\xe7\x8c") == "␣a\\xe7\\x8c"
-    assert shown(b"\n\t") == "⏎⇥"
+    assert format_entry(b" a\xe7\x8c") == "␣a\\xe7\\x8c"
+    assert format_entry(b"\n\t") == "⏎⇥"

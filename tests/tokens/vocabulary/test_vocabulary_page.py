@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from trainrig.tokens.vocabulary.charts import compression_chart, counted, lengths_chart
+from trainrig.tokens.vocabulary.charts import compression_chart, format_count, lengths_chart
 from trainrig.tokens.vocabulary.measures import (
     Amount,
     EntryGroup,
@@ -137,5 +137,5 @@ def test_a_text_without_tokens_still_has_a_page():
 
 
 def test_one_is_not_many():
-    assert [counted(n, "entry") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
-    assert counted(1_000, "document") == "1,000 documents"
+    assert [format_count(n, "entry") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert format_count(1_000, "document") == "1,000 documents"

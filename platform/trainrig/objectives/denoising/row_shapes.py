@@ -11,7 +11,7 @@ from trainrig.tokens.mixing.stages import BatchSettings
 
 def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
     """Raise ValueError if `objective` can make nothing of the rows of `batches`."""
-    shortest = min(each.sequence_length for each in batches.resolved())
+    shortest = min(each.sequence_length for each in batches.resolve_stages())
     for _, each in find_parts(objective):
         if isinstance(each, PrefixLM | MultiTokenPrediction):
             each.check_length(shortest)

@@ -117,7 +117,7 @@ class TextBatches(PretrainBatches):
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`."""
-        samples, places, rows = self._chosen(step, index)
+        samples, places, rows = self._choose_samples(step, index)
         numbers = np.array([number for _, number in rows])
         return MicroBatch(self._reading.arrays(rows), samples, places.sources, _pieces(numbers))
 

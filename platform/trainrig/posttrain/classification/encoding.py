@@ -26,7 +26,7 @@ from trainrig.tokens.chat.messages import BadRow
 from trainrig.tokens.documents.formats import FORMATS, StagePart
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.encoding.text_pairs import EncodedTexts, TextPairEncoder, TooLong
-from trainrig.tokens.held_out import held_out
+from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.shard_files import IN_ANSWER, IN_CONTEXT, SECOND_SEGMENT
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument
@@ -100,7 +100,7 @@ class TextRows:
             weights=weights.astype(np.uint8),
             label=label,
         )
-        out = held_out(f"prompt:{text.prompt}", self.run.held_out)
+        out = is_held_out(f"prompt:{text.prompt}", self.run.held_out)
         return source.split or (HELD_OUT if out else TRAIN), [document], 0
 
 

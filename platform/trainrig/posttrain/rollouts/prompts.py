@@ -19,8 +19,8 @@ from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.run_file import PromptFiles
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.documents.files import paths_of
-from trainrig.tokens.documents.formats import unpacked
-from trainrig.tokens.permutation import permuted
+from trainrig.tokens.documents.formats import unpack_file
+from trainrig.tokens.permutation import permute_indices
 
 log = logging.getLogger(__name__)
 FORMAT = "JSONL"
@@ -49,7 +49,7 @@ class PromptSet:
         count = len(self.prompts)
         epoch, index = divmod(place, count)
         order = f"rollouts:{seed}:{draw}:{epoch}"
-        return self.prompts[int(permuted(np.array([index]), count, order)[0])]
+        return self.prompts[int(permute_indices(np.array([index]), count, order)[0])]
 
 
 def read_prompt_set(
@@ -97,7 +97,7 @@ def read_prompt_set(
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    with storage.open_read(path) as packed, unpacked(path, packed) as stream:
+    with storage.open_read(path) as packed, unpack_file(path, packed) as stream:
         yield from stream
 
 

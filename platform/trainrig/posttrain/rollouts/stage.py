@@ -18,7 +18,7 @@ from trainrig.posttrain.rewards.weighted import reward_inputs
 from trainrig.posttrain.rollouts.batches import open_rewards, open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
-from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.files import name_files, paths_of
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter, FrozenModel, TrainedModel, TrainingJob
@@ -65,7 +65,7 @@ def prepare(
     run = run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": at_paths})})
     columns = tuple(name for part in run.rewards for name in part.columns)
     asked = read_prompt_set(run.prompts, encoder, run.rollouts.prompt_tokens, columns)
-    keys = zip(named(paths), map(storage.content_key, paths), strict=True)
+    keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
     prompts = manifest.digest([list(each) for each in keys])
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
     if teacher := _find_teacher(run, encoder.encoder):

@@ -19,7 +19,7 @@ from trainrig.posttrain.rollouts.prompts import FORMAT, PromptSet, read_prompt_s
 from trainrig.posttrain.sampling.run_file import PromptedRunFile
 from trainrig.randomness import RandomKey, words
 from trainrig.splits import Split
-from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.files import name_files, paths_of
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
@@ -76,7 +76,7 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
 def prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
     """Fingerprints of what `run` reads."""
     paths = run.prompts.paths
-    keys = zip(named(paths), map(storage.content_key, paths), strict=True)
+    keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
     return {
         "checkpoint": checkpoint.content_key(model),
         "prompts": manifest.digest([list(each) for each in keys]),

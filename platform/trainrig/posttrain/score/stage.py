@@ -34,7 +34,7 @@ from trainrig.tokens.chat.messages import BadRow
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat.rows import example_of
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.files import name_files, paths_of
 from trainrig.tokens.documents.formats import (
     FORMATS,
     Row,
@@ -68,7 +68,7 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
         chat = open_chat_tokenizer(model, run.template, variables)
         inputs["template"] = chat.fingerprint
-    keys = zip(named(paths), map(storage.content_key, paths), strict=True)
+    keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
     inputs["rows"] = manifest.digest([list(each) for each in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:

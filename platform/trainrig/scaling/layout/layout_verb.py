@@ -80,7 +80,7 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"{beside}"
         )
     notes = []
-    stages = run.batches.resolved()
+    stages = run.batches.resolve_stages()
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
     ends.append(run.batches.positions(run.training.steps))
     positions = [end - begin for begin, end in itertools.pairwise(ends)]

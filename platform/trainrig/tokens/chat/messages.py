@@ -51,15 +51,15 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
-    def trained_from(self, first: int) -> "Conversation":
+    def train_from(self, first: int) -> "Conversation":
         """The same, of which no turn before number `first` is trained on."""
         context = tuple(replace(message, weight=0.0) for message in self.messages[:first])
         return replace(self, messages=context + self.messages[first:])
 
-    def trained_on_last(self) -> "Conversation":
+    def train_on_last(self) -> "Conversation":
         """The same, of which only the assistant's last turn is trained on."""
         last = max((n for n, m in enumerate(self.messages) if m.role == ASSISTANT), default=0)
-        return self.trained_from(last)
+        return self.train_from(last)
 
     @property
     def trained_turns(self) -> list[int]:
@@ -74,7 +74,7 @@ class Conversation:
 def messages_of(value: Any, what: str = "messages") -> tuple[Message, ...]:
     """The turns in `value`, a list of `{"role", "content"}`. Raises BadRow."""
     if isinstance(value, str):
-        value = parsed_json(value, what)
+        value = parse_json(value, what)
     if not isinstance(value, list):
         raise BadRow("not_messages", f"`{what}` is {type(value).__name__}, not a list of messages")
     return tuple(message_of(each) for each in value)
@@ -103,7 +103,7 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, str):
-        value = parsed_json(value, "tools")
+        value = parse_json(value, "tools")
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         raise BadRow("bad_tools", "`tools` is a list of JSON schemas, or JSON of one")
     return tuple(without_nulls(each) for each in value)
@@ -120,7 +120,7 @@ def check_unicode(texts: Sequence[str]) -> None:
             raise BadRow("not_unicode", f"the noncharacter U+{ord(BREAK):04X}")
 
 
-def parsed_json(text: str, what: str) -> Any:
+def parse_json(text: str, what: str) -> Any:
     """What `text` is as JSON. Raises BadRow."""
     try:
         return json.loads(text)

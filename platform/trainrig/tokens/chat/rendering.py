@@ -90,8 +90,8 @@ class ChatRenderer:
         """What the template makes of `messages`; `prompt`: and the assistant is to speak."""
         return render_chat(
             self._template,
-            [self._broken(message.as_json()) for message in messages],
-            {**self._variables, "tools": self._broken(list(tools)) or None},
+            [self._break_special_names(message.as_json()) for message in messages],
+            {**self._variables, "tools": self._break_special_names(list(tools)) or None},
             add_generation_prompt=prompt,
             where=self._where,
         )
@@ -100,7 +100,7 @@ class ChatRenderer:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """The ids after which the assistant is to speak. Raises TemplateRefusal."""
-        ids, _ = self._encoded(self.text(messages, tools, prompt=True))
+        ids, _ = self._encode_text(self.text(messages, tools, prompt=True))
         return ids
 
     def render(self, chat: Conversation) -> Rendered:
@@ -111,7 +111,7 @@ class ChatRenderer:
             spans = [(self._span(chat, number, text), number) for number in chat.trained_turns]
         except TemplateRefusal as error:
             raise BadRow("template_refuses", str(error)) from None
-        ids, offsets = self._encoded(text)
+        ids, offsets = self._encode_text(text)
         weights = np.zeros(len(ids), dtype=np.uint8)
         firsts, pasts = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
         for (begin, end), number in spans:
@@ -147,12 +147,12 @@ class ChatRenderer:
             raise BadRow("template_refuses", str(error)) from None
         ends = []
         for step in steps:
-            shown: str = self._broken(step)
+            shown: str = self._break_special_names(step)
             if (found := text.find(shown, at)) < 0:
                 raise BadRow("template_rewrites", f"the step {step[:40]!r} is rendered otherwise")
             at = found + len(shown)
             ends.append(at)
-        _, offsets = self._encoded(text)
+        _, offsets = self._encode_text(text)
         firsts = np.array(offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
         places: list[int] = (np.searchsorted(firsts, ends) - 1).tolist()
         if len(set(places)) < len(places):
@@ -168,7 +168,7 @@ class ChatRenderer:
             begin = len(before)
         else:
             begin = self._common(before, text, number)
-        closed = self._closed(chat, number, begin)
+        closed = self._close_turn(chat, number, begin)
         if text.startswith(closed):
             end = len(closed)
         else:
@@ -177,7 +177,7 @@ class ChatRenderer:
             raise BadRow("empty_mask", f"turn {number} is rendered as nothing")
         return begin, end
 
-    def _closed(self, chat: Conversation, number: int, begin: int) -> str:
+    def _close_turn(self, chat: Conversation, number: int, begin: int) -> str:
         """The text up to the end of turn `number`, as it is when the turn is the last.
 
         That is what it has in common with the text in which the assistant is to speak again: some
@@ -192,7 +192,7 @@ class ChatRenderer:
 
     def _opening(self, chat: Conversation, text: str) -> int:
         """Where the text of a conversation that the assistant begins, begins."""
-        at = text.find(self._broken(chat.messages[0].content))
+        at = text.find(self._break_special_names(chat.messages[0].content))
         if not chat.messages[0].content or at < 0:
             raise BadRow("template_rewrites", "turn 0 is the assistant's and is rendered otherwise")
         return at
@@ -217,15 +217,19 @@ class ChatRenderer:
             return at + len(marks[-1])
         raise BadRow("template_rewrites", f"turn {number} is rendered otherwise once others follow")
 
-    def _broken(self, value: Any) -> Any:
+    def _break_special_names(self, value: Any) -> Any:
         """`value` with BREAK in each name of a special token that its texts have."""
         if isinstance(value, str):
             return self._special.sub(lambda m: m[0][:1] + BREAK + m[0][1:], value)
         if isinstance(value, Mapping):
-            return {key: self._broken(each) for key, each in value.items()}
-        return [self._broken(each) for each in value] if isinstance(value, list | tuple) else value
+            return {key: self._break_special_names(each) for key, each in value.items()}
+        return (
+            [self._break_special_names(each) for each in value]
+            if isinstance(value, list | tuple)
+            else value
+        )
 
-    def _encoded(self, text: str) -> tuple[list[int], list[Span]]:
+    def _encode_text(self, text: str) -> tuple[list[int], list[Span]]:
         """Ids of a rendered text, and where each stands in it."""
         if BREAK not in text:
             found = self._tokenizer.encode(text, add_special_tokens=False)
@@ -252,14 +256,14 @@ class ChatRenderer:
 
     @functools.cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
-        return _untrimmed(self._encoder.text, special=True)
+        return _disable_trimming(self._encoder.text, special=True)
 
     @functools.cached_property
     def _plain_tokenizer(self) -> tokenizers.Tokenizer:
-        return _untrimmed(self._encoder.text, special=False)
+        return _disable_trimming(self._encoder.text, special=False)
 
 
-def _untrimmed(tokenizer_json: str, special: bool) -> tokenizers.Tokenizer:
+def _disable_trimming(tokenizer_json: str, special: bool) -> tokenizers.Tokenizer:
     """The tokenizer, whose offsets cover all of a text: some leave spaces out of them."""
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     tokenizer.no_truncation()

@@ -145,14 +145,14 @@ def _messages(row: Mapping[str, Any]) -> Example:
 
 
 def _prompt_completion(row: Mapping[str, Any]) -> Example:
-    return Example("conversations", (_continued(row, "completion"),))
+    return Example("conversations", (_read_continuation(row, "completion"),))
 
 
-def _labelled(row: Mapping[str, Any]) -> Example:
+def _read_labelled(row: Mapping[str, Any]) -> Example:
     label = row["label"]
     if label not in (True, False, 0, 1):
         raise BadRow("bad_label", f"label {label!r}; there are: true, false")
-    return Example("labelled", (_continued(row, "completion"),), int(label))
+    return Example("labelled", (_read_continuation(row, "completion"),), int(label))
 
 
 def _steps(row: Mapping[str, Any]) -> Example:
@@ -166,7 +166,7 @@ def _steps(row: Mapping[str, Any]) -> Example:
         raise BadRow("bad_label", f"`labels` is no list of {len(steps)}, one for each step")
     if bad := [each for each in labels or () if each not in (True, False, 0, 1)]:
         raise BadRow("bad_label", f"label {bad[0]!r}; there are: true, false")
-    chat = _continued({**row, "completions": "\n".join(steps)}, "completions")
+    chat = _read_continuation({**row, "completions": "\n".join(steps)}, "completions")
     return Example("steps", (chat,), steps=steps, step_labels=tuple(map(int, labels or ())))
 
 
@@ -175,7 +175,7 @@ def _pairs(row: Mapping[str, Any]) -> Example:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     if "prompt" not in row:
         row = {**row, **_with_prompt(row["chosen"], row["rejected"])}
-    pair = tuple(_continued(row, name) for name in ("chosen", "rejected"))
+    pair = tuple(_read_continuation(row, name) for name in ("chosen", "rejected"))
     if pair[0] == pair[1]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     return Example("pairs", pair)
@@ -217,7 +217,7 @@ def _with_system(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[M
     return (Message("system", _string(system, "system")), *messages)
 
 
-def _continued(row: Mapping[str, Any], name: str) -> Conversation:
+def _read_continuation(row: Mapping[str, Any], name: str) -> Conversation:
     """The prompt and what field `name` says after it, which alone is trained on."""
     prompt = _with_system(_turns(row["prompt"], "user", "prompt"), row)
     answer = _turns(row[name], ASSISTANT, name)
@@ -226,7 +226,7 @@ def _continued(row: Mapping[str, Any], name: str) -> Conversation:
     if not any(each.role == ASSISTANT and each.says_something for each in answer):
         raise BadRow("no_answer", f"`{name}` has no text of the assistant")
     whole = Conversation(prompt + answer, tools_of(row.get("tools")))
-    return whole.trained_from(len(prompt))
+    return whole.train_from(len(prompt))
 
 
 def _turns(value: Any, role: str, what: str) -> tuple[Message, ...]:
@@ -254,11 +254,13 @@ def _dialogue(text: str) -> tuple[Message, ...]:
 def _with_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
     """Prompt, chosen and rejected of two conversations that begin alike."""
     if not isinstance(chosen, str) or not isinstance(rejected, str):
-        return _split(messages_of(chosen, "chosen"), messages_of(rejected, "rejected"))
+        return _split_shared_prompt(
+            messages_of(chosen, "chosen"), messages_of(rejected, "rejected")
+        )
     check_unicode([chosen, rejected])
     turns = [_dialogue(chosen), _dialogue(rejected)]
     if all(turns):
-        return _split(*turns)
+        return _split_shared_prompt(*turns)
     same = next(
         (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
         min(len(chosen), len(rejected)),
@@ -274,7 +276,7 @@ def _with_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
     }
 
 
-def _split(chosen: Sequence[Message], rejected: Sequence[Message]) -> dict[str, Any]:
+def _split_shared_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -> dict[str, Any]:
     """As `_with_prompt`, of messages: what is left of each holds an answer."""
     shorter = min(len(chosen), len(rejected))
     same = next((n for n in range(shorter) if chosen[n] != rejected[n]), shorter)
@@ -302,7 +304,7 @@ _READERS: Mapping[RowFormat, Callable[[Mapping[str, Any]], Example]] = {
     "messages": _messages,
     "prompt_completion": _prompt_completion,
     "pairs": _pairs,
-    "labelled": _labelled,
+    "labelled": _read_labelled,
     "steps": _steps,
     "alpaca": _alpaca,
     "sharegpt": _sharegpt,

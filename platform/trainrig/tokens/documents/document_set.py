@@ -20,7 +20,7 @@ from trainrig.corpus.document import document_id
 from trainrig.corpus.files.measured_documents import KEPT
 from trainrig.errors import DataError
 from trainrig.splits import Split
-from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.files import name_files, paths_of
 from trainrig.tokens.documents.formats import FORMATS, StagePart, value_of
 
 # Bytes of text that a split is made of unless the caller says otherwise: some 16 million tokens,
@@ -125,7 +125,7 @@ class DocumentSet:
             cuts = [
                 threads.submit(_pieces, number, table, path, name, split_bytes)
                 for number, table in enumerate(self.tables)
-                for path, name in zip(table.paths, named(table.paths), strict=True)
+                for path, name in zip(table.paths, name_files(table.paths), strict=True)
             ]
             pieces = [piece for cut in cuts for piece in cut.result()]
         return [
@@ -165,7 +165,7 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
         else:
             paths = tuple(paths_of(table.kind, table.paths))
             # The names of files come to stand in shards, so they are part of what is read.
-            named_keys = zip(named(paths), map(storage.content_key, paths), strict=True)
+            named_keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
             inputs[role] = manifest.digest([list(each) for each in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
     return DocumentSet(tuple(tables), inputs, sums)

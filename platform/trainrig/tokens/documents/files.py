@@ -23,7 +23,7 @@ def paths_of(kind: str, patterns: Sequence[str]) -> list[str]:
     ]
 
 
-def named(paths: Sequence[str]) -> list[str]:
+def name_files(paths: Sequence[str]) -> list[str]:
     """What each file is known by: its path below the folder that all of them lie in.
 
     Of files on disk and on S3 no folder holds all, so each kind has one of its own, and names begin

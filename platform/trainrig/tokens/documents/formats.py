@@ -112,7 +112,7 @@ def _damage_told(path: str, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
+def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     told = _damage_told(path, "Parquet")
@@ -122,7 +122,7 @@ def _opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
 
 def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """Row groups, as many together as stay within `part_bytes`."""
-    with _opened_parquet(path) as file:
+    with _open_parquet(path) as file:
         _check_columns(path, columns, file.schema_arrow.names)
         weights = [
             sum(
@@ -151,7 +151,7 @@ def parquet_batches(
     piece: StagePart, columns: Sequence[str] = ()
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a part of a Parquet file as Arrow has them, each batch with its first place."""
-    with _opened_parquet(piece.path) as file:
+    with _open_parquet(piece.path) as file:
         groups = range(piece.begin, piece.end)
         place = sum(file.metadata.row_group(number).num_rows for number in range(piece.begin))
         for batch in file.iter_batches(
@@ -184,7 +184,7 @@ def rows_of(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _opened_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+def _open_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Schema and record batches of an IPC stream or file."""
     import pyarrow as pa
 
@@ -204,13 +204,13 @@ def _opened_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatc
 
 def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """The whole file: a stream has no table of contents to find a part by."""
-    with _opened_arrow(path) as (schema, _):
+    with _open_arrow(path) as (schema, _):
         _check_columns(path, columns, schema.names)
     return [FilePart(0, 1, storage.size(path), whole=True)]
 
 
 def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
-    with _opened_arrow(piece.path) as (schema, batches):
+    with _open_arrow(piece.path) as (schema, batches):
         names = _outer(columns, schema)
         place = 0
         for batch in batches:
@@ -255,13 +255,13 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
         elif line == TORN:
             yield place, "torn_file"
         elif not line.isspace():
-            yield place, _parsed(line, first=place == 0)
+            yield place, _parse_line(line, first=place == 0)
 
 
 TORN = b""  # stands for what follows where a packed file breaks off
 
 
-def _parsed(line: bytes, first: bool) -> Row:
+def _parse_line(line: bytes, first: bool) -> Row:
     try:
         row = json.loads(line.decode("utf-8-sig" if first else "utf-8"))
     except UnicodeDecodeError:
@@ -274,7 +274,7 @@ def _parsed(line: bytes, first: bool) -> Row:
 def _lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
     """The lines that begin in the piece, each with its place; None for one that is too long."""
     try:
-        with storage.open_read(piece.path) as packed, unpacked(piece.path, packed) as stream:
+        with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
             if place > 0:  # the line that begins before belongs to whoever reads before
@@ -309,7 +309,7 @@ def _skip_line(stream: BinaryIO) -> int:
 
 
 @contextmanager
-def unpacked(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
+def unpack_file(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
     """The bytes of the open file `packed`, whose `path` tells how it is packed."""
     if path.endswith(".gz"):
         with gzip.open(packed, "rb") as stream:

@@ -101,7 +101,7 @@ class Mixture:
             for number, source in enumerate(self.sources)
         }
 
-    def owed_after(self, samples: int) -> dict[str, Fraction]:
+    def compute_owed_after(self, samples: int) -> dict[str, Fraction]:
         """Samples by which each source is behind its share after the first `samples`."""
         counts = self.counts(samples)
         return {
@@ -110,7 +110,7 @@ class Mixture:
         }
 
 
-def carried(owed: Mapping[str, Fraction], weights: Mapping[str, float]) -> dict[str, Fraction]:
+def carry_over(owed: Mapping[str, Fraction], weights: Mapping[str, float]) -> dict[str, Fraction]:
     """What of `owed` a stretch of `weights` begins with.
 
     A source of weight 0 can neither be paid nor pay: what it is owed or has had too much is written

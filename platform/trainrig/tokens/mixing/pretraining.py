@@ -116,7 +116,7 @@ class PretrainBatches:
         self._layout, self.corruption = layout, corruption
         together = settings.longest_length // settings.base_length
         counts = {source: self._layout.windows(source) // together for source in self.sources}
-        stages = settings.resolved()
+        stages = settings.resolve_stages()
         weights = [_weights(stage, settings, counts, shards) for stage in stages]
         read = [source for source in counts if any(each.get(source, 0) for each in weights)]
         # Too short for one row, where no weights ask for them.
@@ -194,7 +194,9 @@ class PretrainBatches:
         samples = np.arange(first, first + stage.micro_batch, dtype=np.int64)
         return samples, self.timeline.places(samples)
 
-    def _chosen(self, step: int, index: int) -> tuple[Integers, Places, list[tuple[str, int]]]:
+    def _choose_samples(
+        self, step: int, index: int
+    ) -> tuple[Integers, Places, list[tuple[str, int]]]:
         """Of micro-batch `index` of `step`: [B] samples, what they are, and the source and first
         window of each. Raises as `micro_batch` does."""
         samples, places = self._samples(step, index)

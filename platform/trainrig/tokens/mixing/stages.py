@@ -140,7 +140,7 @@ class BatchSettings(BatchSizes):
                         f"stages: one from step {each.from_step} sets the size of batches, which "
                         f"grow up to step {self.ramp.steps}; begin it there, or leave ramp out"
                     )
-        for stage in self.resolved():
+        for stage in self.resolve_stages():
             try:
                 check_divides(stage.global_batch, stage.micro_batch)
             except ValueError as error:
@@ -168,7 +168,7 @@ class BatchSettings(BatchSizes):
         yield self.sequence_length
         yield from (stage.sequence_length for stage in self.stages if stage.sequence_length)
 
-    def resolved(self) -> tuple[StageSizes, ...]:
+    def resolve_stages(self) -> tuple[StageSizes, ...]:
         """All stages, the base settings first."""
         first = self.ramp.start if self.ramp else self.global_batch
         last = StageSizes(0, 0, self.weights, self.sequence_length, first, self.micro_batch)
@@ -199,7 +199,7 @@ class BatchSettings(BatchSizes):
 
     def positions(self, steps: int) -> int:
         """Positions of all rows of the first `steps` steps."""
-        stages = self.resolved()
+        stages = self.resolve_stages()
         ends = [*(stage.from_step for stage in stages[1:]), steps]
         return sum(
             max(0, min(end, steps) - stage.from_step) * stage.global_batch * stage.sequence_length

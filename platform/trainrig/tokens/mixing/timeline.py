@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainrig.errors import ConfigError
-from trainrig.tokens.mixing.mixture import Mixture, carried
+from trainrig.tokens.mixing.mixture import Mixture, carry_over
 from trainrig.tokens.mixing.stages import StageSizes
 from trainrig.tokens.mixing.window_order import ReadPosition, SourceStage, WindowBlocks
 from trainrig.tokens.permutation import Integers
@@ -100,7 +100,7 @@ class Timeline:
             if not left:
                 self.end = first
                 return rows, owed
-            mixture = Mixture.of(left, carried(owed, left))
+            mixture = Mixture.of(left, carry_over(owed, left))
             self.segments.append(Segment(first, stage, mixture, dict(rows)))
             ends = [
                 first + mixture.sample_of(source, limit - rows[source])
@@ -113,7 +113,7 @@ class Timeline:
             count = int(end) - first
             for source, number in mixture.counts(count).items():
                 rows[source] += number
-            owed = mixture.owed_after(count)
+            owed = mixture.compute_owed_after(count)
             if end == past:
                 return rows, owed
             first = int(end)

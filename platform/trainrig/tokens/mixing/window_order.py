@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.tokens.permutation import Integers, permuted
+from trainrig.tokens.permutation import Integers, permute_indices
 
 # Blocks of a group. More make neighbours in a text less likely to meet in one batch; a change of
 # stage costs up to this many rows a source that are trained on only in part.
@@ -56,16 +56,18 @@ class WindowBlocks:
         """Blocks of this group of an epoch; the last one may have fewer than the others."""
         return min(self.per_group, self.count - group * self.per_group)
 
-    def permuted(self, epoch: int, positions: Integers) -> Integers:
+    def permute_blocks(self, epoch: int, positions: Integers) -> Integers:
         """[R] the blocks at `positions` of an epoch."""
-        return permuted(positions, self.count, f"{self.seed}\n{epoch}\n{self.source}")
+        return permute_indices(positions, self.count, f"{self.seed}\n{epoch}\n{self.source}")
 
     def group_order(self, epoch: int, group: int, span: int, places: Integers) -> Integers:
         """[R] which of a group's rows, numbered in the order of its blocks, are at `places`."""
         rows = self.in_group(group) * (self.length // span)
         if rows == 1:
             return np.zeros_like(places)
-        return permuted(places, rows, f"{self.seed}\n{epoch}\n{self.source}\n{group}\n{span}")
+        return permute_indices(
+            places, rows, f"{self.seed}\n{epoch}\n{self.source}\n{group}\n{span}"
+        )
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class SourceStage:
         blocks += groups * self.blocks.per_group
         for epoch in set(epochs.tolist()):
             of = epochs == epoch
-            blocks[of] = self.blocks.permuted(epoch, blocks[of])
+            blocks[of] = self.blocks.permute_blocks(epoch, blocks[of])
         windows: Integers = blocks * self.blocks.length + parts * self.span
         return windows
 

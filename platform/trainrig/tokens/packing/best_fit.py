@@ -15,7 +15,7 @@ import numpy as np
 from trainrig.tokens.permutation import Integers
 
 
-def packed(lengths: Integers, capacity: int) -> Integers:
+def pack_best_fit(lengths: Integers, capacity: int) -> Integers:
     """[N] the row that each piece goes to; rows are numbered from 0 in the order they are begun.
 
     `lengths`: [N], from 1 to `capacity` tokens. Of pieces of one length the first goes first; of
@@ -59,15 +59,15 @@ class _OpenRows:
         if needed < len(rows):
             self._queues[space].appendleft(rows[needed:])
         self._any[space] = bool(self._queues[space])
-        return self._put(rows[:needed], space, length, count)
+        return self._put_pieces(rows[:needed], space, length, count)
 
     def _begin(self, length: int, count: int) -> Integers:
         needed = -(-count // (self._capacity // length))
         rows = np.arange(self._begun, self._begun + needed)
         self._begun += needed
-        return self._put(rows, self._capacity, length, count)
+        return self._put_pieces(rows, self._capacity, length, count)
 
-    def _put(self, rows: Integers, space: int, length: int, count: int) -> Integers:
+    def _put_pieces(self, rows: Integers, space: int, length: int, count: int) -> Integers:
         """Put up to `count` pieces into `rows`, which have `space` left: the row of each piece."""
         each = space // length
         taken = np.repeat(rows, each)[:count]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from trainrig.manifest import FileSum
-from trainrig.tokens.packing.best_fit import packed
+from trainrig.tokens.packing.best_fit import pack_best_fit
 from trainrig.tokens.packing.plan_files import Arrays, Entries, write_plan
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -126,7 +126,7 @@ def _share_rows(
     starts: Integers, lengths: Integers, continues: Integers, sequence_length: int
 ) -> PackedRows:
     """Pieces of at most a row each, packed. `continues`: [P] whether a document began before."""
-    row_of = packed(lengths, sequence_length + 1)
+    row_of = pack_best_fit(lengths, sequence_length + 1)
     order = np.argsort(row_of * 2 + ~continues, kind="stable")
     pieces = np.bincount(row_of)
     row_ends = np.cumsum(pieces)

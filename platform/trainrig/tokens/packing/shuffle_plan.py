@@ -12,7 +12,7 @@ import numpy as np
 
 from trainrig.manifest import FileSum
 from trainrig.tokens.packing.plan_files import Arrays, Entries, write_plan
-from trainrig.tokens.permutation import Integers, permuted
+from trainrig.tokens.permutation import Integers, permute_indices
 from trainrig.tokens.shards.token_shards import TokenShards
 
 NAME = "shuffle"
@@ -56,7 +56,7 @@ def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts
     count = len(ends)
     for begin in range(0, count, CHUNK):
         past = min(count, begin + CHUNK)
-        places = permuted(np.arange(begin, past), count, f"documents\n{seed}\n{source}")
+        places = permute_indices(np.arange(begin, past), count, f"documents\n{seed}\n{source}")
         bounds = shards.document_starts(source, np.arange(begin, past + 1))
         starts[places] = bounds[:-1]
         ends[places] = np.diff(bounds)  # lengths, until the next loop

@@ -18,7 +18,7 @@ import numpy as np
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.packing.best_fit import packed
+from trainrig.tokens.packing.best_fit import pack_best_fit
 from trainrig.tokens.packing.layout import check_windows
 from trainrig.tokens.packing.plan_files import Arrays, Entries, PackingPlanFiles, write_plan
 from trainrig.tokens.permutation import Integers
@@ -59,7 +59,7 @@ def write_whole_plan(
                     lengths = _lengths(shards, source, numbers)
                     if lengths.max() > sequence_length + 1:
                         raise ValueError(f"{source}: a document of {lengths.max()} ids in one row")
-                    row_of = packed(lengths, sequence_length + 1)
+                    row_of = pack_best_fit(lengths, sequence_length + 1)
                     found = {
                         "row_ends": np.cumsum(np.bincount(row_of)) + entries[source]["documents"],
                         "documents": numbers[np.argsort(row_of, kind="stable")],

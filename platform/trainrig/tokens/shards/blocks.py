@@ -77,7 +77,7 @@ class BlockCache(Settings):
                 data = os.pread(file.fileno(), end - begin, begin)
                 os.utime(file.fileno())  # used now
                 return data
-        block = _fetched(path, number, size)
+        block = _fetch_block(path, number, size)
         self._keep(kept, block)
         return block[begin:end]
 
@@ -110,7 +110,7 @@ def _warn_once(folder: str, problem: str) -> None:
     )
 
 
-def _fetched(path: str, number: int, size: int) -> bytes:
+def _fetch_block(path: str, number: int, size: int) -> bytes:
     first = number * BLOCK
     try:
         block = storage.read_range(path, first, first + size)

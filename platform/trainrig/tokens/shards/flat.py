@@ -123,7 +123,7 @@ class FlatArray:
         the search looks at on its way."""
         if begin == end or not wanted.size:
             return np.full(wanted.shape, begin, dtype=np.int64)
-        found = begin + np.searchsorted(self._mapped()[begin:end], wanted, side)
+        found = begin + np.searchsorted(self._map_file()[begin:end], wanted, side)
         before = self.take(np.maximum(found - 1, begin))
         behind = self.take(np.minimum(found, end - 1))
         right = side == "right"
@@ -142,10 +142,10 @@ class FlatArray:
         """Bisects over the first elements of fetched blocks, then of those that have a sum, then
         within the one that is left."""
         for size in (BLOCK, SUMMED):
-            begin, end = self._narrowed(value, side, begin, end, size // self.dtype.itemsize)
+            begin, end = self._narrow_range(value, side, begin, end, size // self.dtype.itemsize)
         return begin + int(np.searchsorted(self.read(begin, end), value, side))
 
-    def _narrowed(
+    def _narrow_range(
         self, value: Any, side: Literal["left", "right"], begin: int, end: int, per_block: int
     ) -> tuple[int, int]:
         """What of the elements `begin` up to `end` lies in the block that `value` would go into."""
@@ -211,11 +211,11 @@ class FlatArray:
         try:
             content = storage.content_key(self.path)
         except FileNotFoundError:
-            raise self._gone() from None
+            raise self._gone_error() from None
         self._check(int(content.partition("-")[0]))
         return content
 
-    def _mapped(self) -> NDArray[Any]:
+    def _map_file(self) -> NDArray[Any]:
         """The whole array as a view of its file on disk."""
         return self._map_of_file().array
 
@@ -233,7 +233,7 @@ class FlatArray:
                 f"{self.dtype.itemsize} bytes are {expected}; it has changed since it was opened"
             )
 
-    def _gone(self) -> DataError:
+    def _gone_error(self) -> DataError:
         return DataError(f"{self.path}: gone since it was opened")
 
 
@@ -261,7 +261,7 @@ class _OpenMaps:
         """The map of `array`, made if need be."""
         with self._lock:
             if array._map is None:
-                array._map = self._opened(array)
+                array._map = self._open_map(array)
                 self._arrays[id(array)] = weakref.ref(array)  # one that is gone keeps its place
             self._arrays.move_to_end(id(array))
             while len(self._arrays) > MAPS:
@@ -270,11 +270,11 @@ class _OpenMaps:
                     oldest._map = None
             return array._map
 
-    def _opened(self, array: FlatArray) -> _Map:
+    def _open_map(self, array: FlatArray) -> _Map:
         try:
             return _Map(array.path, array.dtype, len(array))
         except FileNotFoundError:
-            raise array._gone() from None
+            raise array._gone_error() from None
         except ValueError:  # an empty file cannot be mapped
             array._check(0)
             raise

@@ -47,7 +47,7 @@ def spread(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, in
         start, run = past, run + 1
 
 
-def grouped(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]:
+def group_by_run(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]:
     """The runs that `places` lie in, each with an index of those; none for one past the last."""
     if not places.size:
         return

@@ -230,7 +230,7 @@ class Shard:
                     low, high = max(begin - first, 0), min(end - first, rows)
                     if low < high:
                         table = file.read_row_group(group, list(_INDEXED))
-                        found += map(_indexed, table.slice(low, high - low).to_pylist())
+                        found += map(_parse_indexed, table.slice(low, high - low).to_pylist())
                     first += rows
         except FileNotFoundError:
             raise DataError(f"{path}: gone since it was opened") from None
@@ -248,7 +248,7 @@ def _open_index(stream: BinaryIO) -> Any:
 _INDEXED = IndexedDocument.__dataclass_fields__
 
 
-def _indexed(row: Mapping[str, Any]) -> IndexedDocument:
+def _parse_indexed(row: Mapping[str, Any]) -> IndexedDocument:
     return IndexedDocument(**row)
 
 

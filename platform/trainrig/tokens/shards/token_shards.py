@@ -21,7 +21,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.runs import DocumentRuns, grouped, runs_of, spread
+from trainrig.tokens.shards.runs import DocumentRuns, group_by_run, runs_of, spread
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
@@ -156,7 +156,7 @@ class TokenShards:
         of = self._runs[source]
         _check_inside(numbers, self.document_count(source), f"{source}: document")
         found = np.empty(numbers.shape, dtype=np.int64)
-        for run, here in grouped(of.document_ends, numbers):
+        for run, here in group_by_run(of.document_ends, numbers):
             places = numbers[here] - of.documents_before(run) + of.first_documents[run]
             found[here] = self._shards[of.shards[run]].arrays[array].take(places)
         return found
@@ -170,7 +170,7 @@ class TokenShards:
         of = self._runs[source]
         _check_inside(numbers, self.document_count(source) + 1, f"{source}: document")
         starts = np.full(numbers.shape, self.tokens(source), dtype=np.int64)
-        for run, here in grouped(of.document_ends, numbers):
+        for run, here in group_by_run(of.document_ends, numbers):
             first = of.first_documents[run]
             places = numbers[here] - of.documents_before(run) + first
             found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
@@ -189,7 +189,7 @@ class TokenShards:
         of = self._runs[source]
         _check_inside(positions, self.tokens(source), f"{source}: token")
         numbers = np.empty(positions.shape, dtype=np.int64)
-        for run, here in grouped(of.token_ends, positions):
+        for run, here in group_by_run(of.token_ends, positions):
             first = of.first_documents[run]
             past = first + of.document_ends[run] - of.documents_before(run)
             places = positions[here] - of.tokens_before(run) + of.first_tokens[run]

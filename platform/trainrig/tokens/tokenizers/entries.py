@@ -122,7 +122,7 @@ def _reading(decoder: Any, where: str, as_brought: bool) -> Callable[[str], byte
             case _ if as_brought and spelling and _strips_leading_space(step):
                 pass
             case _:
-                raise DataError(f"{where}: decoder {_named(step)}: {_LOSSLESS}")
+                raise DataError(f"{where}: decoder {_describe_step(step)}: {_LOSSLESS}")
     if spelling is None:
         raise DataError(f"{where}: decoder Replace alone has no entry for every byte; {_LOSSLESS}")
     read = spelling
@@ -135,7 +135,7 @@ def _reading(decoder: Any, where: str, as_brought: bool) -> Callable[[str], byte
     return read_replaced if replacements else read
 
 
-def _named(step: Mapping[str, Any]) -> str:
+def _describe_step(step: Mapping[str, Any]) -> str:
     if step["type"] == "Strip":
         return "Strip takes off spaces that text may have had"
     return f"{step['type']} is none whose entries have bytes of their own"

@@ -59,12 +59,12 @@ class Imported(Settings):
         description = _read(self.path)
         description |= {"truncation": None, "padding": None}  # either would change texts unseen
         # As the library writes what it read: all there, and in the form of today.
-        description = json.loads(_parsed(description, self.path).to_str())
+        description = json.loads(_parse_tokenizer(description, self.path).to_str())
         if spaces_are_marked(description):
             description = with_spaces(description)
         elif self.drop_normalizer:
             description["normalizer"] = None
-        tokenizer = _parsed(description, self.path)
+        tokenizer = _parse_tokenizer(description, self.path)
         _add_missing_roles(tokenizer)
         _check_round_trip(tokenizer, self.path)
         return bytes(tokenizer.to_str(), "utf-8")
@@ -84,7 +84,7 @@ def _read(path: str) -> dict[str, Any]:
     return description
 
 
-def _parsed(description: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
+def _parse_tokenizer(description: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises nothing more exact
@@ -110,7 +110,7 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
     special = _special(tokenizer)
     entries = entry_bytes(tokenizer, set(special.values()), where)
     for text in (*PROBES, *_around_names(special)):
-        ids = _encoded(tokenizer, text, where)
+        ids = _encode_text(tokenizer, text, where)
         made = sorted(set(ids) & set(special.values()))
         if made:
             raise DataError(
@@ -126,7 +126,7 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
             )
 
 
-def _encoded(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> list[int]:
+def _encode_text(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> list[int]:
     try:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
     except Exception as error:  # the library raises nothing more exact

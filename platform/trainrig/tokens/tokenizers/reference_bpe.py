@@ -42,11 +42,11 @@ def train(
         best = tied[0] if ties == "first_seen" else min(tied, key=_by(ids))
         learned.append(best)
         ids.setdefault("".join(best), len(ids))
-        pieces_of = {word: merged(pieces, best) for word, pieces in pieces_of.items()}
+        pieces_of = {word: merge_pair(pieces, best) for word, pieces in pieces_of.items()}
     return learned
 
 
-def merged(pieces: Sequence[str], pair: Pair) -> list[str]:
+def merge_pair(pieces: Sequence[str], pair: Pair) -> list[str]:
     """`pieces` with each occurrence of `pair` made one, from the left."""
     result: list[str] = []
     for piece in pieces:
@@ -66,7 +66,7 @@ def encode(word: str, merges: Sequence[Pair]) -> list[str]:
         possible = [p for p in itertools.pairwise(pieces) if p in rank]
         if not possible:
             return pieces
-        pieces = merged(pieces, min(possible, key=rank.__getitem__))
+        pieces = merge_pair(pieces, min(possible, key=rank.__getitem__))
 
 
 def _by(ids: dict[str, int]) -> Callable[[Pair], tuple[int, int]]:

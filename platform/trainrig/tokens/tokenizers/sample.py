@@ -57,7 +57,7 @@ def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSamplin
     Holds no more than 9/8 of the sample and one document of each source. Raises ConfigError if a
     weight is negative, names no source of the documents, or if all are 0.
     """
-    weights = _checked(settings.weights)
+    weights = _check_weights(settings.weights)
     pools = {name: _Pool() for name in weights}
     seen: set[str] = set()
     held, limit = 0, int(settings.bytes * (1 + SLACK))
@@ -73,7 +73,7 @@ def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSamplin
             held = _drop_surplus(pools, weights, settings.bytes)
     _check_named(settings.weights, seen)
     held = _drop_surplus(pools, weights, settings.bytes)
-    return _joined(pools, _shares(pools, weights, settings.bytes))
+    return _join_pools(pools, _shares(pools, weights, settings.bytes))
 
 
 class _Pool:
@@ -93,7 +93,7 @@ class _Pool:
         self.bytes += drawn.bytes
         return drawn.bytes
 
-    def cut(self, share: int) -> None:
+    def truncate(self, share: int) -> None:
         """Drop what comes after the text that reaches `share` bytes, at least 1.
 
         Shares only shrink as documents come, so what is dropped is never missed.
@@ -115,7 +115,7 @@ def _drop_surplus(
 ) -> int:
     """Cut each pool to its share of what has come so far; the bytes that are then held."""
     for name, share in _shares(pools, weights, sample_bytes).items():
-        pools[name].cut(share + 1)  # shares are rounded down; a pool at its share is not short
+        pools[name].truncate(share + 1)  # shares are rounded down; a pool at its share is not short
     return sum(pool.bytes for pool in pools.values())
 
 
@@ -141,7 +141,7 @@ def _shares(
     return shares
 
 
-def _joined(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> DrawnTexts:
+def _join_pools(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> DrawnTexts:
     chosen: list[_Drawn] = []
     for name, share in shares.items():
         pool = pools[name]
@@ -160,7 +160,7 @@ def _joined(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> DrawnTexts
     return DrawnTexts([drawn.text for drawn in chosen], dict(sorted(bytes_of.items())))
 
 
-def _checked(weights: Mapping[str, float] | None) -> dict[str, Fraction]:
+def _check_weights(weights: Mapping[str, float] | None) -> dict[str, Fraction]:
     """The pools' weights, those of 0 left out. Raises ConfigError for what cannot be shares."""
     if weights is None:
         return {EVERYTHING: Fraction(1)}

@@ -30,7 +30,7 @@ def spaces_are_marked(description: Mapping[str, Any]) -> bool:
         and _cuts_nothing(description.get("pre_tokenizer"))
         and bool(entries)
         and not any(" " in entry for entry in entries)
-        and all(token["content"] in entries for token in _marked(description))
+        and all(token["content"] in entries for token in _find_marked(description))
     )
 
 
@@ -38,14 +38,16 @@ def with_spaces(description: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer.json whose entries have spaces where those of `description` have marks."""
     model = dict(description["model"])
     if model["type"] == "BPE":
-        model["vocab"] = {_spaced(entry): number for entry, number in model["vocab"].items()}
-        model["merges"] = [[_spaced(part) for part in _pair(merge)] for merge in model["merges"]]
+        model["vocab"] = {_unmark_spaces(entry): number for entry, number in model["vocab"].items()}
+        model["merges"] = [
+            [_unmark_spaces(part) for part in _pair(merge)] for merge in model["merges"]
+        ]
     else:
-        model["vocab"] = [[_spaced(entry), score] for entry, score in model["vocab"]]
+        model["vocab"] = [[_unmark_spaces(entry), score] for entry, score in model["vocab"]]
     decoder = dict(description["decoder"])
     decoder["decoders"] = [step for step in decoder["decoders"] if step != _TO_SPACE]
     # Matched before the text was changed, so by nothing but a literal mark.
-    marked = _marked(description)
+    marked = _find_marked(description)
     return dict(description) | {
         "model": model,
         "normalizer": None,
@@ -63,7 +65,7 @@ def _entries(model: Mapping[str, Any]) -> set[str]:
     return set()
 
 
-def _marked(description: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _find_marked(description: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         token
         for token in description["added_tokens"]
@@ -78,7 +80,7 @@ def _cuts_nothing(pre_tokenizer: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _spaced(entry: str) -> str:
+def _unmark_spaces(entry: str) -> str:
     return entry.replace(SPACE_MARK, " ")
 
 

@@ -193,7 +193,7 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
     )
     while True:
         for _ in range(STEPS_OF_A_ROUND):
-            expected = corpus.expected_uses(probability)
+            expected = corpus.expect_uses(probability)
             probability = _probabilities(expected)
         size = int(alive.sum())
         if size <= wanted:

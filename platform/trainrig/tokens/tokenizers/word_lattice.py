@@ -68,7 +68,7 @@ class Lattice:
             piece=self.piece[kept],
         )
 
-    def expected_uses(self, probability: Floats) -> Floats:
+    def expect_uses(self, probability: Floats) -> Floats:
         """How often each piece is used, over all ways to cut each word by their probability. [P]
 
         Words that cannot be cut (a character of theirs is no piece) count for nothing.

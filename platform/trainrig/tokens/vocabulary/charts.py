@@ -41,7 +41,7 @@ def compression_chart(told: TokenizerReport) -> Chart:
         title,
         _bars(rows, "bytes per token"),
         label="Bars of bytes per token by source.",
-        caption=f"n = {counted(told.vocabulary.total.documents, 'document')}, "
+        caption=f"n = {format_count(told.vocabulary.total.documents, 'document')}, "
         f"{short(told.vocabulary.total.bytes)} bytes. {_which(told)} {_most(sources, 'source')}",
         table=_amounts("Text and tokens by source", "source", sources),
     )
@@ -66,7 +66,7 @@ def rivals_chart(told: TokenizerReport) -> Chart:
         title,
         figures.draw(partial(_plot_rivals, rivals=rivals), 250),
         label="Points of bytes per token against embedding parameters, one a vocabulary.",
-        caption=f"n = {counted(rivals[0].amount.documents, 'document')}, the same for each. "
+        caption=f"n = {format_count(rivals[0].amount.documents, 'document')}, the same for each. "
         f"Parameters: {formula}, at {told.channels:,} channels.",
         table=ReportTable(
             "Vocabularies on the same text",
@@ -131,7 +131,7 @@ def languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 def lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Entries by length in bytes."""
-    lengths = _drawn_lengths(vocabulary.lengths)
+    lengths = _group_lengths(vocabulary.lengths)
     return Chart(
         f"{percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
         figures.draw(partial(_plot_lengths, lengths=lengths), 240),
@@ -158,7 +158,7 @@ def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
     return ax
 
 
-def _drawn_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
+def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
     """One group a length, those beyond `LONGEST_DRAWN` together."""
     beyond = [group for group in lengths if int(group.name) > LONGEST_DRAWN]
     rest = [group for group in lengths if int(group.name) <= LONGEST_DRAWN]
@@ -226,7 +226,11 @@ def _first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
 
 def _most(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str:
     left_out = len(groups) - MOST_ROWS
-    return f"The {MOST_ROWS} largest; {counted(left_out, kind)} more below." if left_out > 0 else ""
+    return (
+        f"The {MOST_ROWS} largest; {format_count(left_out, kind)} more below."
+        if left_out > 0
+        else ""
+    )
 
 
 def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> ReportTable:
@@ -254,7 +258,7 @@ def _groups(caption: str, name: str, groups: Sequence[EntryGroup]) -> ReportTabl
     return ReportTable(caption, (name, "entries", "used"), rows)
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """`1 document`, `2 documents`, `3 entries`."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"

@@ -93,7 +93,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class MeasuredVocabulary:
-    """One vocabulary, measured. Entries are shown as `shown` writes them."""
+    """One vocabulary, measured. Entries are shown as `format_entry` writes them."""
 
     entries: int
     fingerprint: str  # of tokenizer.json
@@ -133,7 +133,7 @@ class TokenizerReport:
 
 def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> MeasuredVocabulary:
     """Measure `encoder` on `texts`; `seen` [entries] are occurrences in what it was trained on."""
-    ids = _encoded(encoder, [text.text for text in texts])
+    ids = _encode_texts(encoder, [text.text for text in texts])
     amounts = [_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
     used = _count(ids, encoder.vocabulary_size)
     special = set(encoder.special_ids.values())
@@ -156,12 +156,12 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
         lengths=_groups({n: f"{len(content[n])}" for n in entries}, used, key=int),
         scripts=_groups({n: script(content[n]) for n in entries}, used),
         unused=len(unused),
-        unused_examples=[shown(content[n]) for n in unused[:EXAMPLES]],
+        unused_examples=[format_entry(content[n]) for n in unused[:EXAMPLES]],
         never_seen=len(never_seen),
-        never_seen_examples=[shown(content[n]) for n in never_seen[:EXAMPLES]],
-        frequencies=_thinned([int(used[n]) for n in by_use]),
-        commonest=[(shown(content[n]), int(used[n])) for n in by_use[:EXAMPLES]],
-        longest=[shown(content[n]) for n in by_length[:EXAMPLES]],
+        never_seen_examples=[format_entry(content[n]) for n in never_seen[:EXAMPLES]],
+        frequencies=_thin_ranks([int(used[n]) for n in by_use]),
+        commonest=[(format_entry(content[n]), int(used[n])) for n in by_use[:EXAMPLES]],
+        longest=[format_entry(content[n]) for n in by_length[:EXAMPLES]],
         not_given_back=_not_given_back(encoder, texts, ids),
         cut=[encoder.decode_bytes([n]).decode(errors="backslashreplace") for n in cut_ids],
         cut_id=cut_text.id,
@@ -170,7 +170,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
 
 def rival(name: str, encoder: Encoder, texts: Sequence[MeasuredText], parameters: int) -> Rival:
     """`encoder` on `texts`. `parameters`: of the embedding and the head, for one entry."""
-    ids = _encoded(encoder, [text.text for text in texts])
+    ids = _encode_texts(encoder, [text.text for text in texts])
     amounts = (_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
     cost = encoder.vocabulary_size * parameters
     return Rival(name, encoder.vocabulary_size, sum(amounts, Amount()), cost)
@@ -223,13 +223,13 @@ def script(entry: bytes) -> str:
     return "white space" if text.isspace() else "punctuation and symbols"
 
 
-def shown(entry: bytes) -> str:
+def format_entry(entry: bytes) -> str:
     """An entry in visible characters: bytes that are no UTF-8 as \\xNN, spaces as ␣."""
     text = entry.decode(errors="backslashreplace")
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
 
-def _encoded(encoder: Encoder, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+def _encode_texts(encoder: Encoder, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
     return [
         ids
         for start in range(0, len(texts), BATCH_TEXTS)
@@ -262,7 +262,7 @@ def _groups(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[Ent
     return [EntryGroup(kind, entries[kind], in_use[kind]) for kind in order]
 
 
-def _thinned(counts: Sequence[int]) -> list[tuple[int, int]]:
+def _thin_ranks(counts: Sequence[int]) -> list[tuple[int, int]]:
     """(rank, occurrences) at ranks that lie evenly on a logarithmic axis, first and last kept."""
     if not counts:
         return []
@@ -289,7 +289,7 @@ def _not_given_back(
         if encoder.decode_bytes(some.tolist()) != text.text.encode()
     ]
     probe = probe_texts()
-    for number, some in enumerate(_encoded(encoder, probe)):
+    for number, some in enumerate(_encode_texts(encoder, probe)):
         if encoder.decode_bytes(some.tolist()) != probe[number].encode():
             wrong.append(f"probe {number}")
     return wrong

@@ -11,7 +11,7 @@ from trainrig import report
 from trainrig.report import Details, ReportTable, Section, Text, TextSample, percent, short
 from trainrig.tokens.vocabulary.charts import (
     compression_chart,
-    counted,
+    format_count,
     languages_chart,
     lengths_chart,
     ranks_chart,
@@ -35,7 +35,7 @@ def vocabulary_page(told: TokenizerReport) -> str:
             _rivals(told),
             Section("languages", "What a word costs", (languages_chart(vocabulary),)),
             _entries(vocabulary),
-            _cut(vocabulary),
+            _show_cut_document(vocabulary),
         ),
         commands=(
             report.PageCommand("trainrig tokenize RUN.toml", "Encode the documents with it"),
@@ -67,7 +67,7 @@ def _verdict(told: TokenizerReport) -> report.Verdict:
     kind = "held-out" if told.held_out else "training"
     sentence = (
         f"{vocabulary.total.bytes_per_token:.2f} bytes per token on "
-        f"{counted(vocabulary.total.documents, f'{kind} document')}"
+        f"{format_count(vocabulary.total.documents, f'{kind} document')}"
     )
     wrong = len(vocabulary.not_given_back)
     if wrong:
@@ -108,8 +108,8 @@ def _key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
             "Trained on",
             short(sampled),
             "bytes",
-            f"{counted(told.sampled_documents, 'document')} of "
-            f"{counted(len(told.sampled_bytes_of), 'source')}",
+            f"{format_count(told.sampled_documents, 'document')} of "
+            f"{format_count(len(told.sampled_bytes_of), 'source')}",
         ),
         report.KeyFigure(
             "Never seen",
@@ -154,21 +154,21 @@ def _examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
         "Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest)
     )
     yield Details("The commonest entries", (counts,))
-    yield Details("The longest entries", (_listed("by bytes", vocabulary.longest),))
+    yield Details("The longest entries", (_list_entries("by bytes", vocabulary.longest),))
     for where, count, some in (
         ("not used in the measured text", vocabulary.unused, vocabulary.unused_examples),
         ("never seen in training", vocabulary.never_seen, vocabulary.never_seen_examples),
     ):
         if count:
-            first = _listed(f"the {len(some)} of the lowest ids", some)
-            yield Details(f"{counted(count, 'entry')} {where}", (first,))
+            first = _list_entries(f"the {len(some)} of the lowest ids", some)
+            yield Details(f"{format_count(count, 'entry')} {where}", (first,))
 
 
-def _listed(label: str, entries: Sequence[str]) -> TextSample:
+def _list_entries(label: str, entries: Sequence[str]) -> TextSample:
     return TextSample(label, "  ".join(entries), "␣ is a space, ⏎ a line break, ⇥ a tab")
 
 
-def _cut(vocabulary: MeasuredVocabulary) -> Section:
+def _show_cut_document(vocabulary: MeasuredVocabulary) -> Section:
     sample = TextSample(
         f"document {vocabulary.cut_id}",
         BORDER.join(vocabulary.cut),
