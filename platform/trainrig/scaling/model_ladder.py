@@ -158,7 +158,7 @@ def find_ladder_model_of(
         depths = list(range(max(1, plain.model.layers // 3), plain.model.layers + 1))
         widths = sorted({width for by in (0.6, 0.8, 1.0) for width in _near(by * widths[0])})
 
-    def made(layers: int, channels: int, between: int) -> LadderModel:
+    def make(layers: int, channels: int, between: int) -> LadderModel:
         model = made_of(
             layers=layers,
             channels=channels,
@@ -173,11 +173,11 @@ def find_ladder_model_of(
         count = count_parameters(model)
         return LadderModel(model, count.layers, count.embedding + count.head)
 
-    def fitted(layers: int, channels: int) -> LadderModel:
+    def fit_width(layers: int, channels: int) -> LadderModel:
         """With the width between that comes nearest: parameters are linear in it."""
         step = _grain(channels).between
-        first, second = (made(layers, channels, step * n).parameters for n in (1, 2))
-        return made(
+        first, second = (make(layers, channels, step * n).parameters for n in (1, 2))
+        return make(
             layers, channels, step * max(1, 1 + round((parameters - first) / (second - first)))
         )
 
@@ -188,7 +188,7 @@ def find_ladder_model_of(
         widening = math.log(model.shape.feedforward_channels / model.channels / WIDENING) ** 2
         return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
 
-    return min((fitted(*sizes) for sizes in itertools.product(depths, widths)), key=strangeness)
+    return min((fit_width(*sizes) for sizes in itertools.product(depths, widths)), key=strangeness)
 
 
 def with_further_heads(found: LadderModel, heads: int) -> LadderModel:

@@ -13,7 +13,7 @@ from trainrig.scaling.laws.forms import Form, Kaplan, Parametric
 from trainrig.scaling.laws.pages.fit_page import fit_page
 from trainrig.scaling.laws.pages.fit_warnings import grave
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.regression.held_out import HoldOut, split
+from trainrig.scaling.laws.regression.held_out import HoldOut, split_held_out
 from trainrig.scaling.laws.regression.minimise import Huber
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.summary import lines
@@ -49,7 +49,7 @@ def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
 
 def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_kept_back() -> None:
     runs = table(CHINCHILLA)
-    forms = fit_forms(runs, split(runs, FEW.hold_out), None, Huber())
+    forms = fit_forms(runs, split_held_out(runs, FEW.hold_out), None, Huber())
     assert forms.chosen == "Parametric"
 
     def found(parametric: list[float], kaplan: list[float], kept: str = "abcd") -> LawForms:

@@ -16,7 +16,7 @@ from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import read_law
 from trainrig.scaling.laws.pages.fit_warnings import grave
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.regression.held_out import HoldOut, criterion, split
+from trainrig.scaling.laws.regression.held_out import HoldOut, criterion, split_held_out
 from trainrig.scaling.laws.regression.minimise import Huber
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.summary import lines
@@ -60,15 +60,15 @@ def test_a_law_holds_what_judges_it(fitted: Fitted) -> None:
 
 
 def test_the_largest_runs_are_kept_back_with_those_that_tie() -> None:
-    halves = split(table(), HoldOut(share=0.1))
+    halves = split_held_out(table(), HoldOut(share=0.1))
     assert (len(halves.rest), len(halves.largest)) == (30, 6)  # 4 wanted, 3 tie with the fourth
     assert halves.largest.flops_6nd.min() > halves.rest.flops_6nd.max()
     assert "6 runs of" in halves.rule
-    by_size = split(table(), HoldOut(by="parameters", share=0.1))
+    by_size = split_held_out(table(), HoldOut(by="parameters", share=0.1))
     assert set(by_size.largest.parameters) == {1e9}
     same = RunsTable.of(parameters=1e6, tokens=1e8, loss=[3.0, 3.1])
     with pytest.raises(DataError, match="2 of 2 runs would be kept back"):
-        split(same, HoldOut())
+        split_held_out(same, HoldOut())
 
 
 def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
@@ -121,7 +121,7 @@ def test_what_the_runs_do_not_say_is_not_made_up() -> None:
     with pytest.raises(DataError, match="36 of 36 runs do not say"):
         fit_law(table(), total, "web")
     with pytest.raises(DataError, match="--counts total"):
-        fit_law(table(embedding_parameters=1e6).counted_with_embeddings(), without, "web")
+        fit_law(table(embedding_parameters=1e6).count_embeddings(), without, "web")
     with pytest.raises(DataError, match="tokenized by 'other', not 'bpe-1k'"):
         fit_law(table(tokenizer="other"), named, "web")
 

@@ -82,15 +82,15 @@ def test_tables_are_joined_with_the_sources_of_either() -> None:
 def test_embeddings_are_counted_in_only_where_all_are_known() -> None:
     runs = three()
     with pytest.raises(DataError, match="1 of 3 runs do not say"):
-        runs.counted_with_embeddings()
-    total = runs.select(np.array([0, 2])).counted_with_embeddings()
+        runs.count_embeddings()
+    total = runs.select(np.array([0, 2])).count_embeddings()
     assert total.parameters.tolist() == [1.1e6, 4.3e6]
     assert total.flops_6nd.tolist() == pytest.approx([6.6e14, 5.16e15])
     assert (total.counts, total.flops[0]) == ("total", 6e14)
 
 
 def test_tables_that_count_differently_are_not_joined() -> None:
-    total = three().select(np.array([0])).counted_with_embeddings()
+    total = three().select(np.array([0])).count_embeddings()
     with pytest.raises(DataError, match="non-embedding, the other as total"):
         together([three(), total])
 

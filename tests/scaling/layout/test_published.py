@@ -13,7 +13,7 @@ from trainrig.scaling.layout.published import (
     MEGATRON,
     MPT,
     TORCHTITAN,
-    published_runs,
+    read_published_runs,
     table_rows,
 )
 
@@ -24,7 +24,7 @@ BANDS = {
     TORCHTITAN: (-0.10, 0.65),  # at 500 W, of which there is no peak
     MPT: (0.09, 0.47),
 }
-RUNS = list(published_runs())
+RUNS = list(read_published_runs())
 PAGE = Path(__file__).parents[3] / "docs/layouts.md"
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
 from trainrig.scaling.mixture.mean_of_targets import MeanProcess
-from trainrig.scaling.mixture.proposal import MixtureSearch, drawn, limited, propose
+from trainrig.scaling.mixture.proposal import MixtureSearch, draw_mixtures, limit_shares, propose
 
 SOURCES = ("web", "code", "books")
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
@@ -63,18 +63,18 @@ def test_no_source_gets_more_than_it_may_have(fitted):
 )
 def test_limited_shares_sum_to_one_within_their_limits(shares, limits):
     mixture = np.array([shares]) / sum(shares)
-    cut = limited(mixture, np.array(limits))
+    cut = limit_shares(mixture, np.array(limits))
     assert cut.sum() == pytest.approx(1)
     assert (cut <= np.array(limits) + 1e-12).all()
 
 
 def test_a_mixture_within_its_limits_stays_as_it_is():
     mixture = np.array([[0.5, 0.3, 0.2]])
-    assert limited(mixture, np.array([0.6, 1, 1])).tolist() == mixture.tolist()
+    assert limit_shares(mixture, np.array([0.6, 1, 1])).tolist() == mixture.tolist()
 
 
 def test_drawn_mixtures_lie_around_the_centre():
-    found = drawn(np.array([0.7, 0.2, 0.1]), 20_000, np.random.default_rng(0))
+    found = draw_mixtures(np.array([0.7, 0.2, 0.1]), 20_000, np.random.default_rng(0))
     assert found.sum(axis=1) == pytest.approx(np.ones(20_000))
     assert found.mean(axis=0) == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
     assert (found.max(axis=1) > 0.99).any() and (found.max(axis=1) < 0.7).any()

@@ -13,7 +13,7 @@ from trainrig.scaling.mixture.gaussian_process import GaussianProcess
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.mixing_law import MixingLaw
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, left_out_once, ranks
+from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, leave_one_out, ranks
 
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
 
@@ -101,7 +101,7 @@ def test_ranks_are_spearmans_ties_included():
 def test_both_regressions_order_runs_they_were_not_fitted_to():
     shares = mixtures(60)
     losses = law_losses(shares)[:, None]
-    assert left_out_once(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
+    assert leave_one_out(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
     assert law_in_folds(shares, losses, seed=0).rank_correlation > 0.999
 
 

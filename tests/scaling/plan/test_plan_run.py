@@ -14,7 +14,7 @@ from trainrig.job import exit_codes
 from trainrig.objectives import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.laws.law import write_law
-from trainrig.scaling.laws.objective_names import written
+from trainrig.scaling.laws.objective_names import serialise_objective
 from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.plan import read_plan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
@@ -71,7 +71,7 @@ def test_a_law_of_another_objective_plans_a_run_of_it(
     kind: str, corrupted_tokens: str, tokens: str, tmp_path: Path
 ) -> None:
     objective = OBJECTIVES[kind]
-    of_it = {"objective": written(objective), "parameters_count": "non-embedding"}
+    of_it = {"objective": serialise_objective(objective), "parameters_count": "non-embedding"}
     write_law(str(tmp_path / "law.json"), law("hoffmann").model_copy(update=of_it))
     path = tmp_path / "planned.toml"
     found, lines = answer(

@@ -14,7 +14,7 @@ from trainrig.models.decoder import count_parameters
 from trainrig.objectives import MaskedLM, MultiTokenPrediction, SpanCorruption
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.objective_names import written
+from trainrig.scaling.laws.objective_names import serialise_objective
 from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.planner import PlanRequest, make_plan
@@ -163,19 +163,19 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     asked = {"flops": 1e20, "devices": 8}
     spans = SpanCorruption(joined=True)
     plain = planned(by, **asked)
-    wide = planned(by.model_copy(update={"objective": written(spans)}), **asked)
+    wide = planned(by.model_copy(update={"objective": serialise_objective(spans)}), **asked)
     assert wide.placement.memory == step_memory(
         wide.model, laid_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
         spans.row_length(2048),
     ).total  # fmt: skip
     assert wide.size.tokens == plain.size.tokens
     falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)
-    plan = planned(by.model_copy(update={"objective": written(falling)}), gpu_days=10.0)
+    plan = planned(by.model_copy(update={"objective": serialise_objective(falling)}), gpu_days=10.0)
     steps = plan.recipe.steps
     each = position_flops(falling, plan.model, 2048, steps)
     assert plan.size.flops == each * plan.size.tokens
     assert plan.cost.device_days == pytest.approx(10.0, rel=0.01)
-    several = by.model_copy(update={"objective": written(MultiTokenPrediction())})
+    several = by.model_copy(update={"objective": serialise_objective(MultiTokenPrediction())})
     assert planned(several, **asked).model.further_heads == 3
 
 

@@ -11,14 +11,14 @@ from trainrig.scaling.sweep.search_settings import (
     RateSearch,
     Tried,
     best,
-    drawn_pair,
-    named_pair,
+    find_pair,
+    name_drawn_pair,
     pairs,
     read_found,
     rungs,
     write_found,
 )
-from trainrig.scaling.sweep.search_trials import chosen
+from trainrig.scaling.sweep.search_trials import choose_pair
 
 SEARCH = RateSearch(
     parameters=1e4, tokens=1e5, rate_factors=(2.0, 0.5, 1.0), batch_factors=(1.0, 0.5)
@@ -28,8 +28,10 @@ SEARCH = RateSearch(
 def test_a_grid_tries_each_rate_with_each_batch():
     assert len(pairs(SEARCH)) == 6 and RateBatchPair(0.5, 1.0) in pairs(SEARCH)
     for pair in pairs(RateSearch(parameters=1e4, tokens=1e5, rate_factors=(1e-7, 1 / 3, 3e8))):
-        assert named_pair(pair.name) == pair
-    assert drawn_pair(SEARCH, {"rate": 1 / 3, "batch": 2 / 3}) == RateBatchPair(0.333333, 0.666667)
+        assert find_pair(pair.name) == pair
+    assert name_drawn_pair(SEARCH, {"rate": 1 / 3, "batch": 2 / 3}) == RateBatchPair(
+        0.333333, 0.666667
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_a_search_in_which_all_diverged_says_so(tmp_path):
         output = str(tmp_path)
 
     with pytest.raises(DataError, match=r"all 1 pairs .* lower search\.rate_factors"):
-        chosen(Swept(), [Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=False)])
+        choose_pair(Swept(), [Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=False)])
 
 
 def test_a_search_among_one_is_refused():

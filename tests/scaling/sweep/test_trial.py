@@ -21,7 +21,7 @@ from trainrig.scaling.sweep import trial as trial_module
 from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair
-from trainrig.scaling.sweep.sweep_table import noise, stated, summary, table
+from trainrig.scaling.sweep.sweep_table import noise, state_design, summary, table
 from trainrig.scaling.sweep.task_scores import check_tasks
 from trainrig.scaling.sweep.trial import Alone, StopFile, is_complete, read_diverged, train_trial
 from trainrig.scaling.sweep.trials import folder_of, look_at, plan
@@ -240,7 +240,7 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     spread, freedom = noise(runs)
     assert freedom == 1
     assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
-    named = json.loads(stated(sweep, trials))
+    named = json.loads(state_design(sweep, trials))
     assert [each["trial"] for each in named] == [trial.name for trial in trials]
 
 

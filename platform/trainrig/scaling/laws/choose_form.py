@@ -123,12 +123,12 @@ class LawForms:
         assert self.best is not None  # asked before
         return self.judged[kind].error <= self.judged[self.best].error + self._standard_error
 
-    def compared(self) -> tuple[Compared, ...]:
+    def compare_forms(self) -> tuple[Compared, ...]:
         """The chosen form, then the others."""
         others = (kind for kind in self.fits if kind != self.chosen)
-        return tuple(self._compared(kind) for kind in (self.chosen, *others))
+        return tuple(self._compare_form(kind) for kind in (self.chosen, *others))
 
-    def _compared(self, kind: Kind) -> Compared:
+    def _compare_form(self, kind: Kind) -> Compared:
         fit, judged = self.fits[kind], self.judged.get(kind)
         return Compared(
             form=fit.form,
@@ -159,7 +159,7 @@ def fit_forms(
             fits[kind] = _fit(runs, kind, loss)
             if halves is not None:
                 tell(f"fitting {kind} without the runs kept back")
-                judged[kind] = _judged(halves, form_fitter(kind, loss))
+                judged[kind] = _judge_form(halves, form_fitter(kind, loss))
         except DataError:
             if kind == first:
                 raise
@@ -178,7 +178,7 @@ def repeating(runs: RunsTable) -> int:
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
-def _judged(halves: HeldOutSplit, fitter: FitForm) -> Judged:
+def _judge_form(halves: HeldOutSplit, fitter: FitForm) -> Judged:
     try:
         fit = fitter(halves.rest)
     except DataError as why:

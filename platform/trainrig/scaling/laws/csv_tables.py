@@ -191,7 +191,7 @@ def _gadre(table: Csv) -> RunsTable:
         loss=losses["c4_val"],
         losses=losses,
         tokenizer="gpt-neox",
-    ).counted_with_embeddings()
+    ).count_embeddings()
 
 
 # Non-embedding parameters, and training FLOPs a token, of the models named in Bhagia et al.

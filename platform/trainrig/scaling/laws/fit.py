@@ -37,7 +37,7 @@ from trainrig.scaling.laws.law import (
 )
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
-from trainrig.scaling.laws.regression.held_out import HeldOutSplit, HoldOut, judge, split
+from trainrig.scaling.laws.regression.held_out import HeldOutSplit, HoldOut, judge, split_held_out
 from trainrig.scaling.laws.regression.minimise import Huber, Loss
 from trainrig.scaling.laws.regression.profile import Profile, profiles, with_profiles
 from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, together
@@ -98,9 +98,9 @@ def fit_law(
     and says so, unless `settings` say themselves how many are to be kept back.
     """
     told = progress or Progress.silent()
-    screened = screen(counted(runs, settings.counts), settings.exclusions)
+    screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
     tokenizer = _tokenizer(screened.runs, settings.tokenizer)
-    forms, halves, not_judged = _judged_forms(screened.runs, settings, told)
+    forms, halves, not_judged = _judge_forms(screened.runs, settings, told)
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
     held_out = None
@@ -131,21 +131,21 @@ def fit_law(
         ),
         held_out=held_out,
         not_judged=not_judged,
-        compared=forms.compared(),
+        compared=forms.compare_forms(),
         approaches=_approaches(screened, forms.chosen, estimates, settings),
         tasks=tasks,
         tasks_refused=tasks_refused,
         source=source,
-        made_by=made_by(),
+        made_by=list_versions(),
     )
     return Fitted(law, screened.runs, screened.along, profiled, settings)
 
 
-def _judged_forms(
+def _judge_forms(
     runs: RunsTable, settings: LawFit, told: Progress
 ) -> tuple[LawForms, HeldOutSplit | None, str]:
     """The forms, the runs kept back, and why none are where they were to be."""
-    halves = split(runs, settings.hold_out) if settings.hold_out.share else None
+    halves = split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
     try:
         return fit_forms(runs, halves, settings.form, settings.loss, told.stage), halves, ""
     except NotJudgedError as why:
@@ -193,7 +193,7 @@ def ranges(runs: RunsTable) -> Ranges:
     )
 
 
-def made_by() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Versions that a fit's last digits depend on."""
     return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
 
@@ -202,7 +202,7 @@ def _span(values: Floats) -> FittedRange:
     return FittedRange(least=float(values.min()), greatest=float(values.max()))
 
 
-def counted(runs: RunsTable, counts: Counts | None) -> RunsTable:
+def count_parameters_as(runs: RunsTable, counts: Counts | None) -> RunsTable:
     """`runs` with N counted as asked. Raises DataError where the table does not tell."""
     if counts is None or counts == runs.counts:
         return runs
@@ -211,7 +211,7 @@ def counted(runs: RunsTable, counts: Counts | None) -> RunsTable:
             "the runs count embeddings among their parameters and do not say how many those are; "
             "fit with --counts total"
         )
-    return runs.counted_with_embeddings()
+    return runs.count_embeddings()
 
 
 def _tokenizer(runs: RunsTable, given: str) -> str:
@@ -264,13 +264,13 @@ def _one_less(exponent: IntervalEstimate) -> IntervalEstimate:
     """The estimate of 1 - a."""
     return IntervalEstimate(
         value=1 - exponent.value,
-        bootstrap=_mirrored(exponent.bootstrap),
-        profile=_mirrored(exponent.profile),
+        bootstrap=_mirror_interval(exponent.bootstrap),
+        profile=_mirror_interval(exponent.profile),
         standard_error=exponent.standard_error,
     )
 
 
-def _mirrored(interval: Interval | None) -> Interval | None:
+def _mirror_interval(interval: Interval | None) -> Interval | None:
     if interval is None:
         return None
     low = None if interval.high is None else 1 - interval.high

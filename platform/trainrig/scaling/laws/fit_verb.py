@@ -12,9 +12,9 @@ from trainrig.scaling.laws import summary
 from trainrig.scaling.laws.comparisons import objectives, recipes
 from trainrig.scaling.laws.comparisons.objectives import compare_objectives
 from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
-from trainrig.scaling.laws.fit import LawFit, counted, fit_law, read_runs, write_fit
+from trainrig.scaling.laws.fit import LawFit, count_parameters_as, fit_law, read_runs, write_fit
 from trainrig.scaling.laws.fit_progress import Progress
-from trainrig.scaling.laws.objective_names import called
+from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.pages.fit_page import write_fit_page
 from trainrig.scaling.laws.pages.objectives_page import write_objectives_page
 from trainrig.scaling.laws.runs_table import RunsTable
@@ -107,14 +107,14 @@ def fit(
 def _compare(
     tables: Tables, settings: LawFit, out: str | None, as_json: bool, progress: Progress | None
 ) -> str:
-    named = dict(_named(tables))
+    named = dict(_name_recipes(tables))
     trained_for = {each for runs in named.values() for each in runs.objective.tolist()}
     if len(trained_for) > 1:
         if len(tables.paths) == 1:
             raise DataError(
                 f"{tables.paths[0]}: its recipes are trained for {len(trained_for)} objectives "
-                f"({', '.join(sorted(map(called, trained_for)))}), and recipes compare by the loss "
-                "of one; write a table of each objective and fit them together"
+                f"({', '.join(sorted(map(name_objective, trained_for)))}), and recipes compare by "
+                "the loss of one; write a table of each objective and fit them together"
             )
         return _compare_objectives(named, tables, settings, out, as_json, progress)
     if settings.form not in (None, "Parametric"):
@@ -123,7 +123,7 @@ def _compare(
     how = config.build(RecipeFit, given, "fit").model_copy(
         update={name: getattr(settings, name) for name in ("loss", "exclusions", "bootstrap")}
     )
-    named = {name: counted(runs, settings.counts) for name, runs in named.items()}
+    named = {name: count_parameters_as(runs, settings.counts) for name, runs in named.items()}
     found = compare(named, how)
     data = found.model_dump(mode="json")
     written = []
@@ -172,7 +172,7 @@ def _compare_objectives(
     return "\n".join([*objectives.lines(found), *(f"wrote {path}" for path in written)])
 
 
-def _named(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
+def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
     """Each recipe's runs: a table each, or those of one table by the name of the recipe."""
     columns = dict(tables.columns)
     if len(tables.paths) == 1:

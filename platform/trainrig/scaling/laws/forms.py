@@ -166,7 +166,7 @@ class DataConstrained(Constants):
         n, d = _array(parameters), _array(tokens)
         unique = d if unique_tokens is None else np.minimum(d, _array(unique_tokens))
         usable = np.minimum(n, self.base.parameters_for(unique))
-        return _faded(n, usable, self.r_n), _faded(d, unique, self.r_d)
+        return _discount_repeats(n, usable, self.r_n), _discount_repeats(d, unique, self.r_d)
 
     def optimum(self, flops: ArrayLike, unique_tokens: ArrayLike | None = None) -> Optimum:
         """The least loss for `flops` = 6ND; found by search where tokens must repeat.
@@ -180,11 +180,11 @@ class DataConstrained(Constants):
         parameters = np.broadcast_to(free.parameters, budgets.shape).copy()
         for place in np.argwhere(free.tokens > unique):
             at = tuple(place)
-            parameters[at] = self._searched(float(budgets[at]), float(unique[at]))
+            parameters[at] = self._search_parameters(float(budgets[at]), float(unique[at]))
         tokens = budgets / FLOPS_PER_PARAMETER_AND_TOKEN / parameters
         return Optimum(parameters, tokens, self.loss(parameters, tokens, unique))
 
-    def _searched(self, flops: float, unique_tokens: float) -> float:
+    def _search_parameters(self, flops: float, unique_tokens: float) -> float:
         """The best parameters where data run out: between one epoch and as many as pay."""
         product = flops / FLOPS_PER_PARAMETER_AND_TOKEN
 
@@ -300,7 +300,7 @@ def tokens_to_reach(form: Parametric | OverTraining, loss: float, parameters: Ar
         return np.where(left > 0, (base.B / np.maximum(left, 0)) ** (1 / base.beta), np.inf)
 
 
-def _faded(seen: Array, fresh: Array, scale: float) -> Array:
+def _discount_repeats(seen: Array, fresh: Array, scale: float) -> Array:
     """What `seen` is worth in fresh ones, of which there are `fresh`."""
     repeats = seen / fresh - 1
     return _array(fresh - fresh * scale * np.expm1(-repeats / scale))

@@ -16,7 +16,7 @@ class _Written(Settings):
     objective: PretrainingObjective
 
 
-def written(objective: CausalLM) -> str:
+def serialise_objective(objective: CausalLM) -> str:
     """`objective` with all its settings, as JSON; NEXT_TOKEN for plain next-token prediction."""
     if objective == CausalLM():
         return NEXT_TOKEN
@@ -24,7 +24,7 @@ def written(objective: CausalLM) -> str:
 
 
 def read(text: str) -> CausalLM:
-    """The objective that `written` made `text` of. Raises DataError if there is none such."""
+    """The objective that `serialise_objective` wrote. Raises DataError if there is none such."""
     if text == NEXT_TOKEN:
         return CausalLM()
     try:
@@ -33,7 +33,7 @@ def read(text: str) -> CausalLM:
         raise DataError(f"objective {text}: {error}") from None
 
 
-def called(text: str) -> str:
+def name_objective(text: str) -> str:
     """What `text` is called where people read it: its kind, and the settings that differ from their
     defaults, those that are lists by name alone. Raises DataError as `read` does."""
     objective = read(text)

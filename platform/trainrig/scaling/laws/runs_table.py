@@ -132,8 +132,8 @@ class RunsTable:
         rows = max((np.size(value) for value in given.values() if np.ndim(value)), default=1)
         numbers = {n: _numbers(given.get(n, np.nan), rows) for n in NUMBERS}
         six = 6 * numbers["parameters"] * numbers["tokens"]
-        numbers["flops_6nd"] = _known(numbers["flops_6nd"], six)
-        numbers["flops"] = _known(numbers["flops"], numbers["flops_6nd"])
+        numbers["flops_6nd"] = _fill_unknown(numbers["flops_6nd"], six)
+        numbers["flops"] = _fill_unknown(numbers["flops"], numbers["flops_6nd"])
         name = _texts(given.get("name", [f"row {i}" for i in range(1, rows + 1)]), rows)
         unsaid = {"name": name, "trial": name, "recipe": "", "state": "end", "unit": NATS}
         texts = {n: _texts(given.get(n, unsaid.get(n, "")), rows) for n in TEXTS}
@@ -169,7 +169,7 @@ class RunsTable:
         columns |= {name: {k: v[rows] for k, v in getattr(self, name).items()} for name in MAPS}
         return replace(self, **columns)
 
-    def counted_with_embeddings(self) -> "RunsTable":
+    def count_embeddings(self) -> "RunsTable":
         """The same runs with N the total count, and 6ND counted by it.
 
         Raises DataError where the embeddings' parameters are not known.
@@ -194,11 +194,11 @@ def together(tables: Sequence[RunsTable]) -> RunsTable:
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(t, name) for t in tables]) for name in (*TEXTS, *NUMBERS)
     }
-    joined |= {name: _joined_maps(tables, name) for name in MAPS}
+    joined |= {name: _join_maps(tables, name) for name in MAPS}
     return RunsTable(**joined, counts=tables[0].counts)
 
 
-def _joined_maps(tables: Sequence[RunsTable], name: str) -> dict[str, Floats]:
+def _join_maps(tables: Sequence[RunsTable], name: str) -> dict[str, Floats]:
     keys = dict.fromkeys(key for table in tables for key in getattr(table, name))
     return {
         key: np.concatenate([getattr(t, name).get(key, np.full(len(t), np.nan)) for t in tables])
@@ -248,7 +248,7 @@ def _texts(values: Any, rows: int) -> Texts:
     return np.broadcast_to(np.asarray(filled, dtype=np.str_), (rows,)).copy()
 
 
-def _known(values: Floats, otherwise: Floats) -> Floats:
+def _fill_unknown(values: Floats, otherwise: Floats) -> Floats:
     return np.where(np.isnan(values), otherwise, values)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import LeftOut
-from trainrig.scaling.laws.objective_names import called
+from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.runs_table import NATS, RunsTable
 
 Mask = NDArray[np.bool_]
@@ -76,7 +76,7 @@ def refuse_mixtures(runs: RunsTable) -> None:
             f"the runs come from {len(tokenizers)} tokenizers ({_some(tokenizers)}), and nats per "
             "token of one are not those of another: fit one tokenizer's runs at a time"
         )
-    objectives = [called(str(name)) for name in dict.fromkeys(runs.objective)]
+    objectives = [name_objective(str(name)) for name in dict.fromkeys(runs.objective)]
     if len(objectives) > 1:
         raise DataError(
             f"the runs were trained for {len(objectives)} objectives ({_some(objectives)}), whose "

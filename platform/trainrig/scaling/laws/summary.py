@@ -24,15 +24,15 @@ def lines(law: Law) -> Iterator[str]:
     )
     for name, estimate in law.estimates.items():
         yield f"{name:22}{estimate.value:>12.5g}  {_bootstrap(estimate):24}{_profile(estimate)}"
-    yield from _found(law)
+    yield from _describe_fit(law)
     for approach in law.approaches:
         yield from _approach(approach)
     if law.held_out is not None:
-        yield from _held_out(law.held_out)
+        yield from _describe_held_out(law.held_out)
     elif law.not_judged:
         yield ""
         yield f"held out: none: {law.not_judged}"
-    yield from _compared(law)
+    yield from _describe_forms(law)
     yield from _tasks(law)
 
 
@@ -73,7 +73,7 @@ def _profile(estimate: IntervalEstimate) -> str:
     return str(estimate.profile) if estimate.profile else ""
 
 
-def _found(law: Law) -> Iterator[str]:
+def _describe_fit(law: Law) -> Iterator[str]:
     fit = law.fit
     if fit is None:
         return
@@ -108,7 +108,7 @@ def _approach(approach: Approach) -> Iterator[str]:
     )
 
 
-def _held_out(held_out: HeldOutErrors) -> Iterator[str]:
+def _describe_held_out(held_out: HeldOutErrors) -> Iterator[str]:
     known = [row for row in held_out.rows if row.interval is not None]
     inside = sum(row.interval.contains(row.loss) for row in known if row.interval)
     within = (
@@ -128,7 +128,7 @@ def _held_out(held_out: HeldOutErrors) -> Iterator[str]:
         )
 
 
-def _compared(law: Law) -> Iterator[str]:
+def _describe_forms(law: Law) -> Iterator[str]:
     if len(law.compared) < 2:
         return
     least = min(other.criterion or 0.0 for other in law.compared)

@@ -113,7 +113,7 @@ class Timer:
         memory = self.size * each.copies * moved / self._bytes
         return max(2.0 * filled * each.inner / self._products, memory)
 
-    def trained(self, each: Product) -> tuple[float, float]:
+    def time_training(self, each: Product) -> tuple[float, float]:
         """Forward, and backward: the gradients of its input, and of its weights."""
         of_input = Product(each.rows, each.inner, each.columns, each.copies)
         of_weight = Product(each.columns, each.inner, math.ceil(each.rows), each.copies)
@@ -124,21 +124,21 @@ class Timer:
         forward = flops / (self._peak * terms.ATTENTION.value)
         return forward, forward * terms.ATTENTION_BACKWARD.value
 
-    def moved(self, size: float) -> float:
+    def time_moving(self, size: float) -> float:
         """Of `size` bytes read or written."""
         return size / self._bytes
 
     def elementwise(self, size: float) -> tuple[float, float]:
         """Of what moves `size` bytes forward, and twice that backward."""
-        return self.moved(size), BACKWARD * self.moved(size)
+        return self.time_moving(size), BACKWARD * self.time_moving(size)
 
     def layer(
         self, layer: LayerShape, model: DecoderConfig, tokens: float, tensor: int, split: int
     ) -> Kernels:
         """Of one layer cut for one of `tensor` devices, `split` of which have a part each of what
         flows between its products; without attention's own, see `attention_flops`."""
-        both = [self.trained(each) for each in products_of(layer, tokens, tensor)]
-        moved = self.size * tokens * _moved(layer, model, split, self._fused)
+        both = [self.time_training(each) for each in products_of(layer, tokens, tensor)]
+        moved = self.size * tokens * _count_moved(layer, model, split, self._fused)
         return Kernels(
             products=(sum(f for f, _ in both), sum(b for _, b in both)),
             elementwise=self.elementwise(moved),
@@ -148,7 +148,7 @@ class Timer:
         """Of logits of a `predicted` share of `tokens`, and the loss, which reads and writes them
         in float32."""
         rows = tokens * predicted
-        forward, backward = self.trained(Product(rows, model.outputs, channels))
+        forward, backward = self.time_training(Product(rows, model.outputs, channels))
         return Kernels(
             products=(forward, backward),
             elementwise=self.elementwise(2 * MASTER * rows * model.outputs),
@@ -166,7 +166,7 @@ def attention_flops(
     return 4.0 * heads * model.shape.head_channels * keys * tokens
 
 
-def _moved(layer: LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:
+def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:
     """Numbers a token that what lies between products reads and writes in the forward pass.
 
     `fused`, as compiled layers are: each norm reads and writes the stream, each of two sums reads

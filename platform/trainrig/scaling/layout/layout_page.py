@@ -73,7 +73,7 @@ def _key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
 
 
 def _chart(plan: LayoutPlan) -> Chart:
-    steps = [StepParts(_name(n, each), _grouped(each)) for n, each in enumerate(plan.best, 1)]
+    steps = [StepParts(_name(n, each), _group_seconds(each)) for n, each in enumerate(plan.best, 1)]
     return Chart(
         f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
         f"{plan.best[-1].prediction.seconds.total:.4g} s in the last of those shown",
@@ -103,7 +103,7 @@ def _name(number: int, found: Found) -> str:
     return f"{number}  {' '.join(letters) or 'one device'}"
 
 
-def _grouped(found: Found) -> dict[str, float]:
+def _group_seconds(found: Found) -> dict[str, float]:
     seconds = found.prediction.seconds
     return {name: sum(getattr(seconds, part) for part in parts) for name, parts in _GROUPS.items()}
 

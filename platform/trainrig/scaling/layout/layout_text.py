@@ -33,7 +33,7 @@ def lines(plan: LayoutPlan) -> Iterator[str]:
     if plan.runnable is not None and plan.runnable not in plan.best:
         yield _row("*", plan.runnable)
         yield "  * the best that can be trained as the run is"
-    yield from _spent(plan)
+    yield from _describe_seconds(plan)
     yield from _cost(plan)
     for warning in plan.warnings:
         yield f"warning: {warning}"
@@ -71,7 +71,7 @@ def degrees_words(layout: DeviceLayout) -> str:
     return ", ".join(found) or "one device"
 
 
-def _spent(plan: LayoutPlan) -> Iterator[str]:
+def _describe_seconds(plan: LayoutPlan) -> Iterator[str]:
     best = plan.best[0].prediction
     parts = {name: getattr(best.seconds, name) for name in best.seconds.__dataclass_fields__}
     shares = [f"{k} {v / best.seconds.total:.1%}" for k, v in parts.items() if v > 0]

@@ -102,7 +102,7 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         )
     return Subject(
         name=name,
-        model=_settled(model, run),
+        model=_settle_vocabulary(model, run),
         training=run.training,
         batch=BatchShape(stage.global_batch, places),
         predicted=rate,
@@ -110,7 +110,7 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     ), notes
 
 
-def _settled(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
+def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
     """`model` with the vocabulary of the run's tokens, where it names none."""
     if model.vocabulary is not None:
         return model

@@ -100,7 +100,7 @@ def why_not(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | 
 
 def _hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> Iterator[str]:
     tensor, context = degrees.tensor, degrees.context
-    for what, size in sorted(_cut_by_tensor(model).items()):
+    for what, size in sorted(_list_tensor_sizes(model).items()):
         if size % tensor:
             yield f"tensor = {tensor} does not divide {what} ({size}); {_divisors(size)} do"
     if degrees.pipeline > model.layers:
@@ -131,7 +131,7 @@ def experts_of(model: DecoderConfig) -> int:
 
 
 @cache
-def _cut_by_tensor(model: DecoderConfig) -> dict[str, int]:
+def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
     """The sizes that a tensor group cuts, by name."""
     shape, mixture = model.shape, model.feedforward
     sizes = {
@@ -155,16 +155,16 @@ def _divisors(size: int) -> str:
 
 def legal(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[DeviceLayout]:
     """Each layout of `devices` that `model` and `batch` allow, in one order."""
-    for degrees in _factorised(model, batch, devices):
+    for degrees in _factorise_devices(model, batch, devices):
         for micro_batch in _micro_batches(batch, degrees):
             for again in RECOMPUTED:
-                for layout in _scheduled(model, batch, degrees, micro_batch, again):
+                for layout in _choose_schedules(model, batch, degrees, micro_batch, again):
                     yield layout
                     if degrees.tensor > 1 and degrees.pipeline > 1:
                         yield replace(layout, in_places=False)
 
 
-def _factorised(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:
+def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:
     experts = experts_of(model)
     for tensor in _factors(devices):
         for pipeline in _factors(devices // tensor):
@@ -199,25 +199,25 @@ def _micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]:
         size *= 2
 
 
-def _scheduled(
+def _choose_schedules(
     model: DecoderConfig, batch: BatchShape, degrees: Degrees, micro_batch: int, again: Again
 ) -> Iterator[DeviceLayout]:
     if degrees.pipeline == 1:
-        yield from _resharded(DeviceLayout(degrees, micro_batch, again))
+        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, again))
         return
     schedules: tuple[Schedule, ...] = ("GPipe", "1F1B")
     for schedule in schedules:
-        yield from _resharded(DeviceLayout(degrees, micro_batch, again, schedule=schedule))
+        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, again, schedule=schedule))
     of_a_round = micro_batch * degrees.expert * degrees.data * degrees.pipeline
     if batch.global_batch % of_a_round:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
         return
     for chunks in range(2, min(MOST_CHUNKS, model.layers // degrees.pipeline) + 1):
-        yield from _resharded(
+        yield from _choose_resharding(
             DeviceLayout(degrees, micro_batch, again, schedule="interleaved", chunks=chunks)
         )
 
 
-def _resharded(layout: DeviceLayout) -> Iterator[DeviceLayout]:
+def _choose_resharding(layout: DeviceLayout) -> Iterator[DeviceLayout]:
     """With what is gathered kept through the step, and let go layer by layer: where anything is
     sliced that is."""
     yield layout

@@ -33,7 +33,7 @@ class LayerPass:
     expert: Exchange
     repeats: bool  # whether the layer is computed again
 
-    def waited(self) -> tuple[float, float]:
+    def sum_waits(self) -> tuple[float, float]:
         """Seconds sent, forward and backward."""
         axes = self.tensor, self.context, self.expert
         again = sum(each.again.seconds for each in axes) if self.repeats else 0.0
@@ -43,7 +43,7 @@ class LayerPass:
     @cached_property
     def passes(self) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass."""
-        ahead, back = self.waited()
+        ahead, back = self.sum_waits()
         return self.kernels.forward + ahead, self.kernels.backward + sum(self.again) + back
 
 
@@ -118,15 +118,15 @@ class OfPipeline:
         products = sum(sum(e.kernels.products) + e.again[0] for e in layers) + sum(head.products)
         attention = sum(sum(e.kernels.attention) + e.again[1] for e in layers)
         elements = sum(sum(e.kernels.elementwise) + e.again[2] for e in layers)
-        tensor = sum(_waited(e.tensor, e.repeats) for e in layers)
+        tensor = sum(_sum_waits(e.tensor, e.repeats) for e in layers)
         between = self._stage.forward.seconds * self._ahead
         return MicroBatchSeconds(
             products=products,
             attention=attention,
             elementwise=elements + sum(head.elementwise),
             tensor=tensor + self._replica.ends.waited * self._ends,
-            context=sum(_waited(e.context, e.repeats) for e in layers),
-            expert=sum(_waited(e.expert, e.repeats) for e in layers),
+            context=sum(_sum_waits(e.context, e.repeats) for e in layers),
+            expert=sum(_sum_waits(e.expert, e.repeats) for e in layers),
             pipeline=between + self._stage.backward.seconds * self._back,
         )
 
@@ -144,9 +144,9 @@ class OfPipeline:
         """Of a micro-batch: the first four of StepTraffic."""
         tensor = context = expert = NOTHING
         for each in self._layers:
-            tensor += _sent(each.tensor, each.repeats)
-            context += _sent(each.context, each.repeats)
-            expert += _sent(each.expert, each.repeats)
+            tensor += _sum_sent(each.tensor, each.repeats)
+            context += _sum_sent(each.context, each.repeats)
+            expert += _sum_sent(each.expert, each.repeats)
         ends = self._replica.ends
         tensor += (ends.forward + ends.backward).times(self._ends)
         between = self._stage.forward.times(self._ahead) + self._stage.backward.times(self._back)
@@ -164,7 +164,7 @@ class OfPipeline:
         """Seconds of the optimizer: weights read and written, gradients read for their norm and for
         the update, the optimizer's memory read and written."""
         mine = sliced(self.held, *_slices(layout.degrees))
-        return self._timer.moved(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
+        return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
     def memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
         """At the peak of a step of `turns` micro-batches."""
@@ -221,9 +221,9 @@ def _slices(degrees: Degrees) -> tuple[int, int]:
     return degrees.shard * degrees.context * degrees.expert, degrees.expert
 
 
-def _waited(each: Exchange, repeats: bool) -> float:
+def _sum_waits(each: Exchange, repeats: bool) -> float:
     return each.waited + (each.again.seconds if repeats else 0.0)
 
 
-def _sent(each: Exchange, repeats: bool) -> Sent:
+def _sum_sent(each: Exchange, repeats: bool) -> Sent:
     return each.forward + each.backward + (each.again if repeats else each.hidden)

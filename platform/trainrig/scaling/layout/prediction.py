@@ -121,7 +121,7 @@ class Predictor:
         self._flops = each.training * self._positions
         self._peak = cluster.device.peak(training.precision.peak) * cluster.devices
         # A search asks for the same parts of many layouts.
-        self.cut = lru_cache(maxsize=None)(self._cut)
+        self.cut = lru_cache(maxsize=None)(self._cut_model)
         self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
         self._replica = lru_cache(maxsize=None)(self._replica_of)
         self._pipeline = lru_cache(maxsize=None)(self._pipeline_of)
@@ -208,7 +208,7 @@ class Predictor:
             }
         )
 
-    def _cut(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
+    def _cut_model(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
         return cut(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
 
     def _pipeline_of(
@@ -292,7 +292,9 @@ class Predictor:
         head = self.timer.head(local, self.model.channels, tokens, self.predicted)
         after = [each for each in shapes.after_layers if each is not shapes.head]
         both = [
-            self.timer.trained(each) for part in after for each in products_of(part, tokens, tensor)
+            self.timer.time_training(each)
+            for part in after
+            for each in products_of(part, tokens, tensor)
         ]
         head = Kernels(
             (

@@ -74,7 +74,7 @@ class PublishedRun:
         return self.step_seconds / self.predicted.seconds.total - 1
 
 
-def published_runs() -> Iterator[PublishedRun]:
+def read_published_runs() -> Iterator[PublishedRun]:
     """All of them."""
     yield from _llama()
     yield from _megatron()

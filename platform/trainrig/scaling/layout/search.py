@@ -113,12 +113,12 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     if not fastest:
         raise ConfigError(_none_fits(subject, cluster, fixed, nearest))
     best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
-    shown = tuple(_found(each, predictor, subject.objective) for each in best_ones)
+    shown = tuple(_weigh_prediction(each, predictor, subject.objective) for each in best_ones)
     return LayoutPlan(
         subject=subject,
         cluster=cluster,
         best=shown,
-        runnable=_found(runnable, predictor, subject.objective) if runnable else None,
+        runnable=_weigh_prediction(runnable, predictor, subject.objective) if runnable else None,
         legal=legal,
         fitting=fitting,
         cost=_cost(best_ones[0], subject, cluster, offers),
@@ -139,7 +139,7 @@ def needs(
     lacking = [axis for axis in axes if axis not in FSDP.model_fields]
     if objective != "CausalLM":
         lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
-    if degrees.tensor > 1 and _unshared(degrees.tensor, predictor):
+    if degrees.tensor > 1 and _is_unshared(degrees.tensor, predictor):
         lacking.append("tensor for such a model or training")
     if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
         lacking.append("context for experts")
@@ -161,7 +161,7 @@ def needs(
     return tuple(lacking)
 
 
-def _unshared(ranks: int, predictor: Predictor) -> bool:
+def _is_unshared(ranks: int, predictor: Predictor) -> bool:
     """Whether the trainer has no tensor axis for the model, its numbers or its optimizers."""
     training, split = predictor.training, TensorSplit(ranks=ranks)
     own = [each.optimizer.kind for each in training.groups if each.optimizer]
@@ -192,7 +192,7 @@ def _rank(found: StepPrediction) -> tuple[float, float]:
     return found.seconds.total, found.memory.total
 
 
-def _found(prediction: StepPrediction, predictor: Predictor, objective: str) -> Found:
+def _weigh_prediction(prediction: StepPrediction, predictor: Predictor, objective: str) -> Found:
     return Found(
         prediction,
         needs(prediction.layout, predictor, objective),

@@ -10,7 +10,7 @@ EXPLAINED = 0.5  # of the baseline's error, above which losses are hardly predic
 SHARED = 0.7  # of the error, above which it is one shift of all runs
 
 
-def judged(record: MixtureRecord) -> RegressionScore:
+def choose_score(record: MixtureRecord) -> RegressionScore:
     """The score of the processes: on the held-out runs where there are some."""
     held = (score for score in record.scores if "held-out" in score.judged_on)
     return next(held, record.scores[0])
@@ -18,7 +18,7 @@ def judged(record: MixtureRecord) -> RegressionScore:
 
 def warnings(record: MixtureRecord) -> Iterator[str]:
     """Gravest first."""
-    score = judged(record)
+    score = choose_score(record)
     yield from _of_losses(score)
     low = record.gain_interval.low
     if low is None or low <= 0:

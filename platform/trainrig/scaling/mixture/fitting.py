@@ -15,7 +15,7 @@ from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.proposal import LEVEL, MixtureSearch, Proposal, propose
 from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, left_out_once
+from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, leave_one_out
 from trainrig.train.run_file import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
@@ -54,10 +54,10 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     runs = MixtureRuns.read(settings.mixtures, settings.losses).of_targets(settings.targets)
     runs.refuse_too_few(settings.mixtures)
     limits = settings.search.limits(runs.sources)
-    others = _held_out(settings, runs)
+    others = _read_held_out(settings, runs)
     process = MeanProcess.fit(runs.shares, runs.losses)
     law = MeanLaw.fit(runs.shares, runs.losses)
-    left_out = left_out_once(process, runs.losses)
+    left_out = leave_one_out(process, runs.losses)
     mean = float(runs.losses.mean())
     in_folds = law_in_folds(runs.shares, runs.losses, settings.search.seed)
     scores = [
@@ -128,7 +128,7 @@ def _key(source: str) -> str:
     return json.dumps(source, ensure_ascii=False)
 
 
-def _held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
+def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
     if settings.held_out_mixtures is None or settings.held_out_losses is None:
         return None
     others = MixtureRuns.read(settings.held_out_mixtures, settings.held_out_losses)

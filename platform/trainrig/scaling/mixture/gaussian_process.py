@@ -74,11 +74,11 @@ class GaussianProcess:
         across = self._across(shares)
         reach = solve_triangular(self.factor, across, lower=True)
         variance = np.maximum(self.signal - (reach * reach).sum(axis=0), 0)
-        return self._unscaled(across), np.sqrt(variance) * self.spread
+        return self._unscale(across), np.sqrt(variance) * self.spread
 
     def expect(self, shares: Array) -> Array:
         """[Q] the expected losses alone: a tenth of the work."""
-        return self._unscaled(self._across(shares))
+        return self._unscale(self._across(shares))
 
     def together(self, shares: Array) -> Array:
         """[Q, Q] how the expected losses of `shares` vary together, nats squared."""
@@ -96,7 +96,7 @@ class GaussianProcess:
         asked = np.log(shares + FLOOR)
         return np.asarray(self.signal * _matern(self.points, asked, self.relevance)[0])
 
-    def _unscaled(self, across: Array) -> Array:
+    def _unscale(self, across: Array) -> Array:
         return np.asarray(self.centre + self.spread * (self.weights @ across))
 
 

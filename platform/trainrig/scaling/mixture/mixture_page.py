@@ -5,7 +5,7 @@ from functools import partial
 from trainrig import figures, report
 from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.laws.figure_format import loss
-from trainrig.scaling.mixture.fit_warnings import judged as judged_score
+from trainrig.scaling.mixture.fit_warnings import choose_score
 from trainrig.scaling.mixture.fitting import (
     RECORD,
     SECTION,
@@ -49,7 +49,7 @@ def _verdict(record: MixtureRecord) -> report.Verdict:
 
 
 def _key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
-    score = judged_score(record)
+    score = choose_score(record)
     targets = len(record.targets)
     gain = f"over the average of the runs; {spelt(record.gain_interval)}"
     what = f"mean of {targets} targets" if targets > 1 else record.targets[0]
@@ -77,7 +77,7 @@ def _against(score: RegressionScore) -> str:
 
 def _shares_chart(record: MixtureRecord) -> Chart:
     ordered = sorted(record.weights, key=lambda each: -each.weight)
-    shared = _shared_beginning([x.source for x in ordered])
+    shared = _find_shared_beginning([x.source for x in ordered])
     shares = [
         Share(
             x.source[len(shared) :],
@@ -113,7 +113,7 @@ def _shares_chart(record: MixtureRecord) -> Chart:
     )
 
 
-def _shared_beginning(names: list[str]) -> str:
+def _find_shared_beginning(names: list[str]) -> str:
     """The words, ended by underscores, that all names begin with."""
     words = [name.split("_")[:-1] for name in names]
     shared = 0

@@ -73,7 +73,7 @@ def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Ar
     """The average of the best of `search.candidates` mixtures, drawn around those of `runs`."""
     generator = np.random.default_rng(search.seed)
     average = runs.mean(axis=0)
-    mixtures = limited(drawn(average, search.candidates, generator), limits)
+    mixtures = limit_shares(draw_mixtures(average, search.candidates, generator), limits)
     expected = np.concatenate(
         [process.expect(mixtures[at : at + CHUNK]) for at in range(0, len(mixtures), CHUNK)]
     )
@@ -108,7 +108,7 @@ def _ends(values: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def drawn(centre: Array, count: int, generator: np.random.Generator) -> Array:
+def draw_mixtures(centre: Array, count: int, generator: np.random.Generator) -> Array:
     """[count, S] Dirichlet mixtures around `centre`, some close to it, some of few sources."""
     low, high = np.log(CONCENTRATION)
     strength = np.exp(generator.uniform(low, high, count))
@@ -117,7 +117,7 @@ def drawn(centre: Array, count: int, generator: np.random.Generator) -> Array:
     return np.asarray(gammas / gammas.sum(axis=1, keepdims=True))
 
 
-def limited(mixtures: Array, limits: Array) -> Array:
+def limit_shares(mixtures: Array, limits: Array) -> Array:
     """`mixtures` with no share above its limit: what is cut goes to the others in proportion."""
     cut = mixtures
     for _ in range(len(limits)):  # each round fills one more source, or none is over its limit

@@ -46,7 +46,7 @@ def correlation(a: Array, b: Array) -> float:
     return float(a @ b / scale) if scale else float("nan")
 
 
-def left_out_once(process: MeanProcess, losses: Array) -> PredictedLosses:
+def leave_one_out(process: MeanProcess, losses: Array) -> PredictedLosses:
     """Each run as the process of the others predicts it, by the scales that fitted all."""
     actual = losses.mean(axis=1)
     return PredictedLosses(actual - process.residuals(), actual)

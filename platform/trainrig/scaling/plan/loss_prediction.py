@@ -63,11 +63,11 @@ def predict_loss(
         unique_tokens = None
     form = law.form if unique_tokens is None else _repeating(law.form)
 
-    def said(of: Form) -> float:
+    def predict(of: Form) -> float:
         asked = of if unique_tokens is None else _repeating(of)
         return float(asked.loss(parameters, tokens, unique_tokens))
 
-    found = law.interval(said)
+    found = law.interval(predict)
     expected = float(form.loss(parameters, tokens, unique_tokens))
     return LossPrediction(
         law=law.name,

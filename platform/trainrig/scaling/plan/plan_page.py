@@ -39,7 +39,7 @@ def plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
             Section("loss", "What will come of it", (_trajectory(plan),)),
             *_beyond_training(plan, law),
             Section("memory", "Where it fits", (_memory(plan),)),
-            Section("assumed", "What it hangs on", _assumed(plan)),
+            Section("assumed", "What it hangs on", _list_assumptions(plan)),
         ),
         commands=(
             report.PageCommand(f"trainrig check {run_file}", "See what would run"),
@@ -162,13 +162,13 @@ def _end(of_interval: float | None) -> str:
 def _beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
     charts = []
     if plan.service is not None and isinstance(law.form, Parametric | OverTraining):
-        charts.append(_served(plan, law))
+        charts.append(_chart_serving(plan, law))
     if plan.data is not None:
         charts.append(_epochs(plan))
     return (Section("beyond", "Beyond training alone", tuple(charts)),) if charts else ()
 
 
-def _served(plan: ScalingPlan, law: Law) -> Chart:
+def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
     assert plan.service is not None  # asked before
     service = plan.service
     alone = allocation.Allocation(*service.best_trained)
@@ -235,7 +235,7 @@ def _memory(plan: ScalingPlan) -> ReportTable:
     )
 
 
-def _assumed(plan: ScalingPlan) -> tuple[ReportTable | Text, ...]:
+def _list_assumptions(plan: ScalingPlan) -> tuple[ReportTable | Text, ...]:
     rows = tuple((k.replace("_", " "), v) for k, v in plan.assumptions.model_dump().items())
     price = Text(
         f"Prices are of {plan.cost.as_of}, on demand."

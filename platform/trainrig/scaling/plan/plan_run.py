@@ -18,7 +18,7 @@ from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file import Pretraining, Training
 
 
-def fitted_to(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:
+def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:
     """`request` with the vocabulary of the folder that `tokenize` wrote.
 
     Raises DataError if `tokens` is no such folder, or its tokenizer lacks what `objective` needs.

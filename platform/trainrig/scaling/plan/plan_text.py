@@ -6,7 +6,7 @@ from trainrig.flops import six_n_d
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.laws.figure_format import count, flops, four_digits, loss, usd
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.laws.objective_names import called
+from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.published import HOFFMANN_SIZES
 from trainrig.scaling.plan import allocation
 from trainrig.scaling.plan.plan import Placement, ScalingPlan
@@ -33,7 +33,7 @@ def lines(plan: ScalingPlan) -> Iterator[str]:
     yield ""
     yield from _memory(plan)
     yield ""
-    yield from _assumed(plan)
+    yield from _describe_assumptions(plan)
     for warning in plan.warnings:
         yield f"! {warning}"
 
@@ -52,7 +52,7 @@ def _size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     yield "loss", f"{loss(plan.loss)} nats per token{sure}"
     yield "FLOPs", f"{flops(size.flops)} exact, {flops(size.flops_6nd)} by 6ND"
     if plan.objective:
-        yield "objective", f"{called(plan.objective)}; the loss is its own, of its targets"
+        yield "objective", f"{name_objective(plan.objective)}; the loss is its own, of its targets"
     shape = plan.model.shape
     kinds = {"Encoder": "encoder", "EncoderDecoder": "encoder and decoder, each"}
     yield (
@@ -157,7 +157,7 @@ def layout_words(placement: Placement) -> str:
     return f"{words[0]}, " + ", ".join(words[1:])
 
 
-def _assumed(plan: ScalingPlan) -> Iterator[str]:
+def _describe_assumptions(plan: ScalingPlan) -> Iterator[str]:
     assumed = plan.assumptions
     yield (
         f"Assumed: {assumed.utilisation:.0%} of the peak; a machine draws {assumed.machine:g} "

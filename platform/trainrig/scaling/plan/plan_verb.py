@@ -44,7 +44,7 @@ def answer(
         raise ConfigError(
             "plan: --tokens-folder and --output are of a run file; add --out RUN.toml"
         )
-    found = _fitted(law, request, table, wanted)
+    found = _make_plan(law, request, table, wanted)
     lines = list(plan_text.lines(found))
     if wanted.out and wanted.tokens_folder:
         # Here, as it draws: a refused plan should not wait for that.
@@ -58,14 +58,14 @@ def answer(
     return found, lines
 
 
-def _fitted(law: Law, request: PlanRequest, table: str | None, wanted: RunWanted) -> ScalingPlan:
+def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWanted) -> ScalingPlan:
     """The plan, its vocabulary and its data those of the folder of tokens where one is named."""
     offers = hardware.load(table)
     if wanted.out is None:
         return make_plan(law, request, offers)
     if wanted.tokens_folder is None:
         raise ConfigError("plan: --out needs --tokens-folder, which `tokenize` wrote")
-    request = plan_run.fitted_to(wanted.tokens_folder, request, law.objective)
+    request = plan_run.fit_to_tokens(wanted.tokens_folder, request, law.objective)
     found = make_plan(law, request, offers)
     there = plan_run.tokens_in(wanted.tokens_folder)
     if request.tokens_available is None and found.size.tokens > there:

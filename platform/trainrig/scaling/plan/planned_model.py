@@ -18,7 +18,7 @@ from trainrig.scaling.model_ladder import (
 )
 
 
-def planned_model(law: Law, parameters: float, vocabulary: int, length: int) -> LadderModel:
+def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> LadderModel:
     """That of about `parameters`, as `law` counts them, for rows of `length` tokens of text.
 
     Raises ConfigError where there is none.
@@ -48,6 +48,6 @@ def training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> f
     return position_flops(read(law.objective), model, length, steps)
 
 
-def counted(law: Law, found: LadderModel) -> float:
+def count_parameters_by(law: Law, found: LadderModel) -> float:
     """The parameters of `found` as `law` counts them."""
     return float(found.total if law.parameters_count == "total" else found.parameters)

@@ -37,8 +37,12 @@ from trainrig.scaling.plan.plan import (
     Target,
     TokenBudget,
 )
-from trainrig.scaling.plan.planned_model import counted as counted_by
-from trainrig.scaling.plan.planned_model import planned_model, row_places, training_flops
+from trainrig.scaling.plan.planned_model import (
+    count_parameters_by,
+    plan_model,
+    row_places,
+    training_flops,
+)
 from trainrig.train.run_file import Training
 
 TARGETS: tuple[Target, ...] = ("flops", "gpu_days", "budget_usd", "parameters", "tokens")
@@ -109,11 +113,11 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     """
     where = _where(request, hardware)
     form = law.form if request.tokens_available is None else allocation.repeating(law.form)
-    wanted, service = _divided(law, form, request, where)
+    wanted, service = _divide_budget(law, form, request, where)
     found = _ladder_model(law, request, wanted.parameters)
     batch, steps = _batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
-    counted = counted_by(law, found)
+    counted = count_parameters_by(law, found)
     flops = training_flops(law, found.model, request.sequence_length, steps) * tokens
     rows = BatchShape(batch.global_batch, row_places(law, batch.sequence_length))
     placed = _place(found.model, request, where, rows, flops)
@@ -155,7 +159,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         placement=placed.placement,
         cost=priced,
         saving=saving(
-            state=_saved_bytes(found, request.optimizer) / placed.sliced,
+            state=_count_saved_bytes(found, request.optimizer) / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
             steps=steps,
@@ -186,11 +190,11 @@ def _where(request: PlanRequest, hardware: Hardware) -> _Where:
     return _Where(hardware, offer.device, request.instance)
 
 
-def _divided(
+def _divide_budget(
     law: Law, form: Form, request: PlanRequest, where: _Where
 ) -> tuple[Allocation, Service | None]:
     """N and D by the law, and what serving changes of them."""
-    trained = _trained(law, form, request, where)
+    trained = _allocate_training(law, form, request, where)
     if not request.tokens_served:
         return trained, None
     served = request.tokens_served
@@ -207,7 +211,7 @@ def _divided(
     )
 
 
-def _trained(law: Law, form: Form, request: PlanRequest, where: _Where) -> Allocation:
+def _allocate_training(law: Law, form: Form, request: PlanRequest, where: _Where) -> Allocation:
     target, asked = request.target
     unique = request.tokens_available
     if target == "parameters":
@@ -221,10 +225,10 @@ def _trained(law: Law, form: Form, request: PlanRequest, where: _Where) -> Alloc
         days = days_for(asked, where.hardware, where.device, where.instance, request.devices)
     share = request.assumptions.utilisation
     budget = affordable(days, where.hardware, where.device, request.compute, share)
-    return _settled(law, form, request, budget)
+    return _settle_allocation(law, form, request, budget)
 
 
-def _settled(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
+def _settle_allocation(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
     """The best division of exactly `budget` operations: 6ND leaves some of them out."""
     found = allocation.for_flops(form, budget, request.tokens_available)
     for _ in range(SETTLING_ROUNDS):
@@ -241,7 +245,7 @@ def _token_flops(law: Law, request: PlanRequest, found: Allocation) -> float:
 
 
 def _ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
-    return planned_model(law, parameters, request.vocabulary, request.sequence_length)
+    return plan_model(law, parameters, request.vocabulary, request.sequence_length)
 
 
 def _batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape, int]:
@@ -265,7 +269,7 @@ class _Placed:
     placement: Placement
 
 
-def _saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
+def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
     """Of weights and what `optimizer` keeps."""
     weights = MASTER * count_parameters(found.model).total
     return weights + state_bytes(parameter_shapes(found.model), optimizer)

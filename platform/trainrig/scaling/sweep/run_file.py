@@ -123,7 +123,7 @@ class Sweep(RunFile):
     extends_finished: ClassVar[bool] = True
     output_format: ClassVar[int] = 2  # fresh weights are drawn by place
     progress: ClassVar[ProgressUnit] = "trials"
-    estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:foreseen"
+    estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
     estimates_cost: ClassVar[bool] = True
 
     stage: Literal["sweep"] = "sweep"

@@ -79,27 +79,27 @@ class RateBatchPair:
 
     @property
     def name(self) -> str:
-        """As folders are named; `named_pair` reads it."""
+        """As folders are named; `find_pair` reads it."""
         return f"rate-{self.rate:.6g}-batch-{self.batch:.6g}"
 
 
-def named_pair(name: str) -> RateBatchPair:
+def find_pair(name: str) -> RateBatchPair:
     """The pair of this name."""
     _, rate, batch = re.split(r"(?:^|-)(?:rate|batch)-", name)
     return RateBatchPair(float(rate), float(batch))
 
 
-def drawn_pair(search: RateSearch, drawn: Mapping[str, float]) -> RateBatchPair:
+def name_drawn_pair(search: RateSearch, drawn: Mapping[str, float]) -> RateBatchPair:
     """The pair of factors that were drawn, to as many digits as its name has."""
     rate = drawn.get("rate", search.rate_factors[0])
-    return named_pair(RateBatchPair(rate, drawn.get("batch", search.batch_factors[0])).name)
+    return find_pair(RateBatchPair(rate, drawn.get("batch", search.batch_factors[0])).name)
 
 
 def pairs(search: RateSearch) -> tuple[RateBatchPair, ...]:
     """All that a grid tries."""
     rates, batches = sorted(set(search.rate_factors)), sorted(set(search.batch_factors))
     # As their names have them.
-    return tuple(named_pair(RateBatchPair(rate, batch).name) for batch in batches for rate in rates)
+    return tuple(find_pair(RateBatchPair(rate, batch).name) for batch in batches for rate in rates)
 
 
 def rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from trainrig.scaling.sweep.search_settings import (
     RateSearch,
     Tried,
     best,
-    named_pair,
+    find_pair,
     rungs,
 )
 from trainrig.scaling.sweep.trial import Alone, claim_output, is_over, read_diverged, write_diverged
@@ -50,10 +50,10 @@ def pairs_tried(sweep: Sweep) -> tuple[RateBatchPair, ...]:
     """All pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
-    return tuple(named_pair(name) for name in names)
+    return tuple(find_pair(name) for name in names)
 
 
-def tried(
+def collect_tried(
     sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[RateBatchPair]
 ) -> tuple[Tried, ...]:
     """What came of each of `pairs`, by its trial, which stands at the same place."""
@@ -69,7 +69,7 @@ def tried(
     return tuple(found)
 
 
-def chosen(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
+def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
     """The best of what was tried. Raises DataError if nothing came to its end."""
     pair = best(found)
     if pair is None:

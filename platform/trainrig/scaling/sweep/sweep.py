@@ -34,8 +34,8 @@ from trainrig.scaling.sweep.search_settings import (
     read_found,
     write_found,
 )
-from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress, shown
-from trainrig.scaling.sweep.sweep_table import stated, summary, table, usd_an_hour
+from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress, show_progress
+from trainrig.scaling.sweep.sweep_table import state_design, summary, table, usd_an_hour
 from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
 from trainrig.scaling.sweep.trial_failures import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
@@ -88,7 +88,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
             raise
         runs = table(run, trials, data)
         runs.write(stage.path(RUNS_FILE))
-        storage.write(stage.path(STATED), stated(run, trials))
+        storage.write(stage.path(STATED), state_design(run, trials))
         names = [RUNS_FILE, STATED, *([FOUND] if run.search else [])]
         files = {name: manifest.file_sum(stage.path(name)) for name in names}
         return stage.finish(summary(trials, data, runs), files, driver.cost())
@@ -148,8 +148,8 @@ class _Driver:
         self._on_tune(work, progress, names, _search_settings(search))
         tried_pairs = search_trials.pairs_tried(self._run)
         trials = plan_search(self._run, search, self._data, tried_pairs)
-        tried = search_trials.tried(self._run, trials, tried_pairs)
-        found = search_trials.chosen(self._run, tried)
+        tried = search_trials.collect_tried(self._run, trials, tried_pairs)
+        found = search_trials.choose_pair(self._run, tried)
         write_found(self._run.output, search, found, tried)
         return found
 
@@ -191,14 +191,14 @@ class _Driver:
             check_sane(job)
             finish(stage, job, outcome)
 
-        progress.started(trial)
-        with shown(progress, self._show, POLL):
+        progress.begin_trial(trial)
+        with show_progress(progress, self._show, POLL):
             try:
                 train_trial(self._run, trial, self._data, train_run)
             except ClusterError as error:
                 self.failed[trial.name] = str(error)
                 raise
-        progress.ended(trial)
+        progress.end_trial(trial)
         progress.show(self._show)
 
 
@@ -347,7 +347,7 @@ class _OnTune:
 
     def _begin(self, name: str, config: Config) -> None:
         self._began.setdefault(name, time.monotonic())
-        self._progress.started(self._work.trial(config))
+        self._progress.begin_trial(self._work.trial(config))
 
     def _end(self, name: str, config: Config, last: Config) -> None:
         self.trials += 1
@@ -360,7 +360,7 @@ class _OnTune:
         if "failed" in last:
             self._failed[trial.name] = last["failed"]
             log.warning("trial %s failed: %s", trial.name, last["failed"])
-        self._progress.ended(trial)
+        self._progress.end_trial(trial)
 
 
 def _search_settings(search: RateSearch) -> dict[str, Any]:

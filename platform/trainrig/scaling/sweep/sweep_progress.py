@@ -32,11 +32,11 @@ class SweepProgress:
         """Whether all its runs are."""
         return self._look(trial) is None
 
-    def started(self, trial: Trial) -> None:
+    def begin_trial(self, trial: Trial) -> None:
         """It runs."""
         self._running[trial.name] = trial
 
-    def ended(self, trial: Trial) -> None:
+    def end_trial(self, trial: Trial) -> None:
         """It does not any more."""
         self._running.pop(trial.name, None)
         self._look(trial)
@@ -80,7 +80,7 @@ class SweepProgress:
 
 
 @contextlib.contextmanager
-def shown(progress: SweepProgress, show: Show, every: float) -> Iterator[None]:
+def show_progress(progress: SweepProgress, show: Show, every: float) -> Iterator[None]:
     """Show `progress` every so many seconds, from a thread of its own, while the block runs."""
     over = threading.Event()
 

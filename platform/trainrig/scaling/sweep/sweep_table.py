@@ -11,7 +11,7 @@ import numpy as np
 
 from trainrig import hardware
 from trainrig.objectives.contract import Corrupting
-from trainrig.scaling.laws.objective_names import written
+from trainrig.scaling.laws.objective_names import serialise_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.task_scores import TaskPoint, read_points
@@ -71,7 +71,7 @@ def table(
         name=column("name"),
         trial=column("trial"),
         recipe=sweep.recipe,
-        objective=written(sweep.objective),
+        objective=serialise_objective(sweep.objective),
         state=column("state"),
         parameters=[float(trial.ladder_model.parameters) for trial in each],
         embedding_parameters=[float(trial.ladder_model.embedding_parameters) for trial in each],
@@ -112,7 +112,7 @@ def _rows(
             | {"reason": gone["reason"]}
         ]
     if not is_complete(sweep, folder):
-        return [] if failed is None else [common | _failed_row(name, length, failed)]
+        return [] if failed is None else [common | _make_failed_row(name, length, failed)]
     stable = stable_steps(sweep, trial, length)
     updates = {line["step"]: line for line in trunk if line["step"] <= stable}
     updates |= {line["step"]: line for line in metrics.series(folder)}
@@ -141,7 +141,7 @@ def _read(sweep: Sweep, trial: Trial, update: Row) -> float:
     return float(update["train/tokens"])
 
 
-def _failed_row(name: str, length: TrialLength, reason: str) -> Row:
+def _make_failed_row(name: str, length: TrialLength, reason: str) -> Row:
     row = {"name": name, "state": "failed", "tokens": length.tokens, "reason": reason}
     return row | {"step": length.steps, "loss": math.nan, "losses": {}, "seconds": math.nan}
 
@@ -201,7 +201,7 @@ def summary(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict
     }
 
 
-def stated(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
+def state_design(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
     """What was made of the design and the rule: each trial's model, batch, rate and lengths."""
     entries = [
         {

@@ -71,7 +71,7 @@ def _train_length(
 ) -> None:
     """Make one run of `trial`, or put on record that it diverged."""
     at = None if length == trial.trunk else _branching(sweep, trial, length)
-    gone = _diverged_before(sweep, trial, length)
+    gone = _find_divergence(sweep, trial, length)
     stage, job = claim_output(run_file(sweep, trial, length, data), at)
     if stage.finished:
         return
@@ -136,7 +136,7 @@ def _branching(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
     return None
 
 
-def _diverged_before(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
+def _find_divergence(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
     """Why the run of `length` need not be made: the trunk diverged before it would leave it."""
     if length == trial.trunk:
         return None

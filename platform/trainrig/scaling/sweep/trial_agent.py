@@ -58,7 +58,7 @@ def keep(
         report(result)
 
     try:
-        with contextlib.closing(_forked(address, (work, dict(config)))) as process:
+        with contextlib.closing(_fork_agent(address, (work, dict(config)))) as process:
             failure = _relay(process, tell)
     except ProcessDied as died:
         failure = TrialFailure(f"its process died: {died}")
@@ -83,7 +83,7 @@ def _relay(process: ForkedProcess, report: Callable[[Result], None]) -> TrialFai
     return None
 
 
-def _forked(address: str | None, given: tuple[bytes, Result]) -> ForkedProcess:
+def _fork_agent(address: str | None, given: tuple[bytes, Result]) -> ForkedProcess:
     """By the server at `address`; by one of our own, if there is none or it is dead."""
     with contextlib.suppress(ProcessDied):
         if address:

@@ -16,7 +16,7 @@ from trainrig import storage
 from trainrig.errors import InputError, Unfinished
 from trainrig.processes.stop_file import FILE
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import RateSearch, drawn_pair, named_pair
+from trainrig.scaling.sweep.search_settings import RateSearch, find_pair, name_drawn_pair
 from trainrig.scaling.sweep.search_trials import train_searched
 from trainrig.scaling.sweep.trial import Alone, StopFile, only_rank, train_trial
 from trainrig.scaling.sweep.trial_agent import Said, TrialEnded
@@ -70,7 +70,7 @@ class SearchedPairs:
     def trial(self, config: Config) -> Trial:
         """See Work."""
         named = config.get("name")
-        pair = named_pair(named) if named else drawn_pair(self.search, config)
+        pair = find_pair(named) if named else name_drawn_pair(self.search, config)
         return plan_search(self.run, self.search, self.data, [pair])[0]
 
     def do(self, trial: Trial, alone: Alone, report: Report) -> None:

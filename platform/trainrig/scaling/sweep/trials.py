@@ -290,7 +290,7 @@ def stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
     return schedule(sweep, trial).stable_steps(length.steps)
 
 
-def foreseen(sweep: Sweep, _: object) -> dict[str, float]:
+def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
     """What `sweep` is going to train, a search for its rates left out; nothing before its tokens
     are there.
 
@@ -302,7 +302,7 @@ def foreseen(sweep: Sweep, _: object) -> dict[str, float]:
     trials = plan(
         sweep, points_of(sweep, data), data, RateBatchPair(sweep.rate_factor, sweep.batch_factor)
     )
-    made = [(trial, begin, end) for trial in trials for begin, end in _made(sweep, trial)]
+    made = [(trial, begin, end) for trial in trials for begin, end in _list_segments(sweep, trial)]
     return {
         "trials": len(trials),
         "runs": sum(len(trial.lengths) for trial in trials),
@@ -318,7 +318,7 @@ def foreseen(sweep: Sweep, _: object) -> dict[str, float]:
     }
 
 
-def _made(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
+def _list_segments(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
     """From which step to which each run of `trial` is trained: the trunk, and the branches' own
     falls."""
     yield 0, trial.trunk.steps

@@ -21,13 +21,18 @@ from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
 from trainrig.scaling.laws.fit_verb import Tables, fit
 from trainrig.scaling.laws.forms import Parametric, TaskForm
 from trainrig.scaling.laws.law import TaskLaw, read_law
-from trainrig.scaling.laws.objective_names import NEXT_TOKEN, called, read, written
+from trainrig.scaling.laws.objective_names import (
+    NEXT_TOKEN,
+    name_objective,
+    read,
+    serialise_objective,
+)
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.runs_table import RunsTable, read_parquet, together
 
 CAUSAL = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 SPANS = Parametric(E=1.1, A=250, B=2400, alpha=0.30, beta=0.38)
-WRITTEN = written(SpanCorruption())
+WRITTEN = serialise_objective(SpanCorruption())
 FEW = LawFit(form="Parametric", bootstrap=Bootstrap(draws=20))
 
 
@@ -192,10 +197,10 @@ def test_objectives_are_written_and_read_back() -> None:
         {"members": (member, {"objective": {"kind": "PrefixLM"}})}
     )
     for objective in (CausalLM(), CausalLM(z_loss=0.1), MaskedLM(rate=0.3), mixture):
-        assert read(written(objective)) == objective
-    assert written(CausalLM()) == NEXT_TOKEN
-    assert called(NEXT_TOKEN) == "CausalLM"
-    assert called(written(MaskedLM(rate=0.3))) == "MaskedLM (rate 0.3)"
-    assert called(written(mixture)) == "MixtureOfObjectives (members)"
+        assert read(serialise_objective(objective)) == objective
+    assert serialise_objective(CausalLM()) == NEXT_TOKEN
+    assert name_objective(NEXT_TOKEN) == "CausalLM"
+    assert name_objective(serialise_objective(MaskedLM(rate=0.3))) == "MaskedLM (rate 0.3)"
+    assert name_objective(serialise_objective(mixture)) == "MixtureOfObjectives (members)"
     with pytest.raises(DataError, match="objective"):
         read('{"kind": "NoSuch"}')

@@ -111,11 +111,11 @@ def by_each(
         line, fit = envelope_line(along, envelope, rules)
         undecayed = int((along.state == "along").sum())
         mixed = f"{undecayed} points are from before the rate decayed; " if undecayed else ""
-        return line.approach("envelope", mixed + _listed(fit.refused))
+        return line.approach("envelope", mixed + _list_refused(fit.refused))
 
     def by_isoflop() -> Approach:
         line, fit = isoflop_line(runs, isoflop, rules)
-        return line.approach("isoflop", _listed(fit.refused))
+        return line.approach("isoflop", _list_refused(fit.refused))
 
     return _or_why("envelope", by_envelope), _or_why("isoflop", by_isoflop)
 
@@ -129,7 +129,7 @@ def _or_why(name: str, find: Callable[[], Approach]) -> Approach:
         )
 
 
-def _listed(refused: Sequence[LeftOut]) -> str:
+def _list_refused(refused: Sequence[LeftOut]) -> str:
     return "; ".join(f"left out {one.name}: {one.reason}" for one in refused)
 
 

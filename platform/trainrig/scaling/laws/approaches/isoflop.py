@@ -144,18 +144,20 @@ def budgets(runs: RunsTable, settings: IsoFlop | None = None) -> list[PLACES]:
     if not np.isnan(runs.budget).any():
         return [np.flatnonzero(runs.budget == value) for value in np.unique(runs.budget)]
     order = np.argsort(runs.flops_6nd, kind="stable")
-    return _cut(order, np.log(runs.flops_6nd), float(np.log(rules.same_budget)))
+    return _cut_into_budgets(order, np.log(runs.flops_6nd), float(np.log(rules.same_budget)))
 
 
-def _cut(order: PLACES, log_flops: Floats, width: float) -> list[PLACES]:
+def _cut_into_budgets(order: PLACES, log_flops: Floats, width: float) -> list[PLACES]:
     values = log_flops[order]
     if values[-1] - values[0] <= width:
         return [order]
     at = int(np.argmax(np.diff(values))) + 1
-    return _cut(order[:at], log_flops, width) + _cut(order[at:], log_flops, width)
+    return _cut_into_budgets(order[:at], log_flops, width) + _cut_into_budgets(
+        order[at:], log_flops, width
+    )
 
 
-def _looked_at(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
+def _select_sizes(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
     """The sizes of one budget that its parabola is fitted to."""
     sizes = np.unique(runs.parameters[rows])
     if rules.nearest is None and rules.within is None:
@@ -181,7 +183,7 @@ def _bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
             f"no minimum inside: the {which} of its {len(sizes)} sizes, {lowest:.3g}, has the "
             f"lowest loss; train {wanted} ones"
         )
-    rows = rows[np.isin(runs.parameters[rows], _looked_at(runs, rows, rules))]
+    rows = rows[np.isin(runs.parameters[rows], _select_sizes(runs, rows, rules))]
     x = np.log(runs.parameters[rows])
     middle = x.mean()
     curvature, slope, offset = np.polyfit(x - middle, runs.loss[rows], 2)

@@ -23,7 +23,7 @@ from trainrig.scaling.laws.figure_format import count
 from trainrig.scaling.laws.fit import Fitted
 from trainrig.scaling.laws.forms import Array, Form, Parametric
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.laws.objective_names import called
+from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 
 SIZES = 400  # that an optimum is looked for among
@@ -201,8 +201,8 @@ def lines(found: ObjectiveComparison) -> Iterator[str]:
         f, (low, high) = each.form, each.flops_of_six_n_d
         halve = f"{each.compute_to_halve:.3g}x {each.compute_to_halve_interval or ''}".rstrip()
         yield (
-            f"{each.name}: {called(each.objective)}, {each.runs} runs, {low:.2f} to {high:.2f} of "
-            f"6ND; E {f.E:.4g}, alpha {f.alpha:.3g}, beta {f.beta:.3g}; N* ~ "
+            f"{each.name}: {name_objective(each.objective)}, {each.runs} runs, {low:.2f} to "
+            f"{high:.2f} of 6ND; E {f.E:.4g}, alpha {f.alpha:.3g}, beta {f.beta:.3g}; N* ~ "
             f"C^{each.parameters_exponent:.2f}, D* ~ C^{each.tokens_exponent:.2f}; {halve} the "
             "compute halves what is above E"
         )

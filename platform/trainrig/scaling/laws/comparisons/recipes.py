@@ -111,7 +111,7 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
 
     Raises DataError for fewer than two, for other tokenizers or counts, and for too few runs.
     """
-    swept = _screened(tables, settings)
+    swept = _screen_tables(tables, settings)
     apart = [
         _of(name, fit_parametric, swept.runs_of(q), _how(settings))
         for q, name in enumerate(swept.names)
@@ -123,8 +123,8 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
 
     def redrawn(counts: Counts) -> Array:
         if shared:
-            return _stacked(_laws(jointly.draws(counts), swept), at)
-        return _stacked(_redrawn_apart(apart, swept, counts), at)
+            return _stack_differences(_laws(jointly.draws(counts), swept), at)
+        return _stack_differences(_redrawn_apart(apart, swept, counts), at)
 
     drawn = bootstrap(redrawn, swept.runs, settings.bootstrap, strata=swept.recipe)
     return Comparison(
@@ -135,7 +135,7 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
                 zip(swept.names, laws, swept.left_out, strict=True)
             )
         ),
-        differences=_differences(swept.names[1:], at, _stacked(laws, at), drawn),
+        differences=_differences(swept.names[1:], at, _stack_differences(laws, at), drawn),
         criterion_of_sharing=_criterion([jointly]) - _criterion(apart),
         tokenizer=next((str(name) for name in swept.runs.tokenizer if name), "unknown"),
         parameters_count=swept.runs.counts,
@@ -194,7 +194,7 @@ class _Swept:
         return self.runs.select(self.recipe == recipe)
 
 
-def _screened(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swept:
+def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swept:
     if len(tables) < 2:
         raise DataError("one recipe compares with nothing: name two tables, or two recipes of one")
     screened = [_of(name, screen, table, settings.exclusions) for name, table in tables.items()]
@@ -223,7 +223,7 @@ def _how(settings: RecipeFit) -> ParametricFit:
 
 def _regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
     """Log loss on ln A, ln B and ln E of each recipe, then the alpha and the beta of all."""
-    log_n, log_d = _centred(swept.runs.parameters), _centred(swept.runs.tokens)
+    log_n, log_d = _centre_logs(swept.runs.parameters), _centre_logs(swept.runs.tokens)
     recipes, rows = len(swept.names), len(swept.runs)
     designs = np.zeros((3, rows, 3 * recipes + 2))
     for term in range(3):
@@ -272,7 +272,7 @@ def _redrawn_apart(
     ]
 
 
-def _stacked(laws: Sequence[Parametric], flops: Sequence[float]) -> Array:
+def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Array:
     """[..., 2 x Q - 1 x flops]: each difference of loss and the logarithm of its multiplier."""
     base, *others = laws
     found = []
@@ -327,7 +327,7 @@ def _criterion(fits: Sequence[Fit[Any]]) -> float:
     return float(2 * len(residuals) * np.log(np.abs(residuals).mean()) + 2 * constants)
 
 
-def _centred(values: Array) -> Array:
+def _centre_logs(values: Array) -> Array:
     return np.asarray(np.log(values) - np.log(values).mean())
 
 

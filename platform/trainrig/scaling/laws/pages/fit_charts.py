@@ -29,7 +29,7 @@ TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all
 
 def agreement_chart(law: Law, runs: RunsTable) -> Chart:
     """Predicted against measured loss, those held out as the law of the rest predicts them."""
-    predicted = _predicted(law, runs)
+    predicted = _predict_losses(law, runs)
     kept = law.held_out
     held = np.array([row.loss for row in kept.rows] if kept else [])
     said = np.array([row.predicted for row in kept.rows] if kept else [])
@@ -65,7 +65,7 @@ def agreement_chart(law: Law, runs: RunsTable) -> Chart:
 
 def residual_charts(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
     """The errors against parameters, and against tokens."""
-    error = _predicted(law, runs) / runs.loss - 1
+    error = _predict_losses(law, runs) / runs.loss - 1
     kept = law.held_out.rows if law.held_out else ()
     held_error = np.array([row.error for row in kept])
     sides = (
@@ -288,7 +288,7 @@ def _profile_chart(name: str, profile: Profile) -> Chart:
     )
 
 
-def _predicted(law: Law, runs: RunsTable) -> Array:
+def _predict_losses(law: Law, runs: RunsTable) -> Array:
     unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
     return law.form.loss(runs.parameters, runs.tokens, unique)
 

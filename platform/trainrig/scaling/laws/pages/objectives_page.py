@@ -16,7 +16,7 @@ from trainrig.scaling.laws.comparisons.objectives import (
 from trainrig.scaling.laws.figure_format import count, interval
 from trainrig.scaling.laws.fit import LAW_FILE, Fitted
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.objective_names import called
+from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.pages.fit_page import PAGE
 from trainrig.scaling.laws.pages.law_views import power
 from trainrig.scaling.plots.objectives import COLOURS, BestOf, plot_objectives
@@ -150,7 +150,7 @@ def _laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
         ("objective", "trained for", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
         tuple(
             (
-                each.name, called(each.objective), each.runs,
+                each.name, name_objective(each.objective), each.runs,
                 f"{each.flops_of_six_n_d[0]:.2f} to {each.flops_of_six_n_d[1]:.2f}",
                 f"{each.form.E:.4g}", f"{each.form.alpha:.3g}", f"{each.form.beta:.3g}",
                 f"{each.optima[-1].loss:.4f}",

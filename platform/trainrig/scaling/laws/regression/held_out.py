@@ -44,7 +44,7 @@ class HeldOutSplit:
     rule: str
 
 
-def split(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
+def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
     """The largest `share` of `runs`, those that tie with the last of them, and the rest.
 
     Raises DataError where that would be none, or all.
@@ -71,7 +71,7 @@ def judge(
     predicted = predict(fit.form, largest)
     draws = bootstrap_form(fit, rules, tell)
     refused = refuse_draws(len(draws.draws.good), draws.draws.failed)
-    drawn = None if refused else predicted_draws(draws, largest, rules.seed)
+    drawn = None if refused else draw_predictions(draws, largest, rules.seed)
     rows = tuple(
         HeldOutRow(
             name=str(largest.name[i]),
@@ -100,7 +100,7 @@ def predict(form: Form, runs: RunsTable) -> Array:
     return form.loss(runs.parameters, runs.tokens, unique)
 
 
-def predicted_draws(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array:
+def draw_predictions(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array:
     """[K, H] what each draw says of `runs`, with the noise of a residual drawn for each.
 
     Residuals are smaller than the noise by what the constants took up; they are scaled up for it.

@@ -44,9 +44,9 @@ def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     slope, factor = _line(np.log(runs.parameters), np.log(runs.tokens))
     if factor < LEAST_FACTOR:
         raise DataError(
-            f"all {len(runs)} runs lie {_named(runs, slope)} (within a factor {factor:.3g}), where"
-            f" {form} cannot tell what parameters do from what tokens do; add runs off it: the"
-            " same sizes with, say, a quarter and four times the tokens"
+            f"all {len(runs)} runs lie {_describe_ray(runs, slope)} (within a factor {factor:.3g}),"
+            f" where {form} cannot tell what parameters do from what tokens do; add runs off it:"
+            " the same sizes with, say, a quarter and four times the tokens"
         )
 
 
@@ -66,7 +66,7 @@ def _line(log_n: Array, log_d: Array) -> tuple[float, float]:
         return float(along[1] / along[0]), float(np.exp(np.ptp(across @ centred)))
 
 
-def _named(runs: RunsTable, slope: float) -> str:
+def _describe_ray(runs: RunsTable, slope: float) -> str:
     if abs(slope - 1) < 0.1:
         return f"on one ray of D/N = {np.median(runs.tokens / runs.parameters):.3g}"
     if abs(slope + 1) < 0.1:

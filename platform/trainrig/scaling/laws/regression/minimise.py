@@ -217,14 +217,14 @@ def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
             vectors, along, sizes = vectors[open_], along[open_], sizes[open_]
         step = -(vectors @ (along / (sizes + damping[:, None]))[..., None])[..., 0]
         there = rows.look(state.theta + step / state.scale)
-        better, damping = _judged(state, there, step, damping)
+        better, damping = _judge_steps(state, there, step, damping)
         state.put(better, there.take(better))
     final.put(left, state)
     gradient = final.gradient * final.scale
     return Minima(final.theta, final.objective, gradient, promised, promised <= search.tolerance)
 
 
-def _judged(here: _State, there: _State, step: Array, damping: Array) -> tuple[Mask, Array]:
+def _judge_steps(here: _State, there: _State, step: Array, damping: Array) -> tuple[Mask, Array]:
     """Which steps went down, and how carefully to take the next."""
     curved = (step[:, None] @ here.hessian @ step[..., None])[:, 0, 0]
     hoped = -(here.gradient * step).sum(1) - curved / 2
@@ -301,12 +301,12 @@ class Differenced:
         shifts = wide * np.eye(count)
         bent = np.empty((len(theta), count, count))
 
-        def weighed(shift: Array) -> Array:
+        def weigh(shift: Array) -> Array:
             return np.asarray((coefficients * self.value(theta + shift)).sum(1))
 
         for p in range(count):
             for q in range(p + 1):
                 a, b = shifts[p], shifts[q]
-                corners = weighed(a + b) - weighed(a - b) - weighed(b - a) + weighed(-a - b)
+                corners = weigh(a + b) - weigh(a - b) - weigh(b - a) + weigh(-a - b)
                 bent[:, p, q] = bent[:, q, p] = corners / (4 * wide**2)
         return bent

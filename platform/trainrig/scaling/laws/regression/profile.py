@@ -126,7 +126,7 @@ class _View:
         logs, rises = [self.best], [0.0]
         theta = self.fit.theta
         for step in STEPS:
-            found = self._tied_to(self.best + sign * step * self.step, theta)
+            found = self._minimise_tied(self.best + sign * step * self.step, theta)
             here = float(self.log_quantity(found.theta).value[0, 0])
             if abs(here - logs[-1]) < 1e-3 * self.step:
                 break  # the quantity goes no farther, whatever the pull
@@ -137,7 +137,7 @@ class _View:
                 break
         return np.array(logs), np.array(rises)
 
-    def _tied_to(self, goal: float, start: Array) -> Minima:
+    def _minimise_tied(self, goal: float, start: Array) -> Minima:
         """The minimum with a spring from the quantity to `goal`.
 
         Where the spring lets it come to rest is the best of its own value of the quantity, so

@@ -44,10 +44,10 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
     chance = float(runs.task_chances[task].mean())
     unit = float(np.exp(np.log(runs.flops_6nd).mean()))
     whole = np.ones((1, len(runs)))
-    best = _fitted(runs, task, chance, unit, whole, None)
+    best = _fit_counts(runs, task, chance, unit, whole, None)
     form = _form(best[0], chance, unit)
     counts = counts_of(runs, settings).astype(np.float64)
-    drawn = _fitted(runs, task, chance, unit, counts, best[0])
+    drawn = _fit_counts(runs, task, chance, unit, counts, best[0])
     enough = np.array([len(set(runs.flops_6nd[row > 0])) >= LEAST_COMPUTES for row in counts])
     good = drawn[enough & np.isfinite(drawn).all(1)]
     forms = tuple(_form(each, chance, unit) for each in good)
@@ -95,12 +95,12 @@ def _check(runs: RunsTable, task: str) -> None:
         raise DataError("the loss of the right answers does not fall with compute")
 
 
-def _fitted(
+def _fit_counts(
     runs: RunsTable, task: str, chance: float, unit: float, counts_KR: Array, from_P: Array | None
 ) -> Array:
     """Both steps for each row of counts, from `from_P` or from a grid of starts: [K, P]."""
     x_R, loss_R = np.log(runs.flops_6nd / unit), runs.task_losses[task]
-    score_R, errors_R = runs.task_scores[task], _known_errors(runs.task_errors[task])
+    score_R, errors_R = runs.task_scores[task], _fill_unknown_errors(runs.task_errors[task])
 
     def losses(theta: Array) -> tuple[Array, Array]:
         e, a = np.exp(theta[:, :1]), np.exp(theta[:, 1:2])
@@ -140,7 +140,7 @@ def _starts(loss_R: Array) -> tuple[Array, Array]:
     return np.array(first), np.array(second)
 
 
-def _known_errors(errors_R: Array) -> Array:
+def _fill_unknown_errors(errors_R: Array) -> Array:
     """Standard errors; rows that have none, or 0 of no spread, are given the largest there is."""
     known = errors_R[np.isfinite(errors_R) & (errors_R > 0)]
     largest = float(known.max()) if len(known) else 1.0
