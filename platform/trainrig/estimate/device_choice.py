@@ -15,7 +15,7 @@ class DeviceChoice:
     table: str | None = None  # a file like hardware.toml; None: that one
     utilisation: float | None = None  # of the peak; None: what is usual
 
-    def named(self, offers: hardware.Hardware) -> str:
+    def resolve_name(self, offers: hardware.Hardware) -> str:
         """The device. Raises ConfigError if the table has no such one."""
         if self.device is not None:
             offers.device(self.device)
@@ -24,7 +24,7 @@ class DeviceChoice:
 
     def check(self) -> None:
         """Raise ConfigError for what cannot be, also where nothing is reckoned for it."""
-        self.named(hardware.load(self.table))
+        self.resolve_name(hardware.load(self.table))
         _ = self.assumed
 
     @property

@@ -301,8 +301,8 @@ def _everything(layer: LayerShape, model: DecoderConfig, size: int, split: int) 
         layer.feedforward_output_norm,
     )
     normed = model.channels * sum(each is not None for each in norms)
-    products = _of_products(layer, model) + _between(layer) * (2 if _gated(layer) else 1)
-    products += _added(layer)
+    products = _of_products(layer, model) + _between(layer) * (2 if _has_gate(layer) else 1)
+    products += _count_added(layer)
     in_norms = normed * (6 if size < MASTER else 4)
     return size * products + (size * (2 * model.channels + normed) + in_norms) / split
 
@@ -315,10 +315,10 @@ def _of_products(layer: LayerShape, model: DecoderConfig) -> int:
     copies = 0
     if isinstance(mixture, MixtureShape):
         copies = 2 * mixture.experts.up.active * shape.channels  # what goes in and what comes out
-    return heads + copies + _added(layer) + _between(layer) * (2 if _gated(layer) else 1)
+    return heads + copies + _count_added(layer) + _between(layer) * (2 if _has_gate(layer) else 1)
 
 
-def _added(layer: LayerShape) -> int:
+def _count_added(layer: LayerShape) -> int:
     """Numbers a token that the products give which its kind of attention adds."""
     added = layer.attention.added.values()
     return sum(each.outputs for each in added if isinstance(each, ProjectionShape))
@@ -333,7 +333,7 @@ def _between(layer: LayerShape) -> int:
     return part.experts.up.active * part.experts.up.outputs + shared
 
 
-def _gated(layer: LayerShape) -> bool:
+def _has_gate(layer: LayerShape) -> bool:
     part = layer.feedforward
     return (part.gate if isinstance(part, FeedForwardShape) else part.experts.gate) is not None
 

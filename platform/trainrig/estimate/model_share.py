@@ -30,7 +30,7 @@ _EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
 
 
 @cache
-def cut(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
+def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
     """`model` as narrow as one of `tensor` devices has it, with one of `expert` parts of the
     experts. A token still meets as many experts as it did: those of its own device's tokens are
     elsewhere, and others' tokens come instead."""
@@ -52,8 +52,8 @@ def cut(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
 
 @cache
 def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
-    """The sizes of every parameter of `cut`, the router's as the whole model has them."""
-    local = cut(model, tensor, expert).shapes
+    """The sizes of every parameter of `cut_model`, the router's as the whole model has them."""
+    local = cut_model(model, tensor, expert).shapes
     if expert == 1:
         return local
     layers = tuple(
@@ -115,7 +115,7 @@ class Slices:
     counted: CountedParameters
 
 
-def sliced(counted: CountedParameters, over: int, expert: int) -> Slices:
+def slice_parameters(counted: CountedParameters, over: int, expert: int) -> Slices:
     """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
     their own."""
     fewer = max(1, over // expert)
@@ -153,7 +153,9 @@ class ModelParts:
             group = assigned.get(name)
             frozen = group is not None and group.freeze
             chosen = group.optimizer if group and group.optimizer else training.optimizer
-            found = _counted(name, size, 0 if frozen else chosen.state_bytes(name, size), frozen)
+            found = _count_parameters(
+                name, size, 0 if frozen else chosen.state_bytes(name, size), frozen
+            )
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
@@ -167,7 +169,7 @@ class ModelParts:
         tied = embedding if shapes.head is None else CountedParameters()
         return cls(sums, before, after, tied, tuple(count(each) for each in shapes.layers))
 
-    def held(self, ranges: Sequence[range]) -> tuple[CountedParameters, int]:
+    def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, int]:
         """Of a device with layers of these `ranges`; how many of it are gathered with the ends."""
         total = root = CountedParameters()
         last = len(self.layers) - 1
@@ -183,7 +185,9 @@ class ModelParts:
         return total + root, root.total
 
 
-def _counted(name: str, size: tuple[int, ...], kept: int, frozen: bool) -> CountedParameters:
+def _count_parameters(
+    name: str, size: tuple[int, ...], kept: int, frozen: bool
+) -> CountedParameters:
     numbers = math.prod(size)
     trained = 0 if frozen else numbers
     if _EXPERTS in name:

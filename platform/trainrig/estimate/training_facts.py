@@ -45,7 +45,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     """Operations, memory a device, time, money and energy, for the most workers that `run` may
     have."""
     offers, workers = hardware.load(machine.table), bounds(run.workers).most
-    device, compute = machine.named(offers), run.training.precision.peak
+    device, compute = machine.resolve_name(offers), run.training.precision.peak
     flops, on_cpu = _flops(run, model), device in hardware.CPUS
     largest = max(
         worker_memory(
@@ -70,8 +70,8 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "cache_of_a_sequence_gib": round(cache_memory(model, model.positions) / 2**30, 3),
         "hours": taken.hours,
         "kwh": taken.kwh,
-        **({} if taken.usd is None else {"usd": taken.usd, "rented": _rented(taken)}),
-        **({"warning": hardware.NO_BFLOAT16} if _emulated(machine, device, compute) else {}),
+        **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
+        **({"warning": hardware.NO_BFLOAT16} if _is_emulated(machine, device, compute) else {}),
         **_stages(run, model),
     }
 
@@ -91,7 +91,7 @@ def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     }
 
 
-def _emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
+def _is_emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
     """Whether a core of this machine would compute in numbers that it has no hardware for."""
     here = machine.device is None and device in hardware.CPUS
     return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
@@ -115,7 +115,7 @@ def _at_work(run: Pretraining, taken: Cost) -> str:
     return describe_busy(stage.global_batch, stage.micro_batch, sizes, unit)
 
 
-def _rented(taken: Cost) -> str:
+def _describe_rental(taken: Cost) -> str:
     return f"{taken.machines} {taken.instance}, price of {taken.as_of}"
 
 

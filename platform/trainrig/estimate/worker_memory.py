@@ -25,7 +25,7 @@ from trainrig.estimate.memory import (
     slices,
     step_memory,
 )
-from trainrig.estimate.model_share import ModelParts, cut, cut_shapes, sliced
+from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes, slice_parameters
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import held_at_once, turns
@@ -54,7 +54,7 @@ def worker_memory(
     context = 1 if parallel.context is None else parallel.context.ranks
     replicas = parallel.data_workers(workers)
     count = math.ceil(global_batch / micro_batch / replicas)
-    local, shapes = cut(model, tensor, expert), cut_shapes(model, tensor, expert)
+    local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
     parts = ModelParts.of(model, training, tensor, expert)
     ranks, chunks = parallel.pipeline_ranks, parallel.pipeline_chunks
     over = slices(training, workers // (tensor * ranks))
@@ -63,14 +63,14 @@ def worker_memory(
     mask = masks.kept(model, training, micro_batch / expert, sequence_length)
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
-        counted, root = parts.held(stages)
-        mine = sliced(counted, over, expert)
+        counted, root = parts.count_held(stages)
+        mine = slice_parameters(counted, over, expert)
         kept, in_a_layer = 0.0, 0.0
-        held = _held_at_once(training, rank, count)
+        held = _count_held_at_once(training, rank, count)
         for chunk, layers in enumerate(stages):
             own = [shapes.layers[number] for number in layers]
             of_chunk, widest = per_token_of(own, local, training, of_places)
-            of_chunk += len(own) * _gathered_rows(local, training, context)
+            of_chunk += len(own) * _estimate_gathered_rows(local, training, context)
             kept += of_chunk * held[chunk]
             in_a_layer = max(in_a_layer, widest)
         last = stages[-1].stop == model.layers
@@ -79,7 +79,7 @@ def worker_memory(
             kept=kept * tokens + mask * sum(held),
             in_a_layer=in_a_layer * tokens,
             at_the_head=at_the_head(local, size, tokens) if last else 0.0,
-            buffers=tokens * _received(local, training, context),
+            buffers=tokens * _estimate_received(local, training, context),
         )
         parameters = HeldParameters(
             total=counted.total,
@@ -95,7 +95,7 @@ def worker_memory(
     return max(found, key=lambda each: each.total)
 
 
-def _held_at_once(training: Training, rank: int, count: int) -> list[int]:
+def _count_held_at_once(training: Training, rank: int, count: int) -> list[int]:
     """Micro-batches of a step's `count` that each stage of `rank` has between their passes, when
     all of them together have the most."""
     pipeline = training.parallel.pipeline
@@ -111,7 +111,7 @@ def _keys_and_values(local: DecoderConfig, training: Training) -> float:
     return 2.0 * training.precision.bytes * local.shape.kv_heads * local.shape.head_channels
 
 
-def _gathered_rows(local: DecoderConfig, training: Training, context: int) -> float:
+def _estimate_gathered_rows(local: DecoderConfig, training: Training, context: int) -> float:
     """Bytes a token of its own that a layer keeps of other workers' tokens."""
     settings = training.parallel.context
     if settings is None or settings.kind != "Gathered" or training.recompute is not None:
@@ -119,7 +119,7 @@ def _gathered_rows(local: DecoderConfig, training: Training, context: int) -> fl
     return (context - 1) * _keys_and_values(local, training)
 
 
-def _received(local: DecoderConfig, training: Training, context: int) -> float:
+def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
     """Bytes a token of its own of what other workers send, for a moment."""
     parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
     found = 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import step_memory
-from trainrig.estimate.model_share import cut, cut_shapes
+from trainrig.estimate.model_share import cut_model, cut_shapes
 from trainrig.estimate.worker_memory import worker_memory
 from trainrig.flops import token_flops
 from trainrig.parallel.layout import FSDP
@@ -68,7 +68,7 @@ def test_operations_are_those_of_check(model, changes, degrees):
     sizes = model(**changes)
     length = 2048
     tokens = length / degrees.context
-    local, shapes = cut(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
+    local, shapes = cut_model(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
     each = 2.0 * tokens * local.outputs * sizes.channels
     for number, layer in enumerate(shapes.layers):
         each += sum(p.flops for p in products_of(layer, tokens, degrees.tensor))

@@ -11,7 +11,7 @@ from trainrig.estimate.memory import (
     peak_memory,
     per_token_of,
 )
-from trainrig.estimate.model_share import ModelParts, sliced
+from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
@@ -109,7 +109,7 @@ class OfPipeline:
         alone = degrees.pipeline == 1
         self._ahead = 0 if alone else len(ranges) - last
         self._back = 0 if alone else len(ranges) - first
-        self.held, self._root = parts.held(ranges)
+        self.held, self._root = parts.count_held(ranges)
 
     @cached_property
     def spent(self) -> "MicroBatchSeconds":
@@ -163,12 +163,12 @@ class OfPipeline:
     def update(self, layout: DeviceLayout) -> float:
         """Seconds of the optimizer: weights read and written, gradients read for their norm and for
         the update, the optimizer's memory read and written."""
-        mine = sliced(self.held, *_slices(layout.degrees))
+        mine = slice_parameters(self.held, *_slices(layout.degrees))
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
     def memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
         """At the peak of a step of `turns` micro-batches."""
-        mine = sliced(self.held, *_slices(layout.degrees))
+        mine = slice_parameters(self.held, *_slices(layout.degrees))
         kept, in_a_layer, head = self._activations(training)
         activations = HeldActivations(
             kept=kept * in_flight(self._device, layout, turns),

@@ -12,7 +12,7 @@ from typing import Literal
 
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import Memory
-from trainrig.estimate.model_share import ModelParts, cut, cut_shapes
+from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes
 from trainrig.flops import token_flops
 from trainrig.models.architecture.norms import OutputNorm, PostNorm, SandwichNorm
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
@@ -209,7 +209,7 @@ class Predictor:
         )
 
     def _cut_model(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
-        return cut(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
+        return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
 
     def _pipeline_of(
         self, degrees: Degrees, micro_batch: int, again: Again, chunks: int, in_places: bool
