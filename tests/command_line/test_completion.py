@@ -65,7 +65,7 @@ def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) ->
     assert press_tab(place, "cluster", "up", "kube") == ["kuberay/raycluster", "kuberay/rayjob"]
     assert press_tab(place, "cluster", "up", "mi") == ["mine.yaml"]
     assert press_tab(place, "submit", "pret") == ["pretrain"]
-    record = Home.named(str(place / "state" / "trainrig")).create("pretrain", str(place / "model"))
+    record = Home.choose(str(place / "state" / "trainrig")).create("pretrain", str(place / "model"))
     assert press_tab(place, "logs", "") == [record.id]
     assert press_tab(place, "export", "--dtype", "b") == ["bfloat16"]
 

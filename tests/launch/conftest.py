@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests are no package, and shar
 def home(request, tmp_path):
     """A home of either kind."""
     path = str(tmp_path / "home")
-    return Home.named(path if request.param == "disk" else request.getfixturevalue("s3"))
+    return Home.choose(path if request.param == "disk" else request.getfixturevalue("s3"))
 
 
 @pytest.fixture
 def local(tmp_path):
-    return Home.named(str(tmp_path / "home"))
+    return Home.choose(str(tmp_path / "home"))
 
 
 @pytest.fixture

@@ -248,7 +248,7 @@ def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
     command = ["submit", "tokenizer", "tokenizer.toml", "--deadline", "12h", "--detach"]
     assert user.does(*command).returncode == 0
     second = run.attempt(2)
-    assert run.asked_at(second) == second.submitted_at
+    assert run.find_request_time(second) == second.submitted_at
 
 
 @pytest.mark.soak

@@ -54,13 +54,13 @@ def check(
     """Check a cluster file: its mistakes by line, its cluster's cost and the quotas it needs."""
     from trainrig.launch.check.cluster import check_cluster
     from trainrig.launch.check.shipped import find_cluster
-    from trainrig.launch.check.show import shown
+    from trainrig.launch.check.show import show_checked
 
     checked = check_cluster(find_cluster(name), hardware, checkpoint_seconds)
     if as_json:
         print(json.dumps(checked.as_json()))
     elif not checked.problems:
-        print("\n".join(shown(checked)))
+        print("\n".join(show_checked(checked)))
     if checked.problems:
         for problem in checked.problems:
             typer.echo(f"trainrig: {problem}", err=True)
@@ -98,7 +98,7 @@ def status(
     from trainrig.launch.clusters.status import status as look_at
     from trainrig.launch.record.run_record import Home
 
-    found = look_at(open_cluster(name), Home.named(home), hardware)
+    found = look_at(open_cluster(name), Home.choose(home), hardware)
     print(json.dumps(found.as_json()) if as_json else "\n".join(found.lines()))
 
 
@@ -124,7 +124,7 @@ def down(
 
     cluster = open_cluster(name)
     with if_stopped("machines may be left; the same command goes on with ending them"):
-        ended = take_down(cluster, Home.named(home), _say, ignored=ignore_home or ())
+        ended = take_down(cluster, Home.choose(home), _say, ignored=ignore_home or ())
     said = f"{cluster.name}: {ended} ended, none left"
     print(json.dumps({"name": cluster.name, "ended": ended}) if as_json else said)
 

@@ -24,7 +24,7 @@ def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """Ids of runs whose records lie on this machine: a bucket would take too long at a TAB."""
     from trainrig.launch.record.run_record import Home as Records
 
-    records = Records.named(ctx.params.get("home"))
+    records = Records.choose(ctx.params.get("home"))
     if "://" in records.path:
         return []
     return [record.id for record in records.list() if record.id.startswith(incomplete)]
@@ -129,7 +129,7 @@ def submit(
         _result({"state": "done", "output": found.output}, as_json)
         return
     elif alive and not refused:
-        _run(found, limits, environment, _given(context), detach, as_json)
+        _run(found, limits, environment, _find_given_options(context), detach, as_json)
         return
     if found.problems:
         if not check:
@@ -139,7 +139,7 @@ def submit(
         raise ClusterError(said) if found.unreachable and count == 1 else ConfigError(said)
     if not check:
         found.show(_say)
-        _run(found, limits, environment, _given(context), detach, as_json)
+        _run(found, limits, environment, _find_given_options(context), detach, as_json)
 
 
 def _run(
@@ -180,7 +180,7 @@ def _run(
     raise SystemExit(exit_code(ended))
 
 
-def _given(context: typer.Context) -> set[str]:
+def _find_given_options(context: typer.Context) -> set[str]:
     """The options that the command line really has."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
@@ -200,8 +200,8 @@ def _in_force(
     others = [n for n in held if n in given and _differs(n, held[n], asked[n])]
     if others:
         differing = ", ".join(
-            f"--{name.replace('_', '-')} {_shown(name, held[name])}, not "
-            f"{_shown(name, asked[name])}"
+            f"--{name.replace('_', '-')} {_format_option(name, held[name])}, not "
+            f"{_format_option(name, asked[name])}"
             for name in others
         )
         raise ConfigError(
@@ -217,7 +217,7 @@ def _differs(option: str, held: Any, asked: Any) -> bool:
     return bool(held != asked)
 
 
-def _shown(option: str, value: Any) -> str:
+def _format_option(option: str, value: Any) -> str:
     """The value of an option as it would be written on the command line."""
     if option in DURATIONS and value is not None:
         unit = next(unit for unit in reversed(UNITS) if value % UNITS[unit] == 0 or unit == "s")
@@ -246,14 +246,14 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
     from trainrig.launch.follow.jobs_table import lines, rows
     from trainrig.launch.record.run_record import Home as Records
 
-    found = rows(Records.named(home))
+    found = rows(Records.choose(home))
     if as_json:
         print(json.dumps([row_as_json(row) for row in found]))
         return
     for line in lines(found):
         print(line)
     if not found:
-        _say(f"{Records.named(home).path}: no runs; `trainrig submit` puts them there")
+        _say(f"{Records.choose(home).path}: no runs; `trainrig submit` puts them there")
 
 
 def logs(
@@ -267,7 +267,7 @@ def logs(
     from trainrig.launch.follow.follow import Following, exit_code
     from trainrig.launch.record.run_record import Home as Records
 
-    records = Records.named(home)
+    records = Records.choose(home)
     record = records.find(run)
     following = Following(record, _hear_on(sys.stdout), _say if follow else lambda line: None)
     if not follow:
@@ -303,7 +303,7 @@ def stop(
     from trainrig.launch.record.run_record import Home as Records
 
     _listen()
-    record = Records.named(home).find(run)
+    record = Records.choose(home).find(run)
     with if_stopped("the run stays asked to end; the same command waits for that again"):
         ended = stop_run(record, now, _say)
     if ended is None:

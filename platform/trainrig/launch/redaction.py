@@ -66,7 +66,7 @@ class Redactor:
             return piece
         data, at, said = self._held + piece, 0, []
         while True:
-            undecided = self._undecided(data, at)
+            undecided = self._find_undecided(data, at)
             found = self._pattern.search(data, at)
             if found is None or found.start() >= undecided:
                 break
@@ -75,7 +75,7 @@ class Redactor:
         self._held = data[undecided:]
         return b"".join([*said, data[at:undecided]])
 
-    def _undecided(self, data: bytes, at: int) -> int:
+    def _find_undecided(self, data: bytes, at: int) -> int:
         """From where on `data`, looked at from `at`, may be the beginning of a secret."""
         for begin in range(max(at, len(data) - self._longest + 1), len(data)):
             tail = data[begin:]

@@ -91,33 +91,33 @@ def submit_from(home, cluster="aws"):
 
 
 def take_down(cluster, **more):
-    return down(cluster, Home.named(), lambda text: None, QUICK, **more)
+    return down(cluster, Home.choose(), lambda text: None, QUICK, **more)
 
 
 def test_a_run_that_was_submitted_from_another_shell_keeps_its_cluster(cluster, tmp_path):
-    home = Home.named(str(tmp_path / "theirs"))
+    home = Home.choose(str(tmp_path / "theirs"))
     record = submit_from(home)
     submit_from(home)
-    assert known_clusters.noted_homes("aws") == [home.path]
+    assert known_clusters.read_noted_homes("aws") == [home.path]
     with pytest.raises(ConfigError, match=f"runs are live on it: {record.id} ") as refused:
         take_down(cluster)
     assert str(refused.value).endswith(f"trainrig stop ID --home {home.path}")
     assert cluster.provider.ended == []
-    assert status(cluster, Home.named()).runs == {record.id: "queued"}
+    assert status(cluster, Home.choose()).runs == {record.id: "queued"}
     record.record("ended", 2, state="done")
     assert take_down(cluster) == 1
-    assert known_clusters.noted_homes("aws") == []
+    assert known_clusters.read_noted_homes("aws") == []
 
 
 def test_a_run_in_a_bucket_of_another_shell_keeps_its_cluster(cluster, s3):
-    record = submit_from(Home.named(f"{s3}/home"))
+    record = submit_from(Home.choose(f"{s3}/home"))
     with pytest.raises(ConfigError, match=f"runs are live on it: {record.id}"):
         take_down(cluster)
 
 
 def test_a_run_on_a_cluster_without_a_name_notes_nothing(cluster, tmp_path):
-    submit_from(Home.named(str(tmp_path / "theirs")), cluster="")
-    assert known_clusters.noted_homes("") == []
+    submit_from(Home.choose(str(tmp_path / "theirs")), cluster="")
+    assert known_clusters.read_noted_homes("") == []
 
 
 def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
@@ -127,7 +127,9 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
     assert "\n" not in str(refused.value)
     assert "give --ignore-home s3://gone-since-then/home" in str(refused.value)
     assert cluster.provider.ended == []
-    (line,) = [x for x in status(cluster, Home.named()).lines() if "not known" in x and "runs" in x]
+    (line,) = [
+        x for x in status(cluster, Home.choose()).lines() if "not known" in x and "runs" in x
+    ]
     assert line.startswith("runs of s3://gone-since-then/home: not known: ")
     assert take_down(cluster, ignored=["s3://gone-since-then/home"]) == 1
 
@@ -141,7 +143,7 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
     ],
 )
 def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, tmp_path, give):
-    home = Home.named(str(tmp_path / "shared"))
+    home = Home.choose(str(tmp_path / "shared"))
     ours = cluster_of(give(home.path), Cloud([HEAD], []))
     with pytest.raises(ConfigError, match="no such folder on this machine"):
         take_down(ours)
@@ -155,7 +157,7 @@ def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, 
 
 def test_a_home_that_only_the_machine_could_fill_in_is_none(tmp_path):
     data = {"setup_commands": ["export TRAINRIG_HOME=s3://$BUCKET/home"]}
-    assert runs_on(cluster_of(data, Cloud([])), Home.named(str(tmp_path))) == ([], {})
+    assert runs_on(cluster_of(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
 
 
 def test_a_bucket_that_a_file_names_and_nobody_made_holds_no_runs(cluster, s3):
@@ -170,5 +172,5 @@ def test_the_price_by_the_hour_is_that_of_a_table_of_ones_own(cluster, tmp_path)
     before, name, after = shipped.partition('[instances."m7i.2xlarge"]\n')
     own = tmp_path / "prices.toml"
     own.write_text(f"{before}{name}spot_usd = 0.125\n{after}")
-    assert status(cluster, Home.named(), str(own)).usd == 0.125
-    assert status(cluster, Home.named()).usd > 0.125
+    assert status(cluster, Home.choose(), str(own)).usd == 0.125
+    assert status(cluster, Home.choose()).usd > 0.125

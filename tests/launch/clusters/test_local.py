@@ -89,7 +89,7 @@ def test_a_laptop_with_a_live_run_stays_up(file, trainrig, tmp_path):
 
     up = json.loads(trainrig("up", file, "--json").stdout)
     home = tmp_path / "home"
-    record = Home.named(str(home)).create("curate", str(tmp_path / "out"))
+    record = Home.choose(str(home)).create("curate", str(tmp_path / "out"))
     record.take_attempt("one", up["jobs"], "", {})
     refused = trainrig("down", file, "--home", home, status=2)
     assert f"runs are live on it: {record.id} (queued)" in refused.stderr

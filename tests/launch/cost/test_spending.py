@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.hardware import Hardware
 from trainrig.launch.cost.metering import Kind
-from trainrig.launch.cost.spending import Spent, bill, price, tokens_per_usd, unpriced
+from trainrig.launch.cost.spending import Spent, bill, list_unpriced, price, tokens_per_usd
 
 MADE_UP = {"device": "core", "devices": 1, "vcpus": 1, "memory": 1.0, "as_of": "", "source": ""}
 CORE = {"flops": {"float32": 1.0}, "memory": 1.0, "watts": 1.0, "source": ""}
@@ -45,9 +45,9 @@ def test_what_is_not_known_makes_the_sum_unknown_and_never_smaller(seconds, spen
 
 
 def test_a_limit_is_held_against_the_most_that_it_can_be():
-    assert Spent(3.0, 3.0, 3.0).counted() == 3.0
-    assert Spent(None, 2.0, 5.0).counted() == 5.0
-    assert Spent(None, 2.0, None).counted() == 2.0
+    assert Spent(3.0, 3.0, 3.0).count_against_limit() == 3.0
+    assert Spent(None, 2.0, 5.0).count_against_limit() == 5.0
+    assert Spent(None, 2.0, None).count_against_limit() == 2.0
 
 
 KINDS = st.sampled_from([SMALL, SMALL_SPOT, LARGE, LARGE_SPOT, STRANGE])
@@ -58,14 +58,14 @@ def test_parts_add_up_and_survive_being_written_down(parts):
     together = sum((price({kind: seconds}, TABLE) for kind, seconds in parts), Spent())
     back = Spent.of_json(json.loads(json.dumps(together.as_json())))
     assert (back.usd is None) == (together.usd is None)
-    assert back.counted() == pytest.approx(together.counted(), abs=1e-3)
+    assert back.count_against_limit() == pytest.approx(together.count_against_limit(), abs=1e-3)
     if together.at_most is not None:
         assert together.at_least <= together.at_most + 1e-9
 
 
 def test_machines_without_a_price_are_named():
     kinds = [SMALL, LARGE_SPOT, STRANGE, Kind("", "", "")]
-    assert unpriced(kinds, TABLE) == ["?/?/?", "gpu/large/spot", "gpu/strange/spot"]
+    assert list_unpriced(kinds, TABLE) == ["?/?/?", "gpu/large/spot", "gpu/strange/spot"]
 
 
 def test_tokens_per_dollar_wants_both():

@@ -52,17 +52,17 @@ def test_other_stages_get_on_by_whole_files(output):
     if not output.startswith("s3://"):
         Path(output, "scratch", ".3.json.77-aa").touch()  # being written
     assert reached.progress() == 3
-    assert reached.figures() == {} and reached.saved() == Saved(None, None)
+    assert reached.figures() == {} and reached.find_saved() == Saved(None, None)
 
 
 def test_what_is_saved_is_the_newest_whole_checkpoint(tmp_path, ranks, make_job):
     job = make_job(tmp_path / "run", training={"steps": 6, "checkpoints": {"every": 4}})
-    assert RunProgress("pretrain", job.folder).saved() == Saved(None, None)
+    assert RunProgress("pretrain", job.folder).find_saved() == Saved(None, None)
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     reached = RunProgress("pretrain", job.folder)
-    saved = reached.saved()
+    saved = reached.find_saved()
     assert saved.step == 6 and reached.progress() == 6
     assert saved.tokens == metrics.series(job.folder)[-1]["train/tokens"]
     (newest,) = Path(job.folder, "checkpoints", "step_00000006").glob("*/manifest.json")
     newest.unlink()
-    assert reached.saved() == Saved(4, metrics.series(job.folder)[3]["train/tokens"])
+    assert reached.find_saved() == Saved(4, metrics.series(job.folder)[3]["train/tokens"])

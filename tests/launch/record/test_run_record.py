@@ -14,7 +14,7 @@ from trainrig.processes.append_log import LINE_LIMIT
 @pytest.fixture(params=["disk", "bucket"])
 def home(request, tmp_path):
     """A home of either kind."""
-    return Home.named(str(tmp_path) if request.param == "disk" else request.getfixturevalue("s3"))
+    return Home.choose(str(tmp_path) if request.param == "disk" else request.getfixturevalue("s3"))
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def test_the_id_follows_from_verb_and_output_however_the_output_is_written(tmp_p
 def test_home_is_the_option_else_the_variable_else_the_users_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("TRAINRIG_HOME", raising=False)
-    assert Home.named().path == f"{tmp_path}/state/trainrig"
+    assert Home.choose().path == f"{tmp_path}/state/trainrig"
     monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "home"))
-    assert Home.named().path == f"{tmp_path}/home"
-    assert Home.named("s3://bucket/home/").path == "s3://bucket/home"
+    assert Home.choose().path == f"{tmp_path}/home"
+    assert Home.choose("s3://bucket/home/").path == "s3://bucket/home"
 
 
 def test_a_run_that_is_created_again_is_the_same_run(home, run):
@@ -155,14 +155,14 @@ def test_an_attempt_that_nobody_asked_for_counts_from_the_first(run, monkeypatch
     shift(monkeypatch, 100)
     second = attempt(run)
     third = attempt(run)
-    assert run.asked_at(first) == run.asked_at(third) == first.submitted_at
-    assert run.asked_at(second) == first.submitted_at
+    assert run.find_request_time(first) == run.find_request_time(third) == first.submitted_at
+    assert run.find_request_time(second) == first.submitted_at
     run.record("ended", 3, state="failed")
-    assert run.asked_at(fourth := attempt(run)) == fourth.submitted_at
+    assert run.find_request_time(fourth := attempt(run)) == fourth.submitted_at
     run.begin_anew()  # the fourth is lost, say
     fifth = attempt(run)
     sixth = attempt(run)
-    assert run.asked_at(fifth) == run.asked_at(sixth) == fifth.submitted_at
+    assert run.find_request_time(fifth) == run.find_request_time(sixth) == fifth.submitted_at
 
 
 def test_a_file_made_by_hand_asks_as_well(run):

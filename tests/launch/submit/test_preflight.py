@@ -311,7 +311,7 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
 def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
     make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
-    home = Home.named(f"{tmp_path}/home")
+    home = Home.choose(f"{tmp_path}/home")
     elsewhere = home.create("curate", "s3://b/elsewhere")
     elsewhere.take_attempt("a", "http://another:8265", "", {})
     assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]

@@ -8,7 +8,7 @@ import pytest
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.launch.submit import write_access
-from trainrig.launch.submit.write_access import check_writable, shared_disk
+from trainrig.launch.submit.write_access import check_writable, find_shared_disk
 
 MOUNTS = """/dev/vda1 / ext4 rw 0 0
 fs-1.example:/ /mnt/efs nfs4 rw,vers=4.1 0 0
@@ -23,13 +23,13 @@ def test_a_shared_disk_is_known_by_its_file_system(
 ) -> None:
     (tmp_path / "mounts").write_text(MOUNTS)
     monkeypatch.setattr(write_access, "MOUNTS", str(tmp_path / "mounts"))
-    assert shared_disk("/mnt/efs/runs") == "nfs4 (fs-1.example:/)"
-    assert shared_disk("/mnt/with space/runs") == "lustre (10.0.0.1@tcp:/fsx)"
-    assert shared_disk("/mnt/bucket") == "fuse.s3fs (bucket)"
-    assert shared_disk("/mnt/efs/local/runs") is None
-    assert shared_disk("/mnt/efsother") is None
+    assert find_shared_disk("/mnt/efs/runs") == "nfs4 (fs-1.example:/)"
+    assert find_shared_disk("/mnt/with space/runs") == "lustre (10.0.0.1@tcp:/fsx)"
+    assert find_shared_disk("/mnt/bucket") == "fuse.s3fs (bucket)"
+    assert find_shared_disk("/mnt/efs/local/runs") is None
+    assert find_shared_disk("/mnt/efsother") is None
     monkeypatch.setattr(write_access, "MOUNTS", str(tmp_path / "none"))
-    assert shared_disk("/mnt/efs/runs") is None
+    assert find_shared_disk("/mnt/efs/runs") is None
 
 
 def test_a_folder_that_is_not_there_yet_may_be_written(tmp_path: Path) -> None:

@@ -97,11 +97,11 @@ def check_cluster(
     documents, problems = read_documents(text, str(path))
     provider = _provider(documents)
     for document in documents:
-        problems += map(document.problem, _found(document.data, provider, known))
+        problems += map(document.problem, _find_problems(document.data, provider, known))
         problems += map(document.problem, secrets_in(document.data))
     data = _main(documents)
     pools = kuberay_pools(data) if provider == KUBERNETES else ray_pools(data)
-    warnings = _unpriced(pools, known, provider)
+    warnings = _list_unpriced(pools, known, provider)
     if checkpoint_seconds is not None:
         warnings += notice_warnings(provider, pools, checkpoint_seconds, _grace(data, provider))
     most = at(data, "max_workers")
@@ -144,7 +144,7 @@ def _provider(documents: list[YamlDocument]) -> str:
     return str(at(documents[0].data, "provider", "type") or "") if documents else ""
 
 
-def _found(data: Any, provider: str, known: Hardware) -> Iterator[Found]:
+def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[Found]:
     if provider == KUBERNETES:
         yield from kubernetes_differences(data)
         if at(data, "kind") in RAY:
@@ -174,7 +174,7 @@ def _unknown_provider(data: dict[str, Any]) -> Iterator[Found]:
         yield ("provider", "type"), f"no provider '{found}' that we know{hint}"
 
 
-def _unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> list[str]:
+def _list_unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> list[str]:
     if provider == LAPTOP:
         return []
     return [

@@ -57,10 +57,10 @@ class YamlDocument:
     def problem(self, found: Found) -> Problem:
         """What was found, with its line."""
         location, what = found
-        return Problem(self.path, self.line(location), _dotted(location), what)
+        return Problem(self.path, self.line(location), _format_location(location), what)
 
 
-def _dotted(location: Location) -> str:
+def _format_location(location: Location) -> str:
     """`("labels", "a.b/c")` as `labels["a.b/c"]`: keys of Kubernetes hold dots themselves."""
     parts = []
     for part in location:
@@ -139,7 +139,7 @@ class _Reader:
         own: dict[str, int] = {}  # lines
         for key_node, value_node in node.value:
             if key_node.tag == MERGE:
-                for below in self._merged(value_node, location):
+                for below in self._read_merged(value_node, location):
                     merged = below | merged  # of two, the first named holds
                 continue
             key, line = self._key(key_node, location), key_node.start_mark.line + 1
@@ -151,7 +151,7 @@ class _Reader:
             found[key] = self.value(value_node, (*location, key))
         return merged | found
 
-    def _merged(self, node: yaml.Node, location: Location) -> Iterator[dict[str, Any]]:
+    def _read_merged(self, node: yaml.Node, location: Location) -> Iterator[dict[str, Any]]:
         each = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in each:
             value = self.value(source, location)
@@ -171,7 +171,7 @@ class _Reader:
 
     def _problem(self, node: yaml.Node, location: Location, what: str) -> None:
         line = node.start_mark.line + 1
-        self.problems.append(Problem(self.path, line, _dotted(location), what))
+        self.problems.append(Problem(self.path, line, _format_location(location), what))
 
 
 def table(value: Any) -> dict[str, Any]:

@@ -28,10 +28,12 @@ LONGEST = 60  # characters of a value that is shown
 def differences(data: Any, schema: Schema, location: Location = ()) -> list[Found]:
     """Everything in `data`, which lies at `location`, that is not as `schema` says."""
     validator = jsonschema.Draft7Validator(schema)
-    return list(_explained(validator.iter_errors(data), location))
+    return list(_explain_errors(validator.iter_errors(data), location))
 
 
-def _explained(errors: Iterable[jsonschema.ValidationError], location: Location) -> Iterator[Found]:
+def _explain_errors(
+    errors: Iterable[jsonschema.ValidationError], location: Location
+) -> Iterator[Found]:
     for error in errors:
         yield from _explain(error, (*location, *error.absolute_path))
 
@@ -51,20 +53,20 @@ def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]
             name = next((key for key in missing if error.message.startswith(repr(key))), missing[0])
             yield at, f"`{name}` is missing"
         case "type":
-            yield at, f"should be {_types(wanted)}, found {_shown(value)}"
+            yield at, f"should be {_types(wanted)}, found {_format_value(value)}"
         case "enum":
-            found = f"{_shown(value)} is none of the choices"
+            found = f"{_format_value(value)} is none of the choices"
             yield at, found + nearest(str(value), [str(each) for each in wanted])
         case "minimum":
-            yield at, f"{_shown(value)} is less than {wanted}"
+            yield at, f"{_format_value(value)} is less than {wanted}"
         case "pattern":
-            yield at, f"{_shown(value)} has not the form of one ({wanted})"
+            yield at, f"{_format_value(value)} has not the form of one ({wanted})"
         case "anyOf":
             inner = [each for each in error.context or () if each.validator != "type"]
             if inner:
                 yield from _explain(inner[0], (*at, *inner[0].relative_path))
             else:
-                yield at, f"{_shown(value)} is of no kind that may stand here"
+                yield at, f"{_format_value(value)} is of no kind that may stand here"
         case _:
             yield at, error.message.splitlines()[0]
 
@@ -74,7 +76,7 @@ def _types(wanted: str | list[str]) -> str:
     return " or ".join(IN_YAML.get(name, name) for name in names)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

@@ -6,7 +6,7 @@ from trainrig.launch.check.cluster import Checked
 from trainrig.launch.check.pools import PoolPrice
 
 
-def shown(checked: Checked) -> Iterator[str]:
+def show_checked(checked: Checked) -> Iterator[str]:
     """Lines: pools and their price by the hour, quotas, what is still to be put in."""
     yield f"{checked.name} ({checked.provider}), from {checked.path}"
     yield from _pools(checked)

@@ -54,14 +54,14 @@ def _ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _ec2(data: Mapping[str, Any]) -> Provider:
-    return EC2([_said(data, "region")])
+    return EC2([_require_provider_key(data, "region")])
 
 
 def _compute(data: Mapping[str, Any]) -> Provider:
-    return Compute(_said(data, "project_id"))
+    return Compute(_require_provider_key(data, "project_id"))
 
 
-def _said(data: Mapping[str, Any], key: str) -> str:
+def _require_provider_key(data: Mapping[str, Any], key: str) -> str:
     found = at(data, "provider", key)
     if not isinstance(found, str):
         raise ConfigError(f"provider.{key} is missing: where its machines are is not known")

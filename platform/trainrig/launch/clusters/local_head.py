@@ -55,7 +55,7 @@ def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> di
     port = _option(commands[0], "--port", "6379")
     bootstrap = Path(folder, "cluster.json")
     bootstrap.write_text(json.dumps(_for_raylets(config, f"127.0.0.1:{port}")))
-    commands = [_completed(text, bootstrap, _head(config)) for text in commands]
+    commands = [_complete_command(text, bootstrap, _head(config)) for text in commands]
     _run(commands, name, config, log, seconds)
     dashboard = _option(commands[0], "--dashboard-port", "8265")
     return {
@@ -126,7 +126,7 @@ def _head(config: Mapping[str, Any]) -> dict[str, Any]:
     return table(at(config, "available_node_types", str(config.get("head_node_type"))))
 
 
-def _completed(command: str, bootstrap: Path, head: Mapping[str, Any]) -> str:
+def _complete_command(command: str, bootstrap: Path, head: Mapping[str, Any]) -> str:
     """With what Ray's launcher would hand on by the environment: the monitor would take that for
     what the nodes have that it starts."""
     labels = ",".join(f"{name}={value}" for name, value in table(head.get("labels")).items())

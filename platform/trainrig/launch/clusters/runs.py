@@ -13,7 +13,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import DataError, TrainrigError
 from trainrig.launch.clusters.kinds import OpenCluster
-from trainrig.launch.record.known_clusters import addresses, noted_homes
+from trainrig.launch.record.known_clusters import addresses, read_noted_homes
 from trainrig.launch.record.live_runs import live_runs
 from trainrig.launch.record.run_record import Home, RunRecord
 
@@ -26,9 +26,9 @@ def runs_on(
 ) -> tuple[list[RunRecord], dict[str, str]]:
     """Those live on `cluster`, and the homes that cannot be read, with the reason. The homes of
     `ignored` are left out."""
-    named = [Home.named(path).path for path in _homes_in(cluster.data) if "$" not in path]
-    noted = noted_homes(cluster.name)
-    left_out = {Home.named(path).path for path in ignored}
+    named = [Home.choose(path).path for path in _homes_in(cluster.data) if "$" not in path]
+    noted = read_noted_homes(cluster.name)
+    left_out = {Home.choose(path).path for path in ignored}
     live: list[RunRecord] = []
     unread: dict[str, str] = {}
     for path in dict.fromkeys([home.path, *noted, *named]):

@@ -79,7 +79,7 @@ def documents_to_apply(cluster: OpenCluster) -> str:
     documents: list[Any] = list(yaml.safe_load_all(cluster.path.read_text()))
     for index, document in enumerate(documents):
         if at(document, "kind") in RAY:
-            documents[index] = document = kubernetes.labelled(document, cluster.name)
+            documents[index] = document = kubernetes.label_pods(document, cluster.name)
         notes = at(document, "metadata", "annotations")
         if written := at(notes, kubernetes.EXPIRES):
             notes[kubernetes.EXPIRES] = expiry(str(written), now)

@@ -38,7 +38,7 @@ class Spent:
             _sum(self.at_most, other.at_most),
         )
 
-    def counted(self) -> float:
+    def count_against_limit(self) -> float:
         """What a limit is held against: the sum, else the most it can be, else the least."""
         known = (value for value in (self.usd, self.at_most) if value is not None)
         return next(known, self.at_least)
@@ -83,7 +83,7 @@ def _price(kind: Kind, seconds: float, table: Hardware) -> Spent:
     return Spent(hours * price.usd, hours * price.usd, hours * price.usd)
 
 
-def unpriced(kinds: Iterable[Kind], table: Hardware) -> list[str]:
+def list_unpriced(kinds: Iterable[Kind], table: Hardware) -> list[str]:
     """Those of the kinds of machines that have no price, in words."""
     return sorted({str(kind) for kind in kinds if _price(kind, 1.0, table).usd is None})
 

@@ -102,7 +102,7 @@ class Following:
         if number != self._attempt:
             self._attempt, self._told = number, 0
         for event in events[self._told :]:
-            if text := _told(event):
+            if text := _describe_event(event):
                 self.say(f"{self.record.id}: {text}")
         self._told = len(events)
 
@@ -135,7 +135,7 @@ def _in_words(status: RunStatus) -> str:
     return f"attempt {number} is {status.state}{at}"
 
 
-def _told(event: Mapping[str, Any]) -> str:
+def _describe_event(event: Mapping[str, Any]) -> str:
     """What people are told of an event; nothing of most."""
     if event["event"] == "retried":
         return f"{event['cause']}: {event['message']}; again in {event['seconds']:.0f} s"

@@ -52,7 +52,7 @@ def row_of(record: RunRecord) -> JobRow:
     about, status = record.about(), record.status()
     verb, output = str(about["verb"]), str(about["output"])
     step, steps, share = None, None, None
-    cost = spent(record, status)
+    cost = sum_spent(record, status)
     if trains(verb):
         step, steps, share = _training(record, output)
     return JobRow(
@@ -72,7 +72,7 @@ def row_of(record: RunRecord) -> JobRow:
     )
 
 
-def spent(record: RunRecord, status: RunStatus) -> Spent:
+def sum_spent(record: RunRecord, status: RunStatus) -> Spent:
     """What all attempts took: as their ends have it, or the newest beat of one under way."""
     took: dict[int, Spent] = {}
     if status.attempt and "usd" in status.heartbeat:

@@ -55,7 +55,7 @@ class Resubmitter:
         if sign != self._heard[0]:
             self._heard = (sign, self.clock())
 
-    def _lost(self, status: RunStatus) -> bool:
+    def _is_lost(self, status: RunStatus) -> bool:
         """Whether there is no sign of life, by our clock too: that of the run may be another."""
         return status.state == LOST and self.clock() - self._heard[1] >= LOST_SECONDS
 
@@ -82,7 +82,9 @@ class Resubmitter:
             return "pending", self.limits.pending
         if status.state == QUEUED:
             return ("unknown", END_SECONDS) if job is None else ("silent", self.limits.pending)
-        if self._lost(status):  # while somebody gives signs of life, a head that knows nothing errs
+        if self._is_lost(
+            status
+        ):  # while somebody gives signs of life, a head that knows nothing errs
             return ("unknown", END_SECONDS) if job is None else ("silent", HUNG_SECONDS)
         return "", 0.0
 
@@ -95,7 +97,7 @@ class Resubmitter:
     def _unreachable(self, status: RunStatus, error: Exception) -> None:
         if self._trouble[0] != "unreachable":
             self.say(f"{error}; followed from storage meanwhile")
-        if self._lasts("unreachable", GONE_SECONDS) and self._lost(status):
+        if self._lasts("unreachable", GONE_SECONDS) and self._is_lost(status):
             raise ClusterError(
                 f"{self.following.record.id}: lost with its cluster; submit it again when there is "
                 "one, it will go on"

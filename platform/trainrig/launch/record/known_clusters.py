@@ -38,12 +38,12 @@ def addresses(name: str) -> list[str]:
 
 def note_home(name: str, home: str) -> None:
     """Keep in mind that runs on the cluster `name` have records in `home`. Raises OSError."""
-    if home not in noted_homes(name):
+    if home not in read_noted_homes(name):
         with (folder_of(name) / HOMES).open("a") as file:
             file.write(f"{home}\n")
 
 
-def noted_homes(name: str) -> list[str]:
+def read_noted_homes(name: str) -> list[str]:
     """The paths of all homes that were noted for the cluster `name`, the first first."""
     try:
         return list(dict.fromkeys((folder_of(name) / HOMES).read_text().splitlines()))

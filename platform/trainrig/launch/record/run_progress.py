@@ -54,7 +54,7 @@ class RunProgress:
         self.look()
         return max(self.step, self._newest_checkpoint() or 0)
 
-    def saved(self) -> Saved:
+    def find_saved(self) -> Saved:
         """What the run would go on from now. Slow: loads what reads checkpoints."""
         step = self._newest_checkpoint()
         if step is None:

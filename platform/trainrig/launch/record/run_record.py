@@ -103,7 +103,7 @@ class Home:
     path: str
 
     @classmethod
-    def named(cls, option: str | None = None) -> "Home":
+    def choose(cls, option: str | None = None) -> "Home":
         """The one that is given, else TRAINRIG_HOME, else the folder for states of this user."""
         path = option or os.environ.get("TRAINRIG_HOME")
         if not path:
@@ -233,17 +233,17 @@ class RunRecord:
         if newest := self.newest_attempt():
             self.record(RESTART, newest)
 
-    def asked_at(self, attempt: JobAttempt) -> float:
+    def find_request_time(self, attempt: JobAttempt) -> float:
         """When the user asked for what `attempt` does, as time.time().
 
         Of an attempt that was submitted again without them, when the first one was submitted.
         """
         first = attempt
-        while first.number > 1 and not self._left(first.number - 1):
+        while first.number > 1 and not self._was_left(first.number - 1):
             first = self.attempt(first.number - 1)
         return first.submitted_at
 
-    def _left(self, number: int) -> bool:
+    def _was_left(self, number: int) -> bool:
         """Whether what came after the attempt was asked for by the user."""
         return any(event["event"] in (ENDED, RESTART) for event in self.events(number))
 
@@ -328,16 +328,16 @@ class RunRecord:
 
     def stop_requested(self, attempt: int) -> bool:
         """Whether `attempt` was asked to end; a later one was not by the same file."""
-        asked = self._asked_to_stop()
+        asked = self._find_stop_request()
         return asked is not None and attempt <= asked
 
     def clear_stop(self, attempt: int) -> None:
         """Remove the request once `attempt` has ended, unless it names a later one."""
-        asked = self._asked_to_stop()
+        asked = self._find_stop_request()
         if asked is not None and (asked <= attempt or asked == math.inf):
             storage.delete(self._stop)
 
-    def _asked_to_stop(self) -> float | None:
+    def _find_stop_request(self) -> float | None:
         """The newest attempt that is asked to; infinity: all, None: none."""
         try:
             return int(json.loads(storage.read(self._stop))["attempt"])
@@ -374,12 +374,12 @@ def _attempt(data: bytes) -> JobAttempt:
 def _event_line(event: Mapping[str, Any]) -> bytes:
     """`event` as a line that is short enough to be appended whole; long texts in it are cut."""
     for limit in (2000, 500, 100):  # characters, each of up to 4 bytes
-        cut = {name: _clipped(value, limit) for name, value in event.items()}
+        cut = {name: _clip_text(value, limit) for name, value in event.items()}
         line = json.dumps(cut, ensure_ascii=False).encode(errors="replace") + b"\n"
         if len(line) <= append_log.LINE_LIMIT:
             return line
     raise AssertionError(f"an event with too many details: {', '.join(event)}")
 
 
-def _clipped(value: Any, limit: int) -> Any:
+def _clip_text(value: Any, limit: int) -> Any:
     return f"{value[: limit - 1]}…" if isinstance(value, str) and len(value) > limit else value

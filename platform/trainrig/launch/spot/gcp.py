@@ -34,7 +34,7 @@ class ComputeMetadata:
 
     def look(self) -> Notice | None:
         """See Source. A preemption, or maintenance that ends or moves the machine."""
-        if self._preempted():
+        if self._is_preempted():
             return self._first_seen("preemption", PREEMPTION_GRACE)
         event = self._get(MAINTENANCE)
         if event in ("NONE", ""):
@@ -47,7 +47,7 @@ class ComputeMetadata:
         """See Source."""
         return False
 
-    def _preempted(self) -> bool:
+    def _is_preempted(self) -> bool:
         # Without the last answer's tag it says at once how things stand.
         wait = f"?wait_for_change=true&timeout_sec={WAIT}&last_etag={self._etag}"
         found = self._get(PREEMPTED + (wait if self._etag else ""), TIMEOUT + WAIT)

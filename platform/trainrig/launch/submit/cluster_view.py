@@ -146,7 +146,7 @@ class ClusterView:
         offer = known.instances[instance]
         return offer.spot_usd / offer.usd if offer.spot_usd else None
 
-    def unpriced(self, known: Hardware) -> list[str]:
+    def list_unpriced_nodes(self, known: Hardware) -> list[str]:
         """Its nodes and pools that have no price at all, in words."""
         offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
         names = {labels.get(INSTANCE, "") for labels in offered}

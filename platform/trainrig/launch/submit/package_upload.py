@@ -73,7 +73,7 @@ def pack(folder: Path | None = None) -> Package:
     return Package(f"_ray_pkg_{digest.hexdigest()[:32]}.zip", buffer.getvalue(), len(files))
 
 
-def pinned() -> list[str]:
+def pin_versions() -> list[str]:
     """What `pip` needs to be told for the versions of this process's libraries; Ray's is the
     cluster's own.
 

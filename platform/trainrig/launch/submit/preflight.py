@@ -22,7 +22,7 @@ from trainrig.launch.submit.cluster_view import ClusterView, Verdict, ask_pools,
 from trainrig.launch.submit.output_check import check_output
 from trainrig.launch.submit.package_upload import Package
 from trainrig.launch.submit.run_paths import NamedPath, find_paths, is_there, with_absolute_paths
-from trainrig.launch.submit.write_access import check_writable, shared_disk
+from trainrig.launch.submit.write_access import check_writable, find_shared_disk
 from trainrig.launch.supervise.limits import Limits
 from trainrig.manifest import Manifest
 from trainrig.verbs import VERBS
@@ -123,7 +123,7 @@ def read_run(request: SubmissionRequest) -> RunFile:
 
 def examine(request: SubmissionRequest) -> Preflight:
     """Everything that can be known before the upload, in the order in which people mend it."""
-    found = Preflight(Home.named(request.home), request.limits)
+    found = Preflight(Home.choose(request.home), request.limits)
     found.check("run file", lambda: _read_run_file(found, request))
     found.check("hardware", lambda: _read_prices(found))
     found.check("cluster", lambda: _reach(found, request))
@@ -199,19 +199,19 @@ def _look_into_output(found: Preflight, run: RunFile) -> str | None:
 
 def _place(found: Preflight, path: str, key: str) -> str | None:
     """Whether the run can write at `path`. Raises TrainrigError."""
-    said = _seen_by_the_cluster(found, path, key)
+    said = _check_seen_by_cluster(found, path, key)
     check_writable(path)
     return said
 
 
-def _seen_by_the_cluster(found: Preflight, path: str, key: str) -> str | None:
+def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
     if path.startswith(storage.S3):
         return f"{path}: may be written"
     if found.cluster is None:
         return None
     if found.cluster.here:
         return f"{path}: on this machine, as the cluster is"
-    if kind := shared_disk(path):
+    if kind := find_shared_disk(path):
         return f"{path}: on {kind}, which every node must have at the same place"
     raise ConfigError(
         f"{path}: a disk of this machine, which the cluster at {found.cluster.address} cannot see; "
@@ -229,7 +229,7 @@ def _inputs(found: Preflight, run: RunFile) -> None:
 
 def _input(found: Preflight, place: NamedPath) -> None:
     if place.use == "input":
-        _seen_by_the_cluster(found, place.path, place.key)
+        _check_seen_by_cluster(found, place.path, place.key)
     if not is_there(place.path):
         raise ConfigError(f"{place.path}: nothing is there; make it first, or name another")
 
@@ -284,7 +284,7 @@ def _max_cost(found: Preflight) -> None:
     """Add a problem if a limit is set that nobody could hold."""
     if found.limits.max_cost is None or found.cluster is None or found.prices is None:
         return
-    if missing := found.cluster.unpriced(found.prices):
+    if missing := found.cluster.list_unpriced_nodes(found.prices):
         named = ", ".join(missing)
         found.note(
             "max cost",

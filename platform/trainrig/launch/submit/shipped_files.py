@@ -31,17 +31,17 @@ def _with_shipped(settings: Run, folder: str, files: dict[str, bytes]) -> Run:
             files[there] = data
             changed[name] = there
         else:
-            new = _mapped(value, folder, files)
+            new = _map_paths(value, folder, files)
             if new != value:
                 changed[name] = new
     return settings.model_copy(update=changed) if changed else settings
 
 
-def _mapped(value: Any, folder: str, files: dict[str, bytes]) -> Any:
+def _map_paths(value: Any, folder: str, files: dict[str, bytes]) -> Any:
     if isinstance(value, Settings):
         return _with_shipped(value, folder, files)
     if isinstance(value, tuple):
-        return tuple(_mapped(item, folder, files) for item in value)
+        return tuple(_map_paths(item, folder, files) for item in value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, folder, files) for key, item in value.items()}
+        return {key: _map_paths(item, folder, files) for key, item in value.items()}
     return value

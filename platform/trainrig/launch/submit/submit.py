@@ -118,7 +118,7 @@ class Submission:
         nothing secret may be in it."""
         if self.environment == "cluster":
             return {"py_modules": [uri]}
-        pip = {"packages": package_upload.pinned(), "pip_check": False}
+        pip = {"packages": package_upload.pin_versions(), "pip_check": False}
         return {
             "py_modules": [uri],
             "pip": pip,

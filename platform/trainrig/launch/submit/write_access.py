@@ -30,7 +30,7 @@ def check_writable(folder: str) -> None:
         raise ConfigError(f"{folder}: may not be written from here: {error}") from None
 
 
-def shared_disk(path: str) -> str | None:
+def find_shared_disk(path: str) -> str | None:
     """The kind of file system that `path` is on, and where it is from, if machines can share it."""
     try:
         lines = Path(MOUNTS).read_text().splitlines()

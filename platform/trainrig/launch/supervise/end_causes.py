@@ -89,13 +89,13 @@ def find_end(
     if exit_code == Unfinished.exit_code:
         return RunEnd(exit_code, "preempted", message)
     if exit_code in KILLED:
-        return RunEnd(exit_code, "lost node", _killed(exit_code, message))
+        return RunEnd(exit_code, "lost node", _describe_kill(exit_code, message))
     if outcome is None and exit_code == ConfigError.exit_code:  # a wrong command line
         return RunEnd(exit_code, "input", message)
     return RunEnd(exit_code, "unknown", message or f"exit code {exit_code}")
 
 
-def _killed(exit_code: int, last_words: str) -> str:
+def _describe_kill(exit_code: int, last_words: str) -> str:
     number = -exit_code if exit_code < 0 else exit_code - 128
     said = f"; it last said: {last_words}" if last_words else ""
     memory = ", as the kernel does for want of memory" if number == signal.SIGKILL else ""

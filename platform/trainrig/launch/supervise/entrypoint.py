@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(handlers=[handler])
     logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes(), if_stopped(GOES_ON):
-        record = Home.named(given.home).open(given.run)
+        record = Home.choose(given.home).open(given.run)
         attempt = record.attempt(given.attempt)
         compare_versions(record, attempt.number)
         try:

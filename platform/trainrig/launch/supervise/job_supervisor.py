@@ -127,7 +127,7 @@ class JobSupervisor:
             self._insist("superseded", by=self._newer, **self._figures())
             return 1
         except AlreadyDone:
-            end, tries = self._asked_before_it_began(), 0
+            end, tries = self._end_unstarted(), 0
         except Exception as error:
             self._finish(RunEnd(1, "unknown", f"its supervisor failed: {error!r}"), 0)
             raise
@@ -137,7 +137,7 @@ class JobSupervisor:
     def _settle_previous(self) -> None:
         """Wait until nobody else drives the run. Raises Superseded or NoNeed."""
         if self._limits.deadline:
-            self._since = self._record.asked_at(self._attempt)
+            self._since = self._record.find_request_time(self._attempt)
         earlier = settle_previous_supervisors(self._record, self._attempt.number, self._check_need)
         self._before, self._supervised_before = earlier.spent, earlier.supervised
         self._check_budget({})
@@ -151,7 +151,7 @@ class JobSupervisor:
         if self._asked:
             raise AlreadyDone
 
-    def _asked_before_it_began(self) -> RunEnd:
+    def _end_unstarted(self) -> RunEnd:
         assert self._asked is not None
         return RunEnd(Unfinished.exit_code, *self._asked)
 
@@ -161,7 +161,7 @@ class JobSupervisor:
         while True:
             self._quietly(self._look)
             if self._asked:
-                return self._asked_before_it_began(), tries
+                return self._end_unstarted(), tries
             tries += 1
             end = self._one_try(tries)
             if self._newer:
@@ -278,7 +278,7 @@ class JobSupervisor:
         if nodes is None:
             self._say_once("no answer from the cluster yet; its cost is not known")
             return
-        if missing := spending.unpriced(nodes, self._prices):
+        if missing := spending.list_unpriced(nodes, self._prices):
             bound = "; max_cost is held against what has one" if self._limits.max_cost else ""
             self._say_once(f"no price for {', '.join(missing)}{bound}")
         self._check_budget(nodes)
@@ -288,15 +288,15 @@ class JobSupervisor:
 
         What `nodes` cost during the grace is kept back, so that the limit holds to the end.
         """
-        now = self._spent().counted()
+        now = self._sum_spent().count_against_limit()
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
-        left = spending.price(grace, self._prices).counted()
+        left = spending.price(grace, self._prices).count_against_limit()
         if self._limits.max_cost and now + left >= self._limits.max_cost:
             kept = f" and {left:.2f} kept for its end" if left else ""
             why = f"{now:.2f} USD are spent{kept}: max_cost is {self._limits.max_cost:g}"
             self.ask("out of budget", why)
 
-    def _spent(self) -> Spent:
+    def _sum_spent(self) -> Spent:
         return self._before + self._own()
 
     def _own(self) -> Spent:
@@ -308,7 +308,7 @@ class JobSupervisor:
             **self._own().as_json(),
             "node_seconds": metering.as_json(self._meter.seconds),
             "attended": round(self._meter.wall, 1),
-            "total_usd": self._spent().as_json()["usd"],  # with all earlier attempts
+            "total_usd": self._sum_spent().as_json()["usd"],  # with all earlier attempts
         }
 
     def _newer_attempt(self) -> int:
@@ -337,8 +337,8 @@ class JobSupervisor:
             self._quietly(lambda: self._record.record("notified", self._attempt.number, **how))
 
     def _end_facts(self, end: RunEnd) -> dict[str, Any]:
-        saved = self._quietly(self._progress.saved)
-        spent = self._spent()
+        saved = self._quietly(self._progress.find_saved)
+        spent = self._sum_spent()
         tokens = saved.tokens if saved else None
         supervised = self._supervised_before + self._meter.wall
         events = self._quietly(lambda: list(self._record.events())) or []

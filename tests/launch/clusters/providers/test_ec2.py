@@ -86,7 +86,7 @@ def cluster(account, tmp_path):
 
 @pytest.fixture
 def home(tmp_path):
-    return Home.named(str(tmp_path / "home"))
+    return Home.choose(str(tmp_path / "home"))
 
 
 def instances(client):

@@ -32,7 +32,7 @@ def aws_problems(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
         yield from _tags(config, where, data.get("cluster_name"))
         yield from _profile(config, where)
         profiles[name] = str(at(config, "IamInstanceProfile", "Arn") or "")
-    yield from _shared_profile(profiles, data.get("head_node_type"))
+    yield from _check_shared_profile(profiles, data.get("head_node_type"))
 
 
 def _provider(provider: dict[str, Any]) -> Iterator[Found]:
@@ -157,7 +157,7 @@ def _profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
         yield (*where, "IamInstanceProfile"), what
 
 
-def _shared_profile(profiles: dict[str, str], head: Any) -> Iterator[Found]:
+def _check_shared_profile(profiles: dict[str, str], head: Any) -> Iterator[Found]:
     for name, profile in profiles.items():
         if name != head and profile and profile == profiles.get(str(head)):
             where = ("available_node_types", name, "node_config", "IamInstanceProfile")

@@ -27,7 +27,7 @@ def pod_problems(group: dict[str, Any], where: Location, name: str) -> Iterator[
     ray, of_ray = table(containers[0]), (*here, "containers", 0)
     yield from image_problems(ray.get("image"), (*of_ray, "image"))
     yield from _resources(ray, of_ray)
-    yield from _shared_memory(spec, here, ray, of_ray)
+    yield from _check_shared_memory(spec, here, ray, of_ray)
     yield from _rights(spec, here, ray, of_ray)
     yield from _probes(ray, of_ray)
     if name != HEAD:
@@ -46,7 +46,7 @@ def _resources(ray: dict[str, Any], where: Location) -> Iterator[Found]:
             yield (*where, "resources", "requests", kind), what
 
 
-def _shared_memory(
+def _check_shared_memory(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
     mounts = {str(table(each).get("name")): each for each in entries(ray.get("volumeMounts"))}

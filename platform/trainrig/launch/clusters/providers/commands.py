@@ -17,7 +17,7 @@ def ask(command: Sequence[str], seconds: float = ANSWER) -> Any:
     try:
         return json.loads(written)
     except ValueError:
-        raise ClusterError(f"{_named(command)}: no JSON: {written[:200]!r}") from None
+        raise ClusterError(f"{_name_command(command)}: no JSON: {written[:200]!r}") from None
 
 
 def tell(command: Sequence[str], seconds: float = ANSWER) -> str:
@@ -29,12 +29,12 @@ def tell(command: Sequence[str], seconds: float = ANSWER) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{_named(command)}: no answer for {seconds:g} s") from None
+        raise ClusterError(f"{_name_command(command)}: no answer for {seconds:g} s") from None
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        raise ClusterError(f"{_named(command)}: {said[-1]}")
+        raise ClusterError(f"{_name_command(command)}: {said[-1]}")
     return done.stdout
 
 
-def _named(command: Sequence[str]) -> str:
+def _name_command(command: Sequence[str]) -> str:
     return " ".join(command[:3])

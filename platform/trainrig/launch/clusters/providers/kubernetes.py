@@ -48,7 +48,7 @@ def wait_for_head(about: Mapping[str, Any], seconds: float) -> None:
     tell([*command, f"--for=condition={HEAD_UP}", f"--timeout={seconds:.0f}s"], seconds + ANSWER)
 
 
-def labelled(document: dict[str, Any], cluster: str) -> dict[str, Any]:
+def label_pods(document: dict[str, Any], cluster: str) -> dict[str, Any]:
     """A copy of a RayCluster or RayJob whose pods say which cluster they are of: those that
     outlive it are found by that."""
     document = copy.deepcopy(document)

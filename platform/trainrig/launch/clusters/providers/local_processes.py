@@ -28,7 +28,9 @@ class Processes:
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider."""
-        return [machine for machine in _marked() if cluster is None or machine.cluster == cluster]
+        return [
+            machine for machine in _find_marked() if cluster is None or machine.cluster == cluster
+        ]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
         """See Provider. Who is asked a second time is not asked any more."""
@@ -44,7 +46,7 @@ class Processes:
                     os.close(handle)
 
 
-def _marked() -> Iterator[CloudMachine]:
+def _find_marked() -> Iterator[CloudMachine]:
     for path in PROC.glob("[0-9]*"):
         pid = int(path.name)
         environment = _environment(pid)
