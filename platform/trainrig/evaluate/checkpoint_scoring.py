@@ -94,12 +94,12 @@ def _choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | None]:
     if not listed.get("tasks"):
         raise ConfigError(f"{asked.task_list}: no [[tasks]] in it, as run files of `evaluate` have")
     choices = tuple(
-        _limited(config.build(TaskChoice, each, f"{asked.task_list}.tasks"), asked.limit)
+        _limit_rows(config.build(TaskChoice, each, f"{asked.task_list}.tasks"), asked.limit)
         for each in listed["tasks"]
     )
     return choices, asked.task_rows or listed.get("task_rows")
 
 
-def _limited(choice: TaskChoice, limit: int | None) -> TaskChoice:
+def _limit_rows(choice: TaskChoice, limit: int | None) -> TaskChoice:
     limits = [each for each in (choice.limit, limit) if each is not None]
     return choice.model_copy(update={"limit": min(limits, default=None)})

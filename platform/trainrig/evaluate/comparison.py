@@ -8,7 +8,7 @@ from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.scores.card import Scorecard, read_scorecard
-from trainrig.evaluate.scores.estimates import PairedDifference, paired_difference
+from trainrig.evaluate.scores.estimates import PairedDifference, estimate_paired_difference
 
 Row = Mapping[str, Any]
 
@@ -87,10 +87,10 @@ def compare(folders: Sequence[str]) -> list[EvaluationPair]:
             "compare: one evaluation; name at least two folders that `evaluate` wrote"
         )
     first, *others = [folder.rstrip("/") for folder in folders]
-    return [_compared(first, other) for other in others]
+    return [_compare_scorecards(first, other) for other in others]
 
 
-def _compared(a: str, b: str) -> EvaluationPair:
+def _compare_scorecards(a: str, b: str) -> EvaluationPair:
     a_card, b_card = read_scorecard(a), read_scorecard(b)
     shared = [name for name in a_card.tasks if name in b_card.tasks]
     if not shared:
@@ -121,7 +121,7 @@ def _task(name: str, a: str, b: str, a_card: Scorecard, b_card: Scorecard) -> Ta
         metric=metric,
         a=sum(a_scores) / len(pairs),
         b=sum(b_scores) / len(pairs),
-        paired=paired_difference(a_scores, b_scores, groups),
+        paired=estimate_paired_difference(a_scores, b_scores, groups),
         better=1.0 if other.higher_is_better else -1.0,
         pairs=tuple(pairs),
     )

@@ -81,7 +81,7 @@ def leaderboard(
         print(json.dumps(board.as_json()))
         return
     table = board_table(board)
-    rows = [tuple(_shown(cell) for cell in row) for row in table.rows]
+    rows = [tuple(_format_cell(cell) for cell in row) for row in table.rows]
     _print_table(table.columns, rows)
 
 
@@ -100,7 +100,7 @@ def _interval(bounds: tuple[float, float] | None) -> str:
     return "–" if bounds is None else f"{bounds[0]:+.4f} to {bounds[1]:+.4f}"
 
 
-def _shown(cell: str | int | float | None) -> str:
+def _format_cell(cell: str | int | float | None) -> str:
     if cell is None:
         return "–"
     return f"{cell:.4f}" if isinstance(cell, float) else str(cell)

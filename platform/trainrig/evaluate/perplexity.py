@@ -48,7 +48,7 @@ class HeldOutPlan:
         which nothing is held out."""
         found = []
         if self.run.tokens:
-            sources = _scored_sources(self.run.tokens)
+            sources = _list_scored_sources(self.run.tokens)
             found = [Split(f"held-out-{source}", {"source": source}) for source in sources]
         if self.run.conversations:
             found.append(Split(f"held-out-{CONVERSATIONS}", {}))
@@ -105,7 +105,7 @@ def score_conversations(run: Evaluation, model: Decoder, encoder: Encoder) -> So
     return score(model, ((m.ids, m.targets) for m in sets.batches), encoder.byte_lengths)
 
 
-def _scored_sources(tokens: str) -> list[str]:
+def _list_scored_sources(tokens: str) -> list[str]:
     shards = TokenShards.open(storage.join(tokens, HELD_OUT))
     if not shards.sources:
         raise DataError(f"{tokens}: nothing is held out; tokenize with a larger `held_out`")

@@ -49,7 +49,7 @@ def evaluate(run: Evaluation) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
-        held_out = _held_out_scores(run, stage)
+        held_out = _score_held_out(run, stage)
         files = _ask(run, stage, TaskPlan(run, tasks), "tasks")
         files |= _ask(run, stage, VectorPlan(run, of_vectors), "vectors")
         entries = read_entries(path)
@@ -149,7 +149,7 @@ def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
     ray_session.map_splits(phase, splits, run.workers)
 
 
-def _held_out_scores(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
+def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
     """Of each source, and of the conversations, in that order."""
     plan = HeldOutPlan(run)
     splits = plan.splits()

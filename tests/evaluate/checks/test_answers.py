@@ -3,8 +3,8 @@
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.evaluate.checks.answers import cut_at, extracted, is_right, scores_of
-from trainrig.evaluate.checks.instructions import INSTRUCTIONS, followed
+from trainrig.evaluate.checks.answers import cut_at, extract_answer, is_right, scores_of
+from trainrig.evaluate.checks.instructions import INSTRUCTIONS, is_followed
 from trainrig.evaluate.checks.maths import last_boxed
 from trainrig.evaluate.checks.settings import (
     ExactMatch,
@@ -57,9 +57,11 @@ def test_words_that_overlap_count_as_squad_counts_them():
 def test_the_part_that_is_checked_is_cut_out():
     text = "5 - 3 = 2\n#### 2\n\nQuestion: next"
     assert cut_at(text, ["Question:", "\n\n"]) == "5 - 3 = 2\n#### 2"
-    assert extracted(text, r"#### (-?[0-9.,]+)", "first") == "2"
-    assert extracted(text, r"\d", "last") == "2" and extracted(text, r"\d", "first") == "5"
-    assert extracted(text, r"none", "first") is None
+    assert extract_answer(text, r"#### (-?[0-9.,]+)", "first") == "2"
+    assert (
+        extract_answer(text, r"\d", "last") == "2" and extract_answer(text, r"\d", "first") == "5"
+    )
+    assert extract_answer(text, r"none", "first") is None
     assert last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert last_boxed("no box") == "no box" and last_boxed(r"\boxed{1") == r"\boxed{1"
 
@@ -120,9 +122,9 @@ FOLLOWED = {
 @pytest.mark.parametrize("name", sorted(INSTRUCTIONS))
 def test_an_instruction_is_followed_or_not(name):
     arguments, good, bad = FOLLOWED[name]
-    assert followed({"id": name, "arguments": arguments}, good)
-    assert not followed({"id": name, "arguments": arguments}, bad)
-    assert not followed({"id": name, "arguments": arguments}, " \n")
+    assert is_followed({"id": name, "arguments": arguments}, good)
+    assert not is_followed({"id": name, "arguments": arguments}, bad)
+    assert not is_followed({"id": name, "arguments": arguments}, " \n")
 
 
 def test_an_introduction_and_bold_type_are_forgiven_loosely():
@@ -136,6 +138,6 @@ def test_an_introduction_and_bold_type_are_forgiven_loosely():
         "instruction_loose": 1.0,
     }
     with pytest.raises(DataError, match="instruction 'none' is not known"):
-        followed({"id": "none"}, "x")
+        is_followed({"id": "none"}, "x")
     with pytest.raises(DataError, match="no argument 'num_words'"):
-        followed({"id": "length_constraints:number_words"}, "x")
+        is_followed({"id": "length_constraints:number_words"}, "x")

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from trainrig.evaluate.scores.calibration import calibrate
-from trainrig.evaluate.scores.estimates import estimate, paired_difference, shuffled_band
+from trainrig.evaluate.scores.estimates import (
+    estimate,
+    estimate_paired_difference,
+    estimate_shuffled_band,
+)
 from trainrig.evaluate.scores.task_score import score_task
 
 
@@ -65,11 +69,14 @@ def test_a_ratio_is_of_the_sums():
 
 def test_a_difference_is_taken_row_by_row():
     a, b = [1, 0, 1, 0] * 25, [1, 1, 1, 0] * 25
-    found = paired_difference(a, b)
+    found = estimate_paired_difference(a, b)
     assert found.difference.value == 0.25 and (found.a_only, found.b_only) == (0, 25)
     assert not found.within_noise
     assert found.difference.error < estimate(a).error  # what both get right cancels
-    assert paired_difference(a, a).within_noise and paired_difference([0], [1]).within_noise
+    assert (
+        estimate_paired_difference(a, a).within_noise
+        and estimate_paired_difference([0], [1]).within_noise
+    )
 
 
 def test_answers_that_know_nothing_lie_in_the_band_of_shuffled_labels():
@@ -78,13 +85,16 @@ def test_answers_that_know_nothing_lie_in_the_band_of_shuffled_labels():
     for _ in range(40):
         choices = dice.choice([2, 4], 200)
         gold, chosen = (dice.integers(0, choices) for _ in range(2))
-        low, high = shuffled_band(chosen, gold, choices)
+        low, high = estimate_shuffled_band(chosen, gold, choices)
         inside += low <= float((gold == chosen).mean()) <= high
     assert inside >= 38
     gold = np.arange(200) % 4
-    low, high = shuffled_band(gold, gold, np.full(200, 4))
+    low, high = estimate_shuffled_band(gold, gold, np.full(200, 4))
     assert high < 0.5  # one that knows is far outside
-    assert shuffled_band([0] * 10, [0] * 10, [2] * 10) == (1.0, 1.0)  # labels that are all alike
+    assert estimate_shuffled_band([0] * 10, [0] * 10, [2] * 10) == (
+        1.0,
+        1.0,
+    )  # labels that are all alike
 
 
 def test_who_is_as_often_right_as_sure_is_calibrated():

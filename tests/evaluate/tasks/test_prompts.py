@@ -13,7 +13,7 @@ from trainrig.evaluate.engine.shards import TaskRun, questions_of
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.definition import Task
 from trainrig.evaluate.tasks.rows import read_rows
-from trainrig.evaluate.tasks.shipped import load_task, shipped_tasks
+from trainrig.evaluate.tasks.shipped import list_shipped_tasks, load_task
 
 CHOICE = {"kind": "MultipleChoice", "choices": "choices", "gold": "gold"}
 
@@ -164,7 +164,7 @@ def test_a_published_row_is_asked_as_published(tmp_path, name):
 @pytest.mark.data
 def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
     sets = str(test_data / "sets")
-    found = set(shipped_tasks()) - set(PUBLISHED)
+    found = set(list_shipped_tasks()) - set(PUBLISHED)
     assert len(found) == 10
     for name in found:
         task, rows = load_task(TaskChoice(task=name), sets)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from trainrig.evaluate.checks.instructions import followed
+from trainrig.evaluate.checks.instructions import is_followed
 from trainrig.evaluate.checks.maths import answer_of, plain_latex
 from trainrig.evaluate.checks.settings import (
     AnswerCheck,
@@ -32,7 +32,7 @@ def cut_at(text: str, until: Sequence[str]) -> str:
     return text[: min(places)] if places else text
 
 
-def extracted(text: str, pattern: str | None, take: Literal["first", "last"]) -> str | None:
+def extract_answer(text: str, pattern: str | None, take: Literal["first", "last"]) -> str | None:
     """The part of `text` that `pattern` asks for; None if it does not match."""
     if pattern is None:
         return text.strip()
@@ -120,8 +120,8 @@ def _token_f1(given: str, target: str) -> float:
 
 
 def _instruction_scores(text: str, instructions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    strict = [followed(each, text) for each in instructions]
-    loose = [any(followed(each, variant) for variant in _loose(text)) for each in instructions]
+    strict = [is_followed(each, text) for each in instructions]
+    loose = [any(is_followed(each, variant) for variant in _loose(text)) for each in instructions]
     return {
         "prompt_strict": float(all(strict)),
         "prompt_loose": float(all(loose)),

@@ -15,7 +15,7 @@ from trainrig.errors import DataError
 Arguments = Mapping[str, Any]
 
 
-def followed(instruction: Mapping[str, Any], text: str) -> bool:
+def is_followed(instruction: Mapping[str, Any], text: str) -> bool:
     """Whether `text` follows `instruction`, a table of `id` and `arguments`.
 
     Raises DataError for an id that is not known. An empty text follows nothing.
@@ -34,7 +34,9 @@ def followed(instruction: Mapping[str, Any], text: str) -> bool:
         raise DataError(f"instruction '{name}': no argument {error}") from None
 
 
-def _compared(count: int, arguments: Arguments, wanted: str, relation: str = "relation") -> bool:
+def _compare_count(
+    count: int, arguments: Arguments, wanted: str, relation: str = "relation"
+) -> bool:
     """`count` at least, or less than, what the row asks for."""
     if arguments.get(relation, "at least") == "less than":
         return count < int(arguments[wanted])
@@ -68,12 +70,12 @@ def _forbidden(text: str, arguments: Arguments) -> bool:
 
 def _frequency(text: str, arguments: Arguments) -> bool:
     found = re.findall(re.escape(arguments["keyword"]), text, re.IGNORECASE)
-    return _compared(len(found), arguments, "frequency")
+    return _compare_count(len(found), arguments, "frequency")
 
 
 def _letter_frequency(text: str, arguments: Arguments) -> bool:
     count = Counter(text.lower())[str(arguments["letter"]).lower()]
-    return _compared(count, arguments, "let_frequency", "let_relation")
+    return _compare_count(count, arguments, "let_frequency", "let_relation")
 
 
 def _language(text: str, arguments: Arguments) -> bool:
@@ -154,7 +156,7 @@ def _end(text: str, arguments: Arguments) -> bool:
 
 def _capital_frequency(text: str, arguments: Arguments) -> bool:
     count = sum(word.isupper() for word in _words(text))
-    return _compared(count, arguments, "capital_frequency", "capital_relation")
+    return _compare_count(count, arguments, "capital_frequency", "capital_relation")
 
 
 def _english(text: str) -> bool:
@@ -179,11 +181,11 @@ INSTRUCTIONS: Mapping[str, Callable[[str, Arguments], bool]] = {
     "keywords:forbidden_words": _forbidden,
     "keywords:letter_frequency": _letter_frequency,
     "language:response_language": _language,
-    "length_constraints:number_sentences": lambda text, given: _compared(
+    "length_constraints:number_sentences": lambda text, given: _compare_count(
         len(_sentences(text)), given, "num_sentences"
     ),
     "length_constraints:number_paragraphs": _divided_paragraphs,
-    "length_constraints:number_words": lambda text, given: _compared(
+    "length_constraints:number_words": lambda text, given: _compare_count(
         len(_words(text)), given, "num_words"
     ),
     "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,

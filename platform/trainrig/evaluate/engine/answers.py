@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.evaluate.checks.answers import cut_at, extracted, scores_of
+from trainrig.evaluate.checks.answers import cut_at, extract_answer, scores_of
 from trainrig.evaluate.confined.run import run_confined
 from trainrig.evaluate.engine.chat_prompts import chat_prompt
 from trainrig.evaluate.engine.encoding import GenerationRequest, LikelihoodRequest, RequestEncoder
@@ -52,9 +52,9 @@ class Examination:
             case Continuation():
                 return self._continuations(questions)
             case GeneratedAnswer() as scoring:
-                return self._generated(questions, scoring)
+                return self._generate_rows(questions, scoring)
             case PreferredAnswer() as scoring:
-                return self._preferred(questions, scoring)
+                return self._judge_rows(questions, scoring)
             case ProgramTests() as scoring:
                 return self._programs(questions, scoring)
             case RollingText():
@@ -66,20 +66,20 @@ class Examination:
         alone = scoring.unconditional or scoring.metric == "acc_mutual_info"
         requests: list[list[LikelihoodRequest]] = []
         for question in questions:
-            asked = self._asked_choices(question)
+            asked = self._request_choices(question)
             if alone:
                 following = [self.task.delimiter + answer for answer in question.answers]
                 asked += self.encoder.continuations("", following)
             requests.append(asked)
         rows = []
-        for question, scored, found in self._scored(questions, requests):
+        for question, scored, found in self._score_requests(questions, requests):
             count = len(question.answers)
             nats = [score.log_likelihood for score in found[:count]]
             without = [score.log_likelihood for score in found[count:]]
             rows.append(_choice_row(question, scoring, nats, without) | _truncation(scored))
         return rows
 
-    def _asked_choices(self, question: Question) -> list[LikelihoodRequest]:
+    def _request_choices(self, question: Question) -> list[LikelihoodRequest]:
         if question.contexts:
             each = zip(question.contexts, question.answers, strict=True)
             return [self._following(question, prompt, [text])[0] for prompt, text in each]
@@ -88,7 +88,7 @@ class Examination:
     def _continuations(self, questions: Sequence[Question]) -> list[Row]:
         requests = [self._following(q, q.prompt, q.answers) for q in questions]
         rows = []
-        for question, asked, (score,) in self._scored(questions, requests):
+        for question, asked, (score,) in self._score_requests(questions, requests):
             right = float(score.greedy)
             row = _row(question, {"acc": right}, question.expected if score.greedy else "")
             row |= {"log_likelihood": score.log_likelihood, "tokens": score.tokens}
@@ -99,7 +99,7 @@ class Examination:
     def _texts(self, questions: Sequence[Question]) -> list[Row]:
         requests = [self.encoder.windows(question.prompt) for question in questions]
         rows = []
-        for question, _, found in self._scored(questions, requests):
+        for question, _, found in self._score_requests(questions, requests):
             nats = -sum(score.log_likelihood for score in found)
             size = len(question.prompt.encode())
             row = _row(question, {"bits_per_byte": nats / math.log(2) / size if size else 0.0}, "")
@@ -118,7 +118,7 @@ class Examination:
         following = [self.task.delimiter + answer for answer in answers]
         return self.encoder.continuations(self._before(question) + prompt, following)
 
-    def _scored(
+    def _score_requests(
         self, questions: Sequence[Question], requests: Sequence[Sequence[LikelihoodRequest]]
     ) -> list[tuple[Question, Sequence[LikelihoodRequest], list[ContinuationScore]]]:
         """Each question with its requests and their scores; all are computed together."""
@@ -131,18 +131,18 @@ class Examination:
 
     # --- generations
 
-    def _generated(self, questions: Sequence[Question], scoring: GeneratedAnswer) -> list[Row]:
+    def _generate_rows(self, questions: Sequence[Question], scoring: GeneratedAnswer) -> list[Row]:
         rows = []
-        for question, request, text in self._written(questions, scoring):
-            given = extracted(text, scoring.extract, scoring.take)
+        for question, request, text in self._write_answers(questions, scoring):
+            given = extract_answer(text, scoring.extract, scoring.take)
             scores = scores_of(scoring.check, given, question.answers, question.instructions)
             row = _row(question, scores, given or "") | {"written": text}
             rows.append(row | _truncation([request]))
         return rows
 
-    def _preferred(self, questions: Sequence[Question], scoring: PreferredAnswer) -> list[Row]:
+    def _judge_rows(self, questions: Sequence[Question], scoring: PreferredAnswer) -> list[Row]:
         assert self.judge is not None
-        written = self._written(questions, scoring)
+        written = self._write_answers(questions, scoring)
         pairs = [
             Pair(
                 question,
@@ -165,7 +165,7 @@ class Examination:
     def _programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
         program = template(scoring.program, f"task '{self.task.name}': scoring.program")
         rows = []
-        for question, request, text in self._written(questions, scoring):
+        for question, request, text in self._write_answers(questions, scoring):
             source = program({**question.fields, "completion": text}, question.where)
             outcome = run_confined(source, scoring.seconds, scoring.memory_mib)
             row = _row(question, {"pass_at_1": float(outcome.verdict == "passed")}, text)
@@ -173,7 +173,7 @@ class Examination:
             rows.append(row | _truncation([request]))
         return rows
 
-    def _written(
+    def _write_answers(
         self,
         questions: Sequence[Question],
         scoring: GeneratedAnswer | PreferredAnswer | ProgramTests,

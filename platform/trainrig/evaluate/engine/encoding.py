@@ -44,7 +44,7 @@ class RequestEncoder:
         whole = [stripped + moved + text for text in following]
         encoded = [tuple(map(int, ids)) for ids in self.encoder.encode_batch([stripped, *whole])]
         before, *wholes = encoded
-        return [self.request(self.started(before), ids[len(before) :]) for ids in wholes]
+        return [self.request(self.begin_text(before), ids[len(before) :]) for ids in wholes]
 
     def request(self, context: Sequence[int], continuation: Sequence[int]) -> LikelihoodRequest:
         """The request, cut to what the model can read."""
@@ -62,7 +62,7 @@ class RequestEncoder:
     def plain_prompt(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt that the model is to go on from."""
         (ids,) = self.encoder.encode_batch([text])
-        return self.started(tuple(map(int, ids)))
+        return self.begin_text(tuple(map(int, ids)))
 
     def generation(self, prompt: Sequence[int], maximum_tokens: int) -> GenerationRequest:
         """The request, its prompt cut from the left so that the answer has room."""
@@ -83,6 +83,6 @@ class RequestEncoder:
             for at in starts
         ]
 
-    def started(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def begin_text(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """`ids` as training saw texts begin, if that is asked for."""
         return (self.encoder.end_of_text, *ids) if self.document_start else ids

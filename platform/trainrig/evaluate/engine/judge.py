@@ -12,7 +12,7 @@ import torch
 from trainrig.evaluate.engine.chat_prompts import chat_prompt
 from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
 from trainrig.evaluate.engine.likelihood import score_continuations
-from trainrig.evaluate.engine.prefix_reading import Ids, padded
+from trainrig.evaluate.engine.prefix_reading import Ids, pad_rows
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.prompts import Question
 from trainrig.evaluate.tasks.scoring import PreferredAnswer
@@ -65,32 +65,32 @@ class Judge:
         none."""
         weight = like.embedding.weight
         path = checkpoint.resolve(scoring.judge)
-        model, encoder = _opened(path, str(weight.device), str(weight.dtype))
+        model, encoder = _open_judge(path, str(weight.device), str(weight.dtype))
         asked = RequestEncoder(encoder, model.config.positions, run.document_start)
         return cls(model, asked, run.batch_tokens, chat)
 
     def compare(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
         """What it makes of each of `pairs`, in their order."""
         if self.model.config.head == "score":
-            return [self._scored(pair) for pair in pairs]
-        return self._asked(pairs, scoring)
+            return [self._score_pair(pair) for pair in pairs]
+        return self._ask_pairs(pairs, scoring)
 
     @torch.inference_mode()
-    def _scored(self, pair: Pair) -> Judgement:
+    def _score_pair(self, pair: Pair) -> Judgement:
         """By the scores of the last tokens of both answers, which is where a reward model has
         learnt to give one."""
         room = self.model.config.positions
-        whole = [self._answered(pair, answer) for answer in (pair.mine, pair.other)]
+        whole = [self._encode_answer(pair, answer) for answer in (pair.mine, pair.other)]
         kept = [ids[-room:] for ids in whole]
         device = self.model.embedding.weight.device
-        ids_BT = torch.tensor([list(row) for row in padded(kept)], device=device)
+        ids_BT = torch.tensor([list(row) for row in pad_rows(kept)], device=device)
         width = ids_BT.shape[1]
         places = [row * width + len(ids) - 1 for row, ids in enumerate(kept)]
         output = self.model(ids_BT, places_N=torch.tensor(places, device=device))
         mine, other = output.logits.squeeze(-1).float().tolist()
         return Judgement((mine - other,), truncated=kept != whole)
 
-    def _answered(self, pair: Pair, answer: str) -> Ids:
+    def _encode_answer(self, pair: Pair, answer: str) -> Ids:
         """The ids of the conversation, or the text, that ends with `answer`."""
         encoder = self.encoder.encoder
         if self.chat:
@@ -98,7 +98,7 @@ class Judge:
             return (*chat_prompt(encoder, pair.turns), *map(int, ids))
         return self.encoder.plain_prompt(pair.context + answer)
 
-    def _asked(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
+    def _ask_pairs(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
         """By what is likelier to follow the question which is better, asked in either order: that
         judges favour a place cancels out (Zheng et al. 2023, arXiv:2306.05685, section 3.4)."""
         prompt = template(scoring.judge_prompt, "scoring.judge_prompt")
@@ -127,7 +127,7 @@ class Judge:
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: str, device: str, dtype: str) -> tuple[Decoder, Encoder]:
+def _open_judge(path: str, device: str, dtype: str) -> tuple[Decoder, Encoder]:
     opened = checkpoint.open_model(path)
     model = opened.build().to(device=device, dtype=getattr(torch, dtype.removeprefix("torch.")))
     return model, Encoder(opened.tokenizer, opened.path, opened.beside)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainrig.evaluate.engine.encoding import LikelihoodRequest
-from trainrig.evaluate.engine.prefix_reading import Ids, Reader, common_prefix, padded
+from trainrig.evaluate.engine.prefix_reading import Ids, Reader, common_prefix, pad_rows
 from trainrig.models.decoder import Decoder
 
 LEAST_SHARED = 8  # tokens that contexts begin with alike, from which on it pays to read them apart
@@ -50,7 +50,7 @@ def score_continuations(
     """The score of each of `requests`, in their order; at most `batch_tokens` tokens at a time,
     padding included, but at least one context."""
     scores: dict[int, ContinuationScore] = {}
-    for batch in _batches(_grouped(requests), batch_tokens):
+    for batch in _batches(_group_by_context(requests), batch_tokens):
         asked = [number for group in batch for number in group.requests]
         nats_N, likeliest_N = _read(model, batch, requests)
         place = 0
@@ -64,7 +64,7 @@ def score_continuations(
     return [scores[number] for number in range(len(requests))]
 
 
-def _grouped(requests: Sequence[LikelihoodRequest]) -> list[_Group]:
+def _group_by_context(requests: Sequence[LikelihoodRequest]) -> list[_Group]:
     """Requests by context, the shortest contexts first."""
     by_context: dict[Ids, list[int]] = {}
     for number, request in enumerate(requests):
@@ -119,7 +119,7 @@ def _read(
     offset = len(reader)
     if owners != list(range(len(batch))):
         reader = reader.rows(owners)
-    rows = padded([row[offset:] for group in batch for row in group.rows])
+    rows = pad_rows([row[offset:] for group in batch for row in group.rows])
     places, targets = list[int](), list[int]()
     first = 0  # row of the group
     for group in batch:

@@ -58,7 +58,7 @@ def common_prefix(rows: Sequence[Ids]) -> int:
     return count
 
 
-def padded(rows: Sequence[Ids]) -> list[Ids]:
+def pad_rows(rows: Sequence[Ids]) -> list[Ids]:
     """`rows` filled on the right to one length; a causal model never looks there from before."""
     longest = max(map(len, rows))
     return [row + (0,) * (longest - len(row)) for row in rows]

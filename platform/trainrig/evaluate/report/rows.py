@@ -10,19 +10,22 @@ LONGEST = 1200  # characters shown of a prompt, and of an answer
 
 def row_sample(row: Mapping[str, Any], label: str) -> TextSample:
     """The prompt of a row, what was expected and what was given."""
-    parts = [shortened(str(row["prompt"]))]
+    parts = [shorten_middle(str(row["prompt"]))]
     if choices := row.get("choices"):
         nats = row["log_likelihoods"]
-        parts += [f"({n:.2f}) {shortened(text)}" for n, text in zip(nats, choices, strict=True)]
+        parts += [
+            f"({n:.2f}) {shorten_middle(text)}" for n, text in zip(nats, choices, strict=True)
+        ]
     else:
-        parts.append(f"→ {shortened(str(row.get('written', row['given'])))}")
-    note = f"expected: {shortened(str(row['expected']))}; given: {shortened(str(row['given']))}"
+        parts.append(f"→ {shorten_middle(str(row.get('written', row['given'])))}")
+    expected, given = (shorten_middle(str(row[name])) for name in ("expected", "given"))
+    note = f"expected: {expected}; given: {given}"
     if "outcome" in row:
         note = f"the program {row['outcome']}"
     return TextSample(f"row {row['row']}, {label}", "\n".join(parts), note)
 
 
-def shortened(text: str) -> str:
+def shorten_middle(text: str) -> str:
     """`text`, its middle left out if it is long."""
     if len(text) <= LONGEST:
         return text

@@ -36,7 +36,7 @@ def scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
     if card.tasks:
         sections.append(_scores_section(card.tasks))
     if card.scores:
-        sections.append(_held_out_section(card))
+        sections.append(_show_held_out(card))
     sections += [_task_section(name, card.tasks[name], rows[name]) for name in card.tasks]
     return ReportPage(
         title=f"Evaluation of step {card.step}",
@@ -149,7 +149,7 @@ def _scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
     )
 
 
-def _held_out_section(card: Scorecard) -> Section:
+def _show_held_out(card: Scorecard) -> Section:
     columns: tuple[str, ...] = ("source", "loss (nats per token)", "perplexity", "bits per byte")
     columns += ("tokens", "bytes")
     rows: list[tuple[Cell, ...]] = [
@@ -179,7 +179,7 @@ def _task_section(name: str, score: TaskScore, rows: Rows) -> Section:
     if not score.higher_is_better:  # no row of text is right or wrong
         right, wrong = list(rows), []
     for title, chosen in (("right", right), ("wrong", wrong)):
-        if drawn := _drawn(chosen):
+        if drawn := _draw_rows(chosen):
             samples = tuple(row_sample(row, title) for row in drawn)
             shown = f"{len(drawn)} of {len(chosen):,} rows that are {title}"
             shown = shown if score.higher_is_better else f"{len(drawn)} of {len(chosen):,} rows"
@@ -201,7 +201,7 @@ def _contamination_words(score: TaskScore) -> str:
     return said
 
 
-def _drawn(rows: Rows) -> Rows:
+def _draw_rows(rows: Rows) -> Rows:
     """A few of `rows`, the same each time, in their order."""
     chosen = random.Random(0).sample(range(len(rows)), min(SHOWN, len(rows)))
     return [rows[number] for number in sorted(chosen)]

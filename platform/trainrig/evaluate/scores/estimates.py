@@ -89,7 +89,7 @@ class PairedDifference:
         return bounds is None or bounds[0] <= 0 <= bounds[1]
 
 
-def paired_difference(
+def estimate_paired_difference(
     a: Sequence[float], b: Sequence[float], groups: Sequence[str | None] | None = None
 ) -> PairedDifference:
     """The mean of B less A, row by row; `a` and `b` are of the same rows in one order."""
@@ -98,7 +98,7 @@ def paired_difference(
     return PairedDifference(estimate(off, groups=groups), sum(each < 0 for each in off), better)
 
 
-def shuffled_band(
+def estimate_shuffled_band(
     chosen: Sequence[int], gold: Sequence[int], choices: Sequence[int], share: float = 0.99
 ) -> tuple[float, float]:
     """The bounds that hold `share` of the scores of these answers against shuffled labels.

@@ -6,7 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainrig.evaluate.scores.estimates import Estimate, estimate, shuffled_band, unseen_share
+from trainrig.evaluate.scores.estimates import (
+    Estimate,
+    estimate,
+    estimate_shuffled_band,
+    unseen_share,
+)
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -79,7 +84,7 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
         chat=chat,
         truncated=sum(bool(row.get("truncated")) for row in rows),
         chance=sum(1 / len(row["choices"]) for row in rows) / len(rows) if several else None,
-        shuffled=_shuffled(rows, metric) if several else None,
+        shuffled=_estimate_shuffled(rows, metric) if several else None,
         higher_is_better=metric != "bits_per_byte",
     )
 
@@ -128,8 +133,8 @@ def _exp(nats: float) -> float:
     return math.exp(min(nats, 700.0))
 
 
-def _shuffled(rows: Rows, metric: str) -> tuple[float, float]:
-    return shuffled_band(
+def _estimate_shuffled(rows: Rows, metric: str) -> tuple[float, float]:
+    return estimate_shuffled_band(
         [row["chosen"][metric] for row in rows],
         [row["gold"] for row in rows],
         [len(row["choices"]) for row in rows],

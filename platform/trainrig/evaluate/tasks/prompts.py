@@ -82,9 +82,9 @@ class Renderer:
     def shot(self, row: TaskRow) -> Shot:
         """`row`, solved."""
         question = self.question(row)
-        return Shot(question.prompt, self.task.delimiter + self._shown(question))
+        return Shot(question.prompt, self.task.delimiter + self._render_shot(question))
 
-    def _shown(self, question: Question) -> str:
+    def _render_shot(self, question: Question) -> str:
         scoring = self.task.scoring
         shown = getattr(scoring, "shown", None)
         if shown is not None:

@@ -14,7 +14,7 @@ ENDING = ".toml"
 _FOLDER = "evaluate/tasks/definitions"
 
 
-def shipped_tasks() -> list[str]:
+def list_shipped_tasks() -> list[str]:
     """The names of all tasks that trainrig ships."""
     folder = resources.files("trainrig").joinpath(_FOLDER)
     return sorted(
@@ -34,18 +34,18 @@ def load_task(choice: TaskChoice, folder: str | None) -> tuple[Task, str]:
         data["few_shot"] = {**shown, "count": choice.few_shot}
     task = with_absolute_paths(config.build(Task, data, where, text))
     if task.few_shot.rows is not None:
-        placed = _placed(task.few_shot.rows, folder, where)
+        placed = _place_path(task.few_shot.rows, folder, where)
         task = task.model_copy(
             update={"few_shot": task.few_shot.model_copy(update={"rows": placed})}
         )
-    return task, choice.rows or _placed(task.rows, folder, where)
+    return task, choice.rows or _place_path(task.rows, folder, where)
 
 
 def _read(name: str) -> tuple[str, str]:
     """What to call a task's file in errors, and its text."""
     if name.endswith(ENDING):
         return name, config.read_text(name, "task file")
-    names = shipped_tasks()
+    names = list_shipped_tasks()
     if name not in names:
         raise ConfigError(
             f"tasks: no task '{name}' is shipped{config.did_you_mean(name, names)}; a task file of "
@@ -55,7 +55,7 @@ def _read(name: str) -> tuple[str, str]:
     return f"task '{name}'", file.read_text(encoding="utf-8")
 
 
-def _placed(path: str, folder: str | None, where: str) -> str:
+def _place_path(path: str, folder: str | None, where: str) -> str:
     """`path`, in `folder` if it is relative."""
     if path.startswith(("/", storage.S3)):
         return path

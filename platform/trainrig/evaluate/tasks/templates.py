@@ -51,7 +51,7 @@ def template(source: str, where: str) -> Callable[[Fields, str], str]:
         compiled = _ENVIRONMENT.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{where}: no template: {error}") from None
-    return lambda fields, row: _evaluated(lambda: compiled.render(fields), where, row)
+    return lambda fields, row: _evaluate_template(lambda: compiled.render(fields), where, row)
 
 
 def expression(source: str, where: str) -> Callable[[Fields, str], Any]:
@@ -67,10 +67,10 @@ def expression(source: str, where: str) -> Callable[[Fields, str], Any]:
             found._fail_with_undefined_error()
         return found
 
-    return lambda fields, row: _evaluated(lambda: value(fields), where, row)
+    return lambda fields, row: _evaluate_template(lambda: value(fields), where, row)
 
 
-def _evaluated(evaluate: Callable[[], Any], where: str, row: str) -> Any:
+def _evaluate_template(evaluate: Callable[[], Any], where: str, row: str) -> Any:
     try:
         return evaluate()
     except jinja2.UndefinedError as error:

@@ -78,11 +78,11 @@ def load_vector_task(path: str, folder: str | None) -> LinearProbe | Retrieval:
         task = config.build(Retrieval, tables, path, text)
     else:
         raise ConfigError(f"{path}: kind is {kind!r}; a task of vectors is {' or '.join(FILES)}")
-    placed = {name: _placed(getattr(task, name), folder, path) for name in FILES[task.kind]}
+    placed = {name: _place_file(getattr(task, name), folder, path) for name in FILES[task.kind]}
     return task.model_copy(update=placed)
 
 
-def _placed(file: str, folder: str | None, where: str) -> str:
+def _place_file(file: str, folder: str | None, where: str) -> str:
     if file.startswith(("/", storage.S3)):
         return file
     if folder is None:

@@ -115,7 +115,7 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
 
 
 def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
-    queries, documents = (_named(task, path) for path in (task.queries, task.documents))
+    queries, documents = (_index_by_name(task, path) for path in (task.queries, task.documents))
     belong = _belonging(task, queries, documents)
     if not belong:
         raise DataError(f"{task.relevance}: no document belongs to any query of {task.queries}")
@@ -145,7 +145,7 @@ def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
     return rows
 
 
-def _named(task: Retrieval, path: str) -> dict[str, TaskRow]:
+def _index_by_name(task: Retrieval, path: str) -> dict[str, TaskRow]:
     """The rows of a file by their names. Raises DataError for two of one name."""
     found: dict[str, TaskRow] = {}
     for row in read_rows(path):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import field_validator
 
-from trainrig.evaluate.checks.answers import extracted
+from trainrig.evaluate.checks.answers import extract_answer
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
 
 
@@ -46,11 +46,13 @@ class Verifier(RewardPart):
     def _score(self, completion: Completion) -> Score:
         value = completion.row.get(self.column)
         values = value if isinstance(value, list | tuple) else [value]
-        texts = [extracted(_text(v), self.extract_target, "last") for v in values if v is not None]
+        texts = [
+            extract_answer(_text(v), self.extract_target, "last") for v in values if v is not None
+        ]
         targets = [text for text in texts if text]
         if not targets:
             return Fault("no_target", f"column '{self.column}' has no answer: {value!r:.60}")
-        given = extracted(completion.text, self.extract, self.take)
+        given = extract_answer(completion.text, self.extract, self.take)
         return float(given is not None and any(self.is_right(given, each) for each in targets))
 
 
