@@ -129,7 +129,7 @@ class Folders:
         """The page that tells all of it."""
         return self._below("report.html")
 
-    def scored(self) -> dict[str, str]:
+    def list_scored(self) -> dict[str, str]:
         """Checkpoints, and where their scorecards go: the first one, and each model."""
         first = sorted(storage.list_files(self._below("model", "checkpoints"), "/manifest.json"))[0]
         return {

@@ -112,7 +112,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     places = {"checkpoint": at.model, "conversations": at.conversations}
     do(posttrain, FineTuning, output=at.tuned, comparison__text=at.tokens, **places)
     _align(do, at)
-    for checkpoint, scores in at.scored().items():
+    for checkpoint, scores in at.list_scored().items():
         places = {"tokens": at.tokens, "conversations": at.conversations}
         do(evaluate, Evaluation, checkpoint=checkpoint, output=scores, **places)
     if wanted.sweep:

@@ -125,7 +125,7 @@ def test_what_fell_is_told_by_rule_in_the_order_of_deciding(at: Folders) -> None
         ],
         quarantined=4,
     )
-    dropped, pairs = collect._dropped(at, documents)
+    dropped, pairs = collect._count_dropped(at, documents)
     assert [(fell.reason, fell.documents) for fell in dropped] == [
         (collect.REASONS["quarantined"], 4),
         (collect.REASONS["Length"], 5),
@@ -147,7 +147,7 @@ def test_the_least_alike_near_copies_are_shown_beside_what_they_repeat(at: Folde
         for n in reversed(range(collect.PAIRS + 3))
     ]
     kept = [row("kept-0", None), row("kept-1", None)]
-    _, pairs = collect._dropped(at, write_documents(at, [*near, *kept], quarantined=0))
+    _, pairs = collect._count_dropped(at, write_documents(at, [*near, *kept], quarantined=0))
     assert pairs == tuple(
         results.NearDuplicate(f"http://a/near-{n}", f"http://a/kept-{n % 2}", 0.8 + n / 100)
         for n in range(collect.PAIRS)
@@ -168,7 +168,7 @@ def test_plants_are_told_by_kind_and_add_up() -> None:
         Plant("personal_data", "http://a/3", what="EMAIL", value="d@b.example"): "gone",
         Plant("foreign_language", "http://a/4", language="de"): "caught",
     }
-    assert collect._planted(found) == (
+    assert collect._count_planted(found) == (
         results.Planted(collect.KINDS["foreign_language"], 1, caught=1, missed=0, gone=0),
         results.Planted(collect.KINDS["EMAIL"], 3, caught=1, missed=1, gone=1),
     )
@@ -277,7 +277,7 @@ def test_the_first_checkpoint_and_each_model_are_scored(at: Folders) -> None:
         checkpoint.mkdir(parents=True)
         (checkpoint / "manifest.json").write_text("{}")
     Path(at.model, "checkpoints", "step_00000001", "attempt-0001").mkdir(parents=True)  # torn
-    assert at.scored() == {
+    assert at.list_scored() == {
         f"{at.model}/checkpoints/step_00000005/attempt-0001": at.scores_early,
         at.model: at.scores_model,
         at.tuned: at.scores_tuned,

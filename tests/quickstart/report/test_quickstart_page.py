@@ -265,10 +265,10 @@ def test_the_next_commands_are_lines_to_copy():
 
 
 def test_the_steps_done_twice_are_counted_and_compared():
-    assert charts.repeated_steps(STORY) == (32, 0.0)
+    assert charts.compare_repeated_steps(STORY) == (32, 0.0)
     other = replace(STORY.loss[211], loss=STORY.loss[211].loss + 0.25)
     results = replace(STORY, loss=(*STORY.loss[:211], other, *STORY.loss[212:]))
-    assert charts.repeated_steps(results) == (32, pytest.approx(0.25))
+    assert charts.compare_repeated_steps(results) == (32, pytest.approx(0.25))
 
 
 def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apart():

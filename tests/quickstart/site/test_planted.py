@@ -9,7 +9,7 @@ from trainrig.quickstart.site.foreign import foreign_page
 from trainrig.quickstart.site.page_frame import Frame
 from trainrig.quickstart.site.planted import (
     Plant,
-    edited,
+    edit_article,
     good_originals,
     read_plants,
     shingle_jaccard,
@@ -56,7 +56,7 @@ def changed_words(one, other):
 @pytest.mark.parametrize("share", [0.002, 0.01, 0.02])
 def test_a_near_copy_differs_by_the_share_it_is_said_to(share):
     article = prose_article(1)
-    copy, changed = edited(article, share, random.Random(0))
+    copy, changed = edit_article(article, share, random.Random(0))
     before, after = main_text(article), main_text(copy)
     words = len(before.split())
     assert abs(changed - share) <= 1 / words
@@ -66,7 +66,7 @@ def test_a_near_copy_differs_by_the_share_it_is_said_to(share):
 def test_a_near_copy_leaves_code_and_lists_alone():
     still = (Code("total(1)"), Bullets(("one point", "two")))
     article = Article("a.html", "A", "s", (*prose_article(2).blocks, *still))
-    copy, _ = edited(article, 0.02, random.Random(0))
+    copy, _ = edit_article(article, 0.02, random.Random(0))
     assert copy.blocks[-2:] == still
     assert copy.blocks[:-2] != article.blocks[:-2]
 

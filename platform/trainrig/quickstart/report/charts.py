@@ -141,9 +141,9 @@ def loss_chart(results: QuickstartResults) -> Chart:
     curve, interruptions = loss_curve(results)
     plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=interruptions)
     first, last = results.held_out[0].loss, results.held_out[-1].loss
-    through = f" through {_killed(len(results.restarts))}" if results.restarts else ""
+    through = f" through {_describe_kills(len(results.restarts))}" if results.restarts else ""
     return Chart(
-        f"Held-out loss {_moved(first, last)} nats per token{through}",
+        f"Held-out loss {_describe_change(first, last)} nats per token{through}",
         figures.draw(plot, 290),
         label="Line of the training loss against tokens, with held-out points, a numbered line at "
         "each killed worker and the steps thrown away dotted.",
@@ -182,7 +182,8 @@ def tuning_chart(results: QuickstartResults) -> Chart:
     mean = figures.trailing_mean(losses, over)
     curve = NoisyCurve(steps, losses, over, "step", "loss (nats per trained token)")
     return Chart(
-        f"Tuning loss {_moved(float(losses[:over].mean()), float(mean[-1]))} nats per token",
+        f"Tuning loss {_describe_change(float(losses[:over].mean()), float(mean[-1]))}"
+        " nats per token",
         figures.draw(partial(figures.plot_curve, curve=curve), 220),
         label="Line of the tuning loss against steps.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}. Only the tokens "
@@ -253,7 +254,7 @@ def scores_chart(results: QuickstartResults) -> Chart:
     )
 
 
-def repeated_steps(results: QuickstartResults) -> tuple[int, float]:
+def compare_repeated_steps(results: QuickstartResults) -> tuple[int, float]:
     """How many steps were computed by two attempts, and the largest difference of their losses."""
     _, _, thrown = _points(results.loss)
     final = {p.step: p.loss for p, dead in zip(results.loss, thrown, strict=True) if not dead}
@@ -283,12 +284,12 @@ def _points(
     return tokens, losses, figures.superseded(steps, attempts)
 
 
-def _moved(before: float, after: float) -> str:
+def _describe_change(before: float, after: float) -> str:
     verb = "fell" if after < before else "rose"
     return f"{verb} from {before:.2f} to {after:.2f}"
 
 
-def _killed(workers: int) -> str:
+def _describe_kills(workers: int) -> str:
     return "a killed worker" if workers == 1 else f"{workers} killed workers"
 
 

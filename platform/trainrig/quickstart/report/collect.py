@@ -92,19 +92,19 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
     run = RunFolder(at.model)
     lines = list(metrics.read_lines(at.model))
     checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
-    dropped, pairs = _dropped(at, made.documents)
+    dropped, pairs = _count_dropped(at, made.documents)
     return results.QuickstartResults(
         stages=_stages(made) + (_sweep_stage(at) if with_law else ()),
         documents_in=made.documents.counts["documents_in"],
         documents_kept=made.documents.counts["documents_kept"],
         dropped=dropped,
-        planted=_planted(outcomes(read_plants(at.planted), at.documents)),
+        planted=_count_planted(outcomes(read_plants(at.planted), at.documents)),
         near_duplicates=pairs,
         tokens_by_source=made.tokens.counts["train_tokens_of"],
         vocabulary=made.tokens.counts["vocabulary"],
         parameters=made.model.counts["parameters"],
         loss=tuple(_loss_point(line) for line in lines),
-        held_out=(_held_out(at.scores_early, lines), _held_out(at.scores_model, lines)),
+        held_out=(_read_held_out(at.scores_early, lines), _read_held_out(at.scores_model, lines)),
         restarts=_restarts(run, lines),
         speed=tuple(
             results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
@@ -206,7 +206,7 @@ def _sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
     return (results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
 
 
-def _dropped(
+def _count_dropped(
     at: Folders, documents: Manifest
 ) -> tuple[tuple[results.Dropped, ...], tuple[results.NearDuplicate, ...]]:
     """What fell, by reason in the order of deciding; and the least alike of the near copies."""
@@ -232,7 +232,7 @@ def _dropped(
     return tuple(dropped), tuple(pairs)
 
 
-def _planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
+def _count_planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
     counts = by_kind(found)
     return tuple(
         results.Planted(words, sum(counts[kind].values()), **counts[kind])
@@ -252,7 +252,7 @@ def _card(scores: str) -> dict[str, Any]:
     return card
 
 
-def _held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
+def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
     """Loss over the held-out documents of all sources together; conversations are no documents."""
     card = _card(scores)
     documents = [score for name, score in card["scores"].items() if name != "conversations"]

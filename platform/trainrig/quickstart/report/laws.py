@@ -28,8 +28,8 @@ def scaling_of(at: Folders) -> results.Scaling:
     """
     runs = read_table(at.sweep)
     try:
-        fitted = _fitted(runs, at.sweep)
-        plan, lines = _planned(at, fitted)
+        fitted = _fit_law(runs, at.sweep)
+        plan, lines = _make_plan(at, fitted)
     except (
         InputError
     ) as error:  # nor need what they make be of use: its best model may be too small
@@ -45,14 +45,14 @@ def scaling_of(at: Folders) -> results.Scaling:
     )
 
 
-def _fitted(runs: RunsTable, source: str) -> Fitted:
+def _fit_law(runs: RunsTable, source: str) -> Fitted:
     """The law, judged on runs kept back if enough are left without them."""
     fitted = fit_law(runs, LawFit(), NAME, source)
     write_fit(source, fitted)
     return fitted
 
 
-def _planned(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...]]:
+def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...]]:
     """A plan for TIMES the compute of the largest run, its run file, and the lines that tell it."""
     flops = TIMES * float(fitted.runs.flops_6nd.max())
     wanted = RunWanted(at.planned, at.tokens, at.planned.removesuffix(".toml"))

@@ -34,8 +34,8 @@ def quickstart_page(results: QuickstartResults) -> str:
             _documents(results),
             _tokens(results),
             _model(results),
-            _tuned(results),
-            _aligned(results),
+            _show_tuning(results),
+            _show_alignment(results),
             _scores(results),
             _generations(results),
             *((law_section(results.scaling),) if results.scaling else ()),
@@ -69,7 +69,7 @@ def _verdict(results: QuickstartResults) -> report.Verdict:
         )
     if not results.restarts:
         warnings.append("No worker was killed, so this run does not show that training recovers.")
-    _, difference = charts.repeated_steps(results)
+    _, difference = charts.compare_repeated_steps(results)
     if difference:
         warnings.append(
             f"Steps computed twice differ by up to {difference:.2g} nats per token: on this "
@@ -190,7 +190,7 @@ def _model(results: QuickstartResults) -> Section:
             for number, restart in enumerate(results.restarts, 1)
         ),
     )
-    again, difference = charts.repeated_steps(results)
+    again, difference = charts.compare_repeated_steps(results)
     findings = []
     if not results.samples_lost + results.samples_repeated:
         findings.append(f"Each of {results.samples_checked:,} samples was trained on once.")
@@ -210,12 +210,12 @@ def _model(results: QuickstartResults) -> Section:
     )
 
 
-def _tuned(results: QuickstartResults) -> Section:
+def _show_tuning(results: QuickstartResults) -> Section:
     title = f"Tuned: {_count(len(results.tuning), 'step').lower()} on questions and answers"
     return Section("tuned", title, (charts.tuning_chart(results),))
 
 
-def _aligned(results: QuickstartResults) -> Section:
+def _show_alignment(results: QuickstartResults) -> Section:
     steps = _count(len(results.preferences.steps), "step").lower()
     title = f"Aligned: {steps} on right answers beside wrong ones"
     return Section("aligned", title, (charts.preferences_chart(results),))

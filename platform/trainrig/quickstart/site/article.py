@@ -145,15 +145,15 @@ def _read_group(lines: list[str]) -> list[Block]:
     if len(lines) > 2 and _UNDERLINE.match(lines[0].strip()):
         lines = lines[1:]  # the line above a heading
     if len(lines) > 1 and _UNDERLINE.match(lines[1].strip()):
-        return [Heading(4, plain(lines[0].strip())), *_read_group(_dedented(lines[2:]))]
+        return [Heading(4, plain(lines[0].strip())), *_read_group(_dedent_lines(lines[2:]))]
     if lines[0].lstrip().startswith(">>>") or all(line.startswith("    ") for line in lines):
-        return [Code("\n".join(_dedented(lines)))]
+        return [Code("\n".join(_dedent_lines(lines)))]
     if _BULLET.match(lines[0]) or _FIELD.match(lines[0]):
         return [Bullets(tuple(_bullet(item) for item in _hanging(lines)))]
     if len(lines) > 1 and not lines[0][0].isspace() and all(x[0].isspace() for x in lines[1:]):
         term = lines[0].strip()
         if term.endswith(":") and " " not in term:
-            items = _hanging(_dedented(lines[1:]))
+            items = _hanging(_dedent_lines(lines[1:]))
             return [Heading(4, term.rstrip(":")), Bullets(tuple(_bullet(item) for item in items))]
     if any(line[0].isspace() for line in lines):
         return _read_indented(lines)
@@ -170,11 +170,11 @@ def _read_indented(lines: list[str]) -> list[Block]:
     blocks: list[Block] = []
     for indented, run in itertools.groupby(lines, key=lambda line: line[0].isspace()):
         together = list(run)
-        blocks += _read_group(_dedented(together) if indented else together)
+        blocks += _read_group(_dedent_lines(together) if indented else together)
     return blocks
 
 
-def _dedented(lines: list[str]) -> list[str]:
+def _dedent_lines(lines: list[str]) -> list[str]:
     return inspect.cleandoc("\n".join(["", *lines])).splitlines()
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainrig.quickstart.site.source_pages import Described, keyed
+from trainrig.quickstart.site.source_pages import Described, key_by_seed
 
 _LONGEST = 600  # characters of question and answer together
 _HELD_OUT_ONE_IN = 12  # names, by their hash
@@ -83,7 +83,7 @@ def write_instructions(
     one_each = _first_with_each_summary(described)
     shorts = Counter(_short(item) for item in one_each)
     chosen: tuple[list[Instruction], list[Instruction]] = ([], [])
-    for item in sorted(one_each, key=lambda item: keyed(seed, item.name)):
+    for item in sorted(one_each, key=lambda item: key_by_seed(seed, item.name)):
         instruction = _instruction(item, shorts[_short(item)] == 1, seed)
         if len(instruction.question) + len(instruction.answer) <= _LONGEST:
             chosen[_is_held_out(item.name)].append(instruction)
@@ -108,7 +108,7 @@ def _is_held_out(name: str) -> bool:
 
 def _instruction(item: Described, short_is_unique: bool, seed: int) -> Instruction:
     """One of the questions that `item` can answer. Half ask what it is, the rest how or where."""
-    draw = int.from_bytes(keyed(seed, f"question/{item.name}")[:4], "big")
+    draw = int.from_bytes(key_by_seed(seed, f"question/{item.name}")[:4], "big")
     kind, form = draw % 8, draw // 8
     if kind in (0, 1, 2) and item.signature:
         question = _SIGNATURE[form % len(_SIGNATURE)].format(name=item.name)

@@ -40,7 +40,7 @@ from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.planted import write_plants
 from trainrig.quickstart.site.pydoc_pages import Skipped
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site
-from trainrig.quickstart.site.source_pages import Described, SourceFile, SourceReading, keyed
+from trainrig.quickstart.site.source_pages import Described, SourceFile, SourceReading, key_by_seed
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -149,7 +149,7 @@ def _processes(workers: int) -> Iterator[Map]:
 def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
     seed = settings.seed
     articles, skipped_modules = _library(settings, workers)
-    manuals, code = _shared_out(source_pages.package_sources(source_pages.package_folders(), seed))
+    manuals, code = _share_out(source_pages.package_sources(source_pages.package_folders(), seed))
     skipped: Counter[str] = Counter()
     described: list[Described] = []
     read: dict[str, None] = {}
@@ -180,21 +180,21 @@ def _library(settings: PagesSettings, workers: int) -> tuple[list[Article], tupl
     """Pages that every Python has: pydoc's and the reference's."""
     most = -(-settings.docs_pages // _LIBRARY_SHARE)
     modules = sorted(
-        pydoc_pages.standard_modules(), key=lambda module: keyed(settings.seed, module)
+        pydoc_pages.standard_modules(), key=lambda module: key_by_seed(settings.seed, module)
     )[:most]
     outcomes = pydoc_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
     pages = [outcome for outcome in outcomes if isinstance(outcome, Article)]
     topics = reference_topics.topic_pages()
-    topics.sort(key=lambda page: keyed(settings.seed, page.path))
+    topics.sort(key=lambda page: key_by_seed(settings.seed, page.path))
     skipped = tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped))
     return [*pages, *topics[:most]][: settings.docs_pages], skipped
 
 
-def _shared_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+def _share_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
     """Sources for manuals and for code. By name: none becomes both."""
     shares: tuple[list[SourceFile], list[SourceFile]] = ([], [])
     for source in sources:
-        draw = int.from_bytes(keyed(0, f"code/{source.module}")[:4], "big")
+        draw = int.from_bytes(key_by_seed(0, f"code/{source.module}")[:4], "big")
         shares[draw % _CODE_ONE_IN == 0].append(source)
     return shares
 
@@ -281,11 +281,11 @@ def _date() -> str:
 
 def _write_archive(archive: _Archive) -> int:
     """Render and write one archive. Returns its size in bytes."""
-    write_warc(archive.path, (_rendered(page, archive.date) for page in archive.pages))
+    write_warc(archive.path, (_render_page(page, archive.date) for page in archive.pages))
     return storage.size(archive.path)
 
 
-def _rendered(page: PlannedPage | RawPage, date: str) -> RawPage:
+def _render_page(page: PlannedPage | RawPage, date: str) -> RawPage:
     if isinstance(page, RawPage):
         return page
     return RawPage(page.url, "text/html", render(page.article, page.frame), date, "utf-8")

@@ -24,7 +24,7 @@ from trainrig.corpus.run_file import PROSE
 from trainrig.corpus.signals import measure
 from trainrig.quickstart.site.article import Article, Paragraph, main_text, prose_words
 from trainrig.quickstart.site.page_frame import Frame, render
-from trainrig.quickstart.site.source_pages import keyed
+from trainrig.quickstart.site.source_pages import key_by_seed
 
 Kind = Literal["exact_duplicate", "near_duplicate", "foreign_language", "personal_data"]
 
@@ -81,7 +81,7 @@ def good_originals(
         if isinstance(block, Paragraph)
     )
     prose = [index for index, article in enumerate(articles) if _is_own_prose(article, copies)]
-    prose.sort(key=lambda index: keyed(seed, f"original/{articles[index].path}"))
+    prose.sort(key=lambda index: key_by_seed(seed, f"original/{articles[index].path}"))
     # Sections are packages, whose pages resemble each other: few from each, unless they run out.
     sections: Counter[str] = Counter()
     turns: dict[int, int] = {}
@@ -148,7 +148,7 @@ _ADDED = ("also", "usually", "now", "simply", "still", "often", "here")
 _PLAIN_WORD = re.compile(r"[a-z]{2,}")
 
 
-def edited(article: Article, share: float, draw: random.Random) -> tuple[Article, float]:
+def edit_article(article: Article, share: float, draw: random.Random) -> tuple[Article, float]:
     """A near copy: about `share` of its words changed, all in paragraphs, and the share it became.
 
     Digits go up by one, words give way to synonyms, plain words are left out or get a neighbour.
@@ -167,7 +167,7 @@ def edited(article: Article, share: float, draw: random.Random) -> tuple[Article
     ]
     changes = draw.sample(places, min(len(places), max(1, round(share * total))))
     for index, place in changes:
-        words[index][place] = _changed(words[index][place], draw)
+        words[index][place] = _change_word(words[index][place], draw)
     blocks = list(article.blocks)
     for index, paragraph in words.items():
         blocks[index] = Paragraph(" ".join(word for word in paragraph if word))
@@ -178,7 +178,7 @@ def _can_change(word: str) -> bool:
     return word.isdigit() or _PLAIN_WORD.fullmatch(word) is not None
 
 
-def _changed(word: str, draw: random.Random) -> str:
+def _change_word(word: str, draw: random.Random) -> str:
     if word.isdigit():
         return str(int(word) + 1)
     if word in _SYNONYMS:

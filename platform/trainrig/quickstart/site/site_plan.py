@@ -12,12 +12,12 @@ from trainrig.quickstart.site.planted import (
     LARGEST_EDIT,
     SMALLEST_EDIT,
     Plant,
-    edited,
+    edit_article,
     good_originals,
     shingle_jaccard,
     with_sentence,
 )
-from trainrig.quickstart.site.source_pages import keyed
+from trainrig.quickstart.site.source_pages import key_by_seed
 
 DOCS = "https://docs.trainrig.example/"
 MIRROR = "https://mirror.trainrig.example/"  # exact copies
@@ -81,7 +81,7 @@ def plan_site(
         article, frame = foreign_page(number, layout=number, seed=seed)
         pages.append(PlannedPage(NOTES + article.path, article, frame))
         plants.append(Plant("foreign_language", pages[-1].url, language=frame.language))
-    return sorted(pages, key=lambda page: keyed(seed, page.url)), plants
+    return sorted(pages, key=lambda page: key_by_seed(seed, page.url)), plants
 
 
 def _divide(items: list[int], count: int) -> tuple[list[int], list[int]]:
@@ -95,7 +95,7 @@ def _frames(articles: Sequence[Article], seed: int) -> list[Frame]:
     for index, article in enumerate(articles):
         start = max(0, min(index - _MENU // 2, len(links) - _MENU))
         menu = tuple(links[start : start + _MENU])
-        layout = keyed(seed, f"layout/{article.section}")[0]
+        layout = key_by_seed(seed, f"layout/{article.section}")[0]
         frames.append(Frame(layout, f"{article.section} documentation", menu))
     return frames
 
@@ -104,7 +104,7 @@ def _near_copy(page: PlannedPage, level: float, seed: int) -> tuple[PlannedPage,
     """A near copy in another frame; `level` from 0 (least changed) to 1 (most)."""
     draw = random.Random(f"near/{seed}/{page.url}")
     share = SMALLEST_EDIT + level * (LARGEST_EDIT - SMALLEST_EDIT)
-    article, changed = edited(page.article, share, draw)
+    article, changed = edit_article(page.article, share, draw)
     frame = Frame(page.frame.layout + draw.randrange(1, 5), "The handbook", page.frame.menu[:4])
     copy = PlannedPage(HANDBOOK + article.path, article, frame)
     jaccard = shingle_jaccard(main_text(page.article), main_text(article))

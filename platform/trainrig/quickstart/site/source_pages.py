@@ -87,8 +87,8 @@ def package_sources(folders: Sequence[str], seed: int) -> list[SourceFile]:
         for source in _sources_below(Path(folder)):
             packages.setdefault(source.package, []).append(source)
     for sources in packages.values():
-        sources.sort(key=lambda source: keyed(seed, source.module))
-    by_name = sorted(packages.items(), key=lambda item: keyed(seed, item[0]))
+        sources.sort(key=lambda source: key_by_seed(seed, source.module))
+    by_name = sorted(packages.items(), key=lambda item: key_by_seed(seed, item[0]))
     turns = zip_longest(*(sources for _, sources in by_name))
     return [source for turn in turns for source in turn if source is not None]
 
@@ -101,10 +101,10 @@ def standard_sources(seed: int) -> list[SourceFile]:
         if source.package in sys.stdlib_module_names
         and source.package not in ("idlelib", "turtledemo", "lib2to3", "pydoc_data")
     ]
-    return sorted(found, key=lambda source: keyed(seed, source.module))
+    return sorted(found, key=lambda source: key_by_seed(seed, source.module))
 
 
-def keyed(seed: int, name: str) -> bytes:
+def key_by_seed(seed: int, name: str) -> bytes:
     """A sorting key that shuffles names the same way at each run with `seed`."""
     return hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=16).digest()
 
@@ -137,7 +137,7 @@ def read_source(source: SourceFile) -> SourceReading:
     if sum(len(text.split()) for text in _TRIPLE_QUOTED.findall(beginning)) < _FEWEST_QUOTED:
         return SourceReading(digest, None, "little_prose", ())
     try:
-        tree = _parsed(beginning)
+        tree = _parse_source(beginning)
     except (SyntaxError, ValueError, RecursionError) as error:
         return SourceReading(digest, None, f"unparsed_{type(error).__name__}", ())
     described = tuple(_descriptions(tree, source.module))
@@ -154,7 +154,7 @@ def _beginning(data: bytes) -> bytes:
     return data[: data.rfind(b"\n\n\n", 0, _PARSED) + 1] or data
 
 
-def _parsed(source: bytes) -> ast.Module:
+def _parse_source(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's strings
         return ast.parse(source)
@@ -174,10 +174,10 @@ def _article(tree: ast.Module, source: SourceFile) -> Article:
         else:
             blocks += _function_blocks(member, level=2)
     path = "/".join(source.module.split(".")) + ".html"
-    return Article(path, f"The module {source.module}", source.package, _trimmed(blocks))
+    return Article(path, f"The module {source.module}", source.package, _trim_blocks(blocks))
 
 
-def _trimmed(blocks: list[Block]) -> tuple[Block, ...]:
+def _trim_blocks(blocks: list[Block]) -> tuple[Block, ...]:
     """The blocks up to the size of a page, and no heading left without anything below it."""
     kept: list[Block] = []
     size = 0
