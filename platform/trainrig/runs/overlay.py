@@ -17,7 +17,7 @@ from trainrig import figures, report, storage
 from trainrig.errors import ConfigError
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, KeyFigure, PageCommand, ReportTable, Section, short, visible
-from trainrig.runs.run_list import ListedRun, listed_run, shown_name
+from trainrig.runs.run_list import ListedRun, read_listed_run, shorten_name
 from trainrig.storage.writable import check_file
 from trainrig.train.run.charts.run_charts import RunReportData, values
 from trainrig.train.run.run_page import read_report_data
@@ -54,8 +54,8 @@ def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
             "other"
         )
     above = _folder_above(wanted)
-    found = [(read_report_data(folder), listed_run(folder)) for folder in wanted]
-    return [OverlaidRun(shown_name(run, above), run, data) for data, run in found]
+    found = [(read_report_data(folder), read_listed_run(folder)) for folder in wanted]
+    return [OverlaidRun(shorten_name(run, above), run, data) for data, run in found]
 
 
 def overlay_page(runs: Sequence[OverlaidRun]) -> str:
@@ -67,12 +67,13 @@ def overlay_page(runs: Sequence[OverlaidRun]) -> str:
         _overlay(runs, "speed/tokens_per_second", "Speed", "tokens per second"),
     ]
     if any(run.data.held_out for run in runs):
-        charts.insert(0, _held_out(runs))
+        charts.insert(0, _chart_held_out(runs))
     best = min(runs, key=_standing)
     page = report.ReportPage(
         title="Training runs",
         verdict=report.Verdict(
-            f"{best.name} has the lowest {_judged_by(best)}, {_standing(best):.3f} nats per token."
+            f"{best.name} has the lowest {_name_judged_loss(best)}, {_standing(best):.3f} nats per"
+            " token."
         ),
         figures=_key_figures(runs),
         sections=(
@@ -110,7 +111,7 @@ def _folder_above(folders: Sequence[str]) -> str:
     return "/".join(shared)
 
 
-def _judged_by(run: OverlaidRun) -> str:
+def _name_judged_loss(run: OverlaidRun) -> str:
     return "loss" if run.listed.best_held_out is None else "held-out loss"
 
 
@@ -120,7 +121,7 @@ def _standing(run: OverlaidRun) -> float:
     return np.inf if loss is None else loss
 
 
-def _drawn(
+def _draw_curves(
     runs: Sequence[OverlaidRun], curve: Callable[[OverlaidRun], tuple[Numbers, Numbers]], marks: str
 ) -> Callable[[Axes], None]:
     def plot(ax: Axes) -> None:
@@ -147,9 +148,9 @@ def _overlay(
 
     ends = {run.name: float(curve(run)[1][-1]) for run in runs}
     low, high = min(ends, key=lambda n: ends[n]), max(ends, key=lambda n: ends[n])
-    plot = _drawn(runs, curve, "")
+    plot = _draw_curves(runs, curve, "")
 
-    def labelled(ax: Axes) -> None:
+    def draw_labelled(ax: Axes) -> None:
         plot(ax)
         ax.set_ylabel(unit)
         if max(ends.values()) >= 1_000:
@@ -158,7 +159,7 @@ def _overlay(
     each = ", ".join(f"{run.name} {_over(run)}" for run in runs)
     return Chart(
         f"{title} in the end: {short(ends[low])} ({low}) to {short(ends[high])} ({high})",
-        figures.draw(labelled, 270),
+        figures.draw(draw_labelled, 270),
         label=f"Lines of the {unit} against tokens, one a run.",
         caption=f"Means of the last steps: {each}." if smooth else "Each step.",
         table=ReportTable(f"{title} in the end", ("run", unit), tuple(ends.items())),
@@ -170,7 +171,7 @@ def _over(run: OverlaidRun) -> int:
     return max(1, min(points, max(4, points // SMOOTHED)))
 
 
-def _held_out(runs: Sequence[OverlaidRun]) -> Chart:
+def _chart_held_out(runs: Sequence[OverlaidRun]) -> Chart:
     measured = [run for run in runs if run.data.held_out]
 
     def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
@@ -179,7 +180,7 @@ def _held_out(runs: Sequence[OverlaidRun]) -> Chart:
         x = np.array([tokens[line["step"]] for line in lines], dtype=np.float64)
         return x, values(lines, "eval/loss")
 
-    plot = partial(_labelled, plot=_drawn(measured, curve, "o"))
+    plot = partial(_draw_labelled, plot=_draw_curves(measured, curve, "o"))
     lasts = {run.name: float(curve(run)[1][-1]) for run in measured}
     best = min(lasts, key=lambda name: lasts[name])
     return Chart(
@@ -191,7 +192,7 @@ def _held_out(runs: Sequence[OverlaidRun]) -> Chart:
     )
 
 
-def _labelled(ax: Axes, plot: Callable[[Axes], None]) -> None:
+def _draw_labelled(ax: Axes, plot: Callable[[Axes], None]) -> None:
     plot(ax)
     ax.set_ylabel("held-out loss (nats per token)")
 

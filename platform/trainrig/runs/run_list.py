@@ -57,7 +57,7 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
     """
     if instance is not None:
         hardware.load().instance(instance)
-    found = [listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
+    found = [read_listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
     if not found:
         raise DataError(f"{folder}: no training run in it or below it")
     return found
@@ -73,7 +73,7 @@ def _run_folders(folder: str) -> Iterator[str]:
             yield run
 
 
-def listed_run(folder: str, instance: str | None = None) -> ListedRun:
+def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
     """What the files of the run in `folder` say of it; its cost is that of `instance`."""
     run = tomllib.loads(storage.read(storage.join(folder, RUN_FILE)).decode())
     lines = list(metrics.read_lines(folder))
@@ -148,7 +148,7 @@ def state_of(folder: str) -> str:
     return WAYS_TO_END[ends[-1]] if ends else "left"
 
 
-def shown_name(run: ListedRun, below: str) -> str:
+def shorten_name(run: ListedRun, below: str) -> str:
     """The folder of `run` as it is called below the folder `below`."""
     if run.folder == below.rstrip("/"):
         return Path(run.folder).name

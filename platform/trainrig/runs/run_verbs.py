@@ -153,7 +153,7 @@ def runs(
 
     Hours are workers times the time that attempts lasted, with starting up and what restarts lost.
     """
-    from trainrig.runs.run_list import list_runs, shown_name
+    from trainrig.runs.run_list import list_runs, shorten_name
 
     found = list_runs(folder, instance)
     if as_json:
@@ -170,7 +170,7 @@ def runs(
             best = f"{each.best_held_out:.4f} at {each.best_step:,}"
         rows.append(
             (
-                shown_name(each, folder),
+                shorten_name(each, folder),
                 each.state,
                 f"{each.step:,}/{each.steps:,}",
                 "-" if each.loss is None else f"{each.loss:.4f}",
