@@ -46,8 +46,8 @@ class Heard:
         return self.said.split()[0]
 
     def end(self):
-        until(lambda: self.child.ended() is not None)
-        return self.child.ended()
+        until(lambda: self.child.poll_group() is not None)
+        return self.child.poll_group()
 
 
 def until(there):
@@ -71,7 +71,7 @@ def start():
 
     yield begin
     for each in started:
-        if each.child.ended() is None:
+        if each.child.poll_group() is None:
             each.child.kill()
             each.end()
 
@@ -91,8 +91,8 @@ def test_it_ends_by_the_signal_that_ended_the_command(start, number):
 def test_a_command_that_is_not_there_says_so():
     said = []
     child = Child(["/no/such/python"], {}, said.append)
-    until(lambda: child.ended() is not None)
-    assert child.ended() == 127 and b"/no/such/python: No such file" in b"".join(said)
+    until(lambda: child.poll_group() is not None)
+    assert child.poll_group() == 127 and b"/no/such/python: No such file" in b"".join(said)
 
 
 def test_when_asked_it_ends_whole(start):

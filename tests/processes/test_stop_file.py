@@ -30,11 +30,11 @@ def marks():
 @pytest.mark.parametrize(("number", "how"), list(stop_file.SIGNALS.items()))
 def test_a_first_signal_asks_and_a_second_does_what_it_always_did(tmp_path, marks, number, how):
     with StopRequests(str(tmp_path)) as requests:
-        assert requests.wanted() is None
+        assert requests.read_request() is None
         signal.raise_signal(number)
-        assert (requests.wanted(), marks) == (how, [])
+        assert (requests.read_request(), marks) == (how, [])
         signal.raise_signal(number)
-        assert (requests.wanted(), marks) == (how, [number])
+        assert (requests.read_request(), marks) == (how, [number])
     os.kill(os.getpid(), number)
     assert marks == [number, number]
 
@@ -49,12 +49,12 @@ def test_handlers_are_put_back_when_nothing_came(tmp_path, marks):
 def test_a_file_in_the_run_folder_asks_and_goes_when_honoured(tmp_path, monkeypatch):
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     with StopRequests(str(tmp_path)) as requests:
-        assert requests.wanted() is None
+        assert requests.read_request() is None
         (tmp_path / "stop").touch()
-        assert requests.wanted() == f"the file {tmp_path}/stop"
-        requests.honoured()
+        assert requests.read_request() == f"the file {tmp_path}/stop"
+        requests.remove_request()
         assert not (tmp_path / "stop").exists()
-        requests.honoured()
+        requests.remove_request()
 
 
 def test_in_a_bucket_too(s3, monkeypatch):
@@ -63,24 +63,24 @@ def test_in_a_bucket_too(s3, monkeypatch):
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     with StopRequests(f"{s3}/run") as requests:
         storage.write(f"{s3}/run/stop", b"")
-        assert requests.wanted() == f"the file {s3}/run/stop"
-        requests.honoured()
+        assert requests.read_request() == f"the file {s3}/run/stop"
+        requests.remove_request()
         assert not storage.exists(f"{s3}/run/stop")
 
 
 def test_the_file_is_not_asked_for_at_every_turn(tmp_path, monkeypatch):
     with StopRequests(str(tmp_path)) as requests:
-        assert requests.wanted() is None
+        assert requests.read_request() is None
         (tmp_path / "stop").touch()
-        assert requests.wanted() is None  # looked a moment ago
+        assert requests.read_request() is None  # looked a moment ago
         requests._looked -= stop_file.LOOK_EVERY
-        assert requests.wanted() is not None
+        assert requests.read_request() is not None
 
 
 def test_outside_the_main_thread_only_the_file_counts(tmp_path):
     def elsewhere():
         with StopRequests(str(tmp_path)) as requests:
-            outcome.append(requests.wanted())
+            outcome.append(requests.read_request())
 
     outcome = []
     thread = threading.Thread(target=elsewhere)
@@ -96,13 +96,13 @@ def test_a_bucket_that_refuses_ends_no_run_that_nobody_asked_to_stop(
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     requests = StopRequests(f"{s3}/run")
     proxy.times = 10**6
-    assert [requests.wanted(), requests.wanted()] == [None, None]
+    assert [requests.read_request(), requests.read_request()] == [None, None]
     assert [message.partition(" (")[0] for message in caplog.messages] == [
         f"{s3}/run/stop: cannot be looked for"
     ]
     proxy.times = 0
     storage.write(f"{s3}/run/stop", b"")
-    assert requests.wanted() == f"the file {s3}/run/stop"
+    assert requests.read_request() == f"the file {s3}/run/stop"
     proxy.times = 10**6
-    requests.honoured()
+    requests.remove_request()
     assert "run/stop: remove it before you go on" in caplog.messages[-1]

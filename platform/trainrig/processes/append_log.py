@@ -88,7 +88,7 @@ def lines(path: str) -> Iterator[bytes]:
     """
     parts = _parts(path)
     with ThreadPoolExecutor(READERS) as threads:
-        contents = threads.map(lambda p: storage.read(p[0]) if p[1] else _kept(p[0]), parts)
+        contents = threads.map(lambda p: storage.read(p[0]) if p[1] else _find_settled(p[0]), parts)
         for content in contents:
             yield from (line for line in content.split(b"\n")[:-1] if line)
 
@@ -134,7 +134,7 @@ def _parts(path: str) -> list[tuple[str, bool]]:
     ]
 
 
-def _kept(segment: str) -> bytes:
+def _find_settled(segment: str) -> bytes:
     """What will not change any more."""
     return _line(segment) if ONE_LINE.search(segment) else _unchanging(segment)
 
@@ -218,7 +218,7 @@ def _say_waiting(path: str, problem: str) -> None:
         log.warning("%s: cannot be appended to (%s); kept, and tried again", path, problem)
 
 
-def passed_over(path: str, line: bytes) -> None:
+def warn_torn_line(path: str, line: bytes) -> None:
     """Say that `line` of `path` is torn: once, as every look at the file meets it again."""
     if (path, line) not in _told_torn:
         _told_torn.add((path, line))

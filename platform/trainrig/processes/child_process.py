@@ -51,7 +51,7 @@ class Child:
         """Of the group that it runs in."""
         return self._guard.pid
 
-    def ended(self) -> int | None:
+    def poll_group(self) -> int | None:
         """The exit code once it has ended, and none of its group is left; negative: a signal.
 
         All that it printed has been heard then.

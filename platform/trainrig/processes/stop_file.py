@@ -43,9 +43,9 @@ class StopRequests:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._put_back()
+        self._restore_handlers()
 
-    def wanted(self) -> str | None:
+    def read_request(self) -> str | None:
         """How the run was asked to stop; None if it was not.
 
         A look at the file that fails is made again: no run ends because nobody could tell it to.
@@ -63,7 +63,7 @@ class StopRequests:
             self._looked = time.monotonic()
         return self._how
 
-    def honoured(self) -> None:
+    def remove_request(self) -> None:
         """Remove the file, so that the run may be started again."""
         try:
             storage.delete(self._file)
@@ -72,8 +72,8 @@ class StopRequests:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._how = self._how or SIGNALS[signal.Signals(number)]
-        self._put_back()
+        self._restore_handlers()
 
-    def _put_back(self) -> None:
+    def _restore_handlers(self) -> None:
         while self._handlers:
             signal.signal(*self._handlers.popitem())

@@ -46,7 +46,7 @@ def test_each_end_has_its_cause(code, written, asked, cause, state):
 
 def test_a_file_stop_in_the_output_is_a_request_of_the_user(tmp_path):
     (tmp_path / "stop").touch()
-    how = StopRequests(str(tmp_path)).wanted()
+    how = StopRequests(str(tmp_path)).read_request()
     written = outcome("Unfinished", f"{tmp_path}: stopped by {how}; step 3 of 9 is saved")
     assert find_end(75, written, None, "").cause == "stopped"
 

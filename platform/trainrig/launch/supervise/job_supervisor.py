@@ -183,7 +183,7 @@ class JobSupervisor:
             self._state = RUNNING
             try:
                 self._insist("started", **{"try": number, "pid": child.pid})
-                while (code := child.ended()) is None:
+                while (code := child.poll_group()) is None:
                     self._press(child)
                     time.sleep(self._pace.poll)
             finally:

@@ -173,7 +173,7 @@ class _Driver:
         group = _OnTune(self._stage, self._run, work, progress, self.failed)
         self._groups.append(group)
         with StopRequests(self._run.output) as stop:
-            stop.honoured()  # a file that a driver left which was killed while it stopped
+            stop.remove_request()  # a file that a driver left which was killed while it stopped
             group.train(names, settings, stop, self._show)
 
     def _train_large(self, trial: Trial, progress: SweepProgress) -> None:
@@ -246,12 +246,12 @@ class _OnTune:
         asked = False
         while not over.wait(POLL):
             self._progress.show(show)
-            if not asked and (stop.wanted() or self._problem):
+            if not asked and (stop.read_request() or self._problem):
                 storage.write(storage.join(self._run.output, FILE), b"")
                 asked = True
         self._progress.show(show)
-        how = stop.wanted()
-        stop.honoured()
+        how = stop.read_request()
+        stop.remove_request()
         if self._error:
             raise self._error
         self._conclude(how)

@@ -81,8 +81,8 @@ class ScoringTasks:
             while self._left(evaluation):
                 if self._broken:
                     raise ClusterError(f"{self._folder.path}: {self._broken}") from self._broken
-                if how := stop.wanted():
-                    stop.honoured()
+                if how := stop.read_request():
+                    stop.remove_request()
                     raise Unfinished(
                         f"{self._folder.path}: trained to its end, and stopped by {how} before all "
                         "of it was scored; the same command goes on from there"

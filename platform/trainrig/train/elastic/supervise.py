@@ -233,7 +233,7 @@ class _Run:
         """Do nothing for so long, but for ending the run when asked to."""
         until = time.monotonic() + seconds
         while True:
-            if self.stop.wanted():
+            if self.stop.read_request():
                 self._end_as_asked()
             left = until - time.monotonic()
             if left <= 0:
@@ -265,7 +265,7 @@ class _Run:
             **({"node": failure.node} if failure.node else {}),
         )
         log.warning("attempt %d failed (%s)", attempt.number, failure.problem)
-        if not self.stop.wanted():
+        if not self.stop.read_request():
             verdict = policy.after(failure, newest)
             if isinstance(verdict, GiveUp):
                 raise ClusterError(f"{self.job.folder}: {verdict.reason}")
@@ -275,8 +275,8 @@ class _Run:
         return "fault"
 
     def _end_as_asked(self) -> NoReturn:
-        how = self.stop.wanted()
-        self.stop.honoured()
+        how = self.stop.read_request()
+        self.stop.remove_request()
         self._end_unfinished(f"stopped by {how}", how)
 
     def _end_unfinished(self, why: str, how: str | None = None) -> NoReturn:
@@ -347,7 +347,7 @@ class _AttemptWatcher:
         elif now > self._grace_over:
             problem = f"it did not stop within the {self._faults.grace:g} s of grace"
             self._kill(Failure(problem, "grace", self._step(heartbeats)), "grace_over", now)
-        if self._asked != "stop" and (how := self._run.stop.wanted()):
+        if self._asked != "stop" and (how := self._run.stop.read_request()):
             self._ask("stop", heartbeats, "stop_requested", how=how)
             self._grace_over = now + self._faults.grace
         elif self._asked is None and now - self._looked >= LOOK_AT_NODES:

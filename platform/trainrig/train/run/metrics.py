@@ -354,7 +354,7 @@ def _all_lines(folder: str) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError:
-            append_log.passed_over(path, line)
+            append_log.warn_torn_line(path, line)
 
 
 def _newest(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

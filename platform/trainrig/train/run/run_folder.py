@@ -63,7 +63,7 @@ class RunFolder:
             try:
                 yield json.loads(line)
             except ValueError:
-                append_log.passed_over(self._events, line)
+                append_log.warn_torn_line(self._events, line)
 
     @property
     def _events(self) -> str:
