@@ -47,12 +47,12 @@ def whole_or_nothing() -> Iterator[None]:
 
     Raises ClusterError then. On a machine that is far too busy Ray gives up after 30 s.
     """
-    before = _begun_here()
+    before = _list_own_sessions()
     try:
         with _starting(), ray_private.without_unneeded_processes():
             yield
     except Exception as error:
-        for folder in _begun_here() - before:
+        for folder in _list_own_sessions() - before:
             kill_users(folder)
             remove_session(folder)
         raise ClusterError(
@@ -76,12 +76,12 @@ def _starting() -> Iterator[None]:
             marker.unlink()
 
 
-def _begun_here() -> set[Path]:
+def _list_own_sessions() -> set[Path]:
     """The sessions that bear the number of this process."""
-    return _begun_by(os.getpid())
+    return _list_sessions_of(os.getpid())
 
 
-def _begun_by(pid: int) -> set[Path]:
+def _list_sessions_of(pid: int) -> set[Path]:
     """The sessions that bear that process's number, as Ray names them."""
     return set(ray_private.sessions_folder().glob(f"session_*_{pid}"))
 
@@ -115,7 +115,9 @@ class Session:
         for name, what in (("raylet", "raylet"), ("gcs_server", "GCS")):
             daemon = self._daemons[name]
             if (code := daemon.poll()) is not None:
-                return f"the {what} of this machine's Ray (process {daemon.pid}) {_ended(code)}"
+                return (
+                    f"the {what} of this machine's Ray (process {daemon.pid}) {_describe_end(code)}"
+                )
         return None
 
     def end(self) -> None:
@@ -295,7 +297,7 @@ def sweep() -> None:
     for path in folder.glob(STARTING.format("*")):
         if _is_dead(path):
             begun = path.stat().st_mtime
-            for session in _begun_by(int(path.stem.rpartition("-")[2])):
+            for session in _list_sessions_of(int(path.stem.rpartition("-")[2])):
                 if session.stat().st_mtime >= begun:  # not of a process that had the number before
                     _remove_with_users(session)
             path.unlink(missing_ok=True)
@@ -323,7 +325,7 @@ def remove_session(folder: Path) -> None:
         folder.parent.rmdir()  # if that was all
 
 
-def _ended(code: int) -> str:
+def _describe_end(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 

@@ -87,18 +87,18 @@ def has_gpus(pools: Sequence[NodePool] | None) -> bool:
     return any(each.get("GPU", 0) >= 1 for each in having)
 
 
-def known_pools() -> Sequence[NodePool] | None:
+def find_pools() -> Sequence[NodePool] | None:
     """What the autoscaler of the Ray that this process is connected to may start.
 
     Empty if nothing scales it; None if that cannot be known.
     """
     import ray
 
-    return _known_pools(ray.get_runtime_context().gcs_address)
+    return _find_pools_of(ray.get_runtime_context().gcs_address)
 
 
 @functools.cache
-def _known_pools(cluster: str) -> Sequence[NodePool] | None:
+def _find_pools_of(cluster: str) -> Sequence[NodePool] | None:
     """Those of the cluster at that address, which this process is connected to."""
     import ray
 

@@ -34,7 +34,7 @@ from trainrig.ray_runtime.ray_local import (
     sweep,
     whole_or_nothing,
 )
-from trainrig.ray_runtime.ray_pools import Need, NodePool, cpu_selector, find_capacity, known_pools
+from trainrig.ray_runtime.ray_pools import Need, NodePool, cpu_selector, find_capacity, find_pools
 from trainrig.splits import Phase, Split, Work
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def connect(workers: int, what: str) -> None:
     even with what the cluster's autoscaler may bring.
     """
     join()
-    pools = known_pools()
+    pools = find_pools()
     check_fit(workers, {"CPU": 1}, what, pools, cpu_selector(pools))
 
 
@@ -233,7 +233,7 @@ def map_splits(
         done = len(splits) - len(left)
         advance(done, len(splits))
         try:
-            for _ in _finished(phase, left, workers, brief):
+            for _ in _wait_for_splits(phase, left, workers, brief):
                 done += 1
                 advance(done, len(splits))
         except ClusterLost as lost:
@@ -247,7 +247,9 @@ def map_splits(
     advance(len(splits), len(splits))
 
 
-def _finished(phase: Phase, left: Sequence[Split], workers: int, brief: bool) -> Iterator[str]:
+def _wait_for_splits(
+    phase: Phase, left: Sequence[Split], workers: int, brief: bool
+) -> Iterator[str]:
     """The names of `left`, as each is done."""
     if not workers:
         return _in_process(phase, left)
@@ -311,7 +313,7 @@ def _by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str
 
 def _selector() -> dict[str, str]:
     """Of the nodes for splits."""
-    return cpu_selector(known_pools())
+    return cpu_selector(find_pools())
 
 
 def _row(split: Split) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from trainrig.ray_runtime.ray_pools import (
     Need,
     NodePool,
     find_capacity,
+    find_pools,
     has_gpus,
-    known_pools,
 )
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
@@ -62,7 +62,7 @@ def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0)
     """Raise ConfigError if Ray, which is joined or started for it, has no room for the fewest, and
     will have none; `actors`: of rollouts, beside."""
     join()
-    pools = known_pools()
+    pools = find_pools()
     least, beside, need = bounds(workers).least, bounds(actors).least, _need(pools)
     check_capacity(least, need, "workers", pools)
     found = find_capacity(need, {}, pools)
@@ -81,12 +81,12 @@ def warn_of_emulation(precision: Precision) -> None:
     Raises ConfigError for numbers that no CPU has.
     """
     slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
-    if precision.compute == "float8" and not has_gpus(known_pools()):
+    if precision.compute == "float8" and not has_gpus(find_pools()):
         raise ConfigError(
             "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, and there "
             "are CPUs alone; use 'bfloat16'"
         )
-    if slow and not has_gpus(known_pools()):
+    if slow and not has_gpus(find_pools()):
         log.warning("training.precision: %s", hardware.NO_BFLOAT16)
 
 
@@ -101,7 +101,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     with (
         StopRequests(job.folder) as stop,
         contextlib.closing(RayCluster(wanted, bounds(job.rollout_actors).most)) as cluster,
-        RolloutPool(job, _need(known_pools()), cluster.room_beside),
+        RolloutPool(job, _need(find_pools()), cluster.room_beside),
         ScoringTasks(job) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
@@ -143,7 +143,7 @@ class RayCluster:
     def _connect(self) -> None:
         import ray
 
-        pools = known_pools()
+        pools = find_pools()
         self._need, self._most = _need(pools), self._wanted.most
         self._what = "GPU" if "GPU" in self._need else "CPU"
         self._scaled = pools != []  # nodes may come and go at its word
