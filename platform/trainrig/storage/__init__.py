@@ -50,7 +50,7 @@ def read(path: str) -> bytes:
     """All bytes at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
         return _get(path, None)
-    with _named(path):
+    with _name_file_in_errors(path):
         return Path(path).read_bytes()
 
 
@@ -252,7 +252,7 @@ def delete_folder(folder: str) -> None:
 def sha256(path: str) -> str:
     """SHA-256 of the bytes at `path`, in hexadecimal."""
     digest = hashlib.sha256()
-    with _named(path), open_read(path) as stream:
+    with _name_file_in_errors(path), open_read(path) as stream:
         while block := stream.read(HASH_BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -291,7 +291,7 @@ class UnreadableFile(OSError):
 
 
 @contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
+def _name_file_in_errors(path: str) -> Iterator[None]:
     """Have the system's errors of reading say which file it was, which they leave out.
 
     EIO becomes UnreadableFile: in writing it is the machine's fault, in reading the file's.
@@ -444,12 +444,12 @@ def _get(path: str, byte_range: str | None) -> bytes:
 
     # boto3 retries the request, but not a body that is cut off on the way.
     with _s3_errors(path):
-        return _retried(
+        return _retry_action(
             fetch, (IncompleteReadError, ReadTimeoutError, ResponseStreamingError), path
         )
 
 
-def _retried(
+def _retry_action(
     action: Callable[[], Result], broken: tuple[type[Exception], ...], path: str
 ) -> Result:
     for attempt in range(ATTEMPTS):

@@ -20,7 +20,7 @@ def check_folder(folder: str) -> None:
     """
     if folder.startswith(storage.S3):
         return
-    with _explained(folder):
+    with _explain_errors(folder):
         there = _nearest(Path(folder))
         if not there.is_dir():
             raise ConfigError(f"{folder}: {_itself(there, folder)} is a file; name another folder")
@@ -55,7 +55,7 @@ def _make_a_file_in(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(folder: str) -> Iterator[None]:
+def _explain_errors(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
