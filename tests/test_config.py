@@ -390,7 +390,7 @@ def test_the_line_of_a_key_is_found(location: config.Location, line: int | None)
     ],
 )
 def test_a_place_is_written_as_one_would_in_python(location: config.Location, text: str) -> None:
-    assert config.dotted(location) == text
+    assert config.format_location(location) == text
 
 
 # Identity

@@ -124,12 +124,12 @@ def load(model: type[Run], path: str, overrides: Sequence[str] = ()) -> Run:
     if not overrides:
         return build(model, data, path, text)
     try:
-        return _validate(model, _changed(data, overrides))
+        return _validate(model, _apply_overrides(data, overrides))
     except ValidationError as error:
         raise ConfigError(_explain_changed(model, error, data, overrides, path, text)) from None
 
 
-def _changed(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     changed = copy.deepcopy(dict(data))
     for override in overrides:
         set_key(changed, override)
@@ -147,15 +147,15 @@ def _explain_changed(
     """What is wrong: with the change that made it so, or with the file."""
     for count in range(len(overrides)):
         try:
-            _validate(model, _changed(data, overrides[:count]))
+            _validate(model, _apply_overrides(data, overrides[:count]))
         except ValidationError:
             continue
         try:
-            _validate(model, _changed(data, overrides[: count + 1]))
+            _validate(model, _apply_overrides(data, overrides[: count + 1]))
         except ValidationError as first:
-            changed = _changed(data, overrides[: count + 1])
+            changed = _apply_overrides(data, overrides[: count + 1])
             return _explain(model, first, changed, f"--set {overrides[count]}", "")
-    return _explain(model, error, _changed(data, overrides), path, text)
+    return _explain(model, error, _apply_overrides(data, overrides), path, text)
 
 
 def read_text(path: str, what: str = "run file") -> str:
@@ -278,9 +278,9 @@ def _explain(
         message = message.removeprefix("Value error, ")
     else:
         message = _IN_TOML.get(first["type"], f"{message[0].lower()}{message[1:]}")
-        message += f", found {_shown(first['input'])}"
+        message += f", found {_shorten_value(first['input'])}"
     at = f"{path}:{line}" if line else path
-    key = dotted(location)
+    key = format_location(location)
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{at}: {key}: {message}{more}" if key else f"{at}: {message}{more}"
 
@@ -290,7 +290,7 @@ def _near(found: Any, choices: Sequence[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _shown(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -309,7 +309,7 @@ def _without_tags(location: Location, data: Any) -> Location:
     return tuple(kept)
 
 
-def dotted(location: Location) -> str:
+def format_location(location: Location) -> str:
     """`("filters", 0, "min_words")` as `filters[0].min_words`."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
 
@@ -392,7 +392,7 @@ __all__ = [
     "Settings",
     "build",
     "did_you_mean",
-    "dotted",
+    "format_location",
     "identity",
     "line_of",
     "load",

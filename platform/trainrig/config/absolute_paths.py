@@ -15,9 +15,11 @@ def with_absolute_paths(run: Run) -> Run:
     changed: dict[str, Any] = {}
     for name, value in values(run):
         if name in texts(run):
-            new = _mapped(value, lambda v: storage.absolute(v) if isinstance(v, str) else v)
+            new = _map_paths(value, lambda v: storage.absolute(v) if isinstance(v, str) else v)
         else:
-            new = _mapped(value, lambda v: with_absolute_paths(v) if isinstance(v, Settings) else v)
+            new = _map_paths(
+                value, lambda v: with_absolute_paths(v) if isinstance(v, Settings) else v
+            )
         if new != value:
             changed[name] = new
     return run.model_copy(update=changed) if changed else run
@@ -44,9 +46,9 @@ def _holds_text(annotation: Any) -> bool:
     return annotation is str or any(map(_holds_text, get_args(annotation)))
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_paths(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple):
-        return tuple(_mapped(item, change) for item in value)
+        return tuple(_map_paths(item, change) for item in value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {key: _map_paths(item, change) for key, item in value.items()}
     return change(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainrig import storage
-from trainrig.config import CACHE, OUTPUT, Settings, dotted
+from trainrig.config import CACHE, OUTPUT, Settings, format_location
 from trainrig.config.absolute_paths import texts, values, with_absolute_paths
 from trainrig.config.field_marks import SHIPPED
 from trainrig.corpus.read import files_of
@@ -42,7 +42,7 @@ def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[Named
         if name in texts(settings):
             use = _use(type(settings).model_fields[name].metadata)
             for part, path in _strings(value):
-                yield NamedPath(dotted((*here, *part)), path, use)
+                yield NamedPath(format_location((*here, *part)), path, use)
         for part, inner in _inner(value):
             yield from _find_paths(inner, (*here, *part))
 
