@@ -191,7 +191,7 @@ def test_what_a_later_attempt_did_again_is_superseded():
     # Attempt 0 did 1 to 4; 1 resumed from 2 and did 3 to 5; 2 resumed from 3 and did 4.
     steps = np.array([1, 2, 3, 4, 3, 4, 5, 4])
     attempts = np.array([0, 0, 0, 0, 1, 1, 1, 2])
-    thrown = figures.superseded(steps, attempts)
+    thrown = figures.find_superseded(steps, attempts)
     assert thrown.tolist() == [False, False, True, True, False, True, True, False]
 
 

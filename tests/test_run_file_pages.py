@@ -12,7 +12,7 @@ import pytest
 
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.config.run_file_schema import descriptions, json_schema
-from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generated, models
+from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generate_files, models
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
@@ -74,7 +74,7 @@ def test_descriptions_are_read_only_when_a_schema_is_asked_for() -> None:
 
 
 def test_what_is_generated_is_up_to_date() -> None:
-    made = generated()
+    made = generate_files()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
     assert stale == [], "run `make docs`"
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / SCHEMAS).iterdir()} | {

@@ -34,17 +34,17 @@ def phase_in(folder: Path, done: Counter[str]) -> Phase:
 
 def do(phase: Phase) -> None:
     work = phase.make_work()
-    for split in phase.left_to_do(SPLITS):
+    for split in phase.find_unfinished(SPLITS):
         phase.do(work, split)
 
 
 def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
     done: Counter[str] = Counter()
     phase = phase_in(tmp_path, done)
-    assert phase.left_to_do(SPLITS) == SPLITS
+    assert phase.find_unfinished(SPLITS) == SPLITS
     do(phase)
     do(phase)
-    assert phase.left_to_do(SPLITS) == []
+    assert phase.find_unfinished(SPLITS) == []
     assert done == {"aaa": 1, "bbb": 1, "ccc": 1}
     assert [record.name for record in phase.results(SPLITS)] == ["b", "a", "c"]
     assert phase.results(SPLITS)[1] == SplitRecord(
@@ -59,7 +59,7 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
     phase = phase_in(tmp_path, done)
     do(phase)
     storage.delete(phase.record_path(SPLITS[1]))
-    assert phase.left_to_do(SPLITS) == [SPLITS[1]]
+    assert phase.find_unfinished(SPLITS) == [SPLITS[1]]
     do(phase)
     assert done == {"aaa": 2, "bbb": 1, "ccc": 1}
 
@@ -67,7 +67,7 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
 def test_records_may_lie_in_a_bucket(s3: str) -> None:
     phase = Phase(f"{s3}/out/scratch/records", lambda: lambda task: ({}, {}))
     phase.do(phase.make_work(), SPLITS[0])
-    assert phase.left_to_do(SPLITS) == SPLITS[1:]
+    assert phase.find_unfinished(SPLITS) == SPLITS[1:]
     assert phase.results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
 
 
@@ -78,7 +78,7 @@ def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
     phase = Phase(str(tmp_path), lambda: work)
     with pytest.raises(ZeroDivisionError):
         phase.do(work, SPLITS[0])
-    assert phase.left_to_do(SPLITS) == SPLITS
+    assert phase.find_unfinished(SPLITS) == SPLITS
 
 
 STOPPED_BEFORE_ITS_RECORD = """

@@ -138,10 +138,10 @@ def check(
         return
     print(config.to_toml(run), end="")
     for name, value in facts.items():
-        print(f"# {name}: {_shown(value)}")
+        print(f"# {name}: {_format_figure(value)}")
 
 
-def _shown(value: Any) -> str:
+def _format_figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -85,10 +85,10 @@ def draw(plot: Callable[[Axes], object], height: int) -> str:
         drawing = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         figure.savefig(drawing, format="svg", transparent=True, metadata=nothing)
-    return _themed(drawing.getvalue())
+    return _theme_svg(drawing.getvalue())
 
 
-def _themed(drawing: str) -> str:
+def _theme_svg(drawing: str) -> str:
     """matplotlib's SVG as one element for an HTML page: themed, its ids unlike any other's."""
     root = ElementTree.fromstring(drawing)
     prefix = f"f{hashlib.sha256(drawing.encode()).hexdigest()[:8]}-"
@@ -146,7 +146,7 @@ def trailing_mean(y: Numbers, over: int) -> Numbers:
     return np.array([y[max(0, i - over + 1) : i + 1].mean() for i in range(len(y))])
 
 
-def superseded(steps: NDArray[np.int64], attempts: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_superseded(steps: NDArray[np.int64], attempts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which points a later attempt threw away by starting again at or before their step."""
     thrown = np.zeros(len(steps), dtype=np.bool_)
     for attempt in np.unique(attempts):
@@ -189,7 +189,7 @@ def plot_rows(ax: Axes, rows: Sequence[BarRow], parts: Sequence[BarPart], x_labe
         left += lengths
     for y, row in enumerate(rows):
         right = ax.get_yaxis_transform()
-        ax.text(0, y - 0.27, _cut(row.name, 34), va="bottom", transform=right)
+        ax.text(0, y - 0.27, _cut_label(row.name, 34), va="bottom", transform=right)
         ax.text(
             1, y - 0.27, visible(row.note), va="bottom", ha="right", color=MUTED, transform=right
         )
@@ -232,7 +232,13 @@ def plot_pairs(
         *ax.plot(after, y, "o", markersize=9, color=C1, label=names[1]),
     ]
     for row, pair in enumerate(ordered):
-        ax.text(0, row - 0.25, _cut(pair.name, 40), va="bottom", transform=ax.get_yaxis_transform())
+        ax.text(
+            0,
+            row - 0.25,
+            _cut_label(pair.name, 40),
+            va="bottom",
+            transform=ax.get_yaxis_transform(),
+        )
         for value, is_left in (
             (pair.before, pair.before < pair.after),
             (pair.after, pair.after <= pair.before),
@@ -356,7 +362,7 @@ def plot_marks(ax: Axes, marks: Sequence[Mark]) -> None:
         )
 
 
-def _cut(text: str, limit: int) -> str:
+def _cut_label(text: str, limit: int) -> str:
     """A label short enough not to run into its neighbour; tables hold the whole."""
     text = visible(text).replace("\n", " ")
     return text if len(text) <= limit else text[: limit - 1] + "…"

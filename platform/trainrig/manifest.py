@@ -348,10 +348,10 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    return found | {name: metadata.version(name) for name in LIBRARIES if _installed(name)}
+    return found | {name: metadata.version(name) for name in LIBRARIES if _is_installed(name)}
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -399,9 +399,9 @@ def difference_of(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     old, new = _flat(there), _flat(here)
     return [
-        f"{key}: {_shown(old, key)} there, {_shown(new, key)} here"
+        f"{key}: {_format_value(old, key)} there, {_format_value(new, key)} here"
         for key in sorted({*old, *new})
-        if _shown(old, key) != _shown(new, key)
+        if _format_value(old, key) != _format_value(new, key)
     ]
 
 
@@ -409,7 +409,7 @@ def _few(differences: list[str]) -> str:
     return "; ".join(differences[:3]) + ("; …" if len(differences) > 3 else "")
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _format_value(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
 
 

@@ -26,14 +26,14 @@ else:
     Numbers = TypeVar("Numbers")
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     """The int64 with the bits of `word`: both libraries multiply it modulo 2^64."""
     return word - (1 << 64) if word >> 63 else word
 
 
-_STEP = _signed(0x9E3779B97F4A7C15)
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
+_STEP = _to_signed(0x9E3779B97F4A7C15)
+_FIRST = _to_signed(0xBF58476D1CE4E5B9)
+_SECOND = _to_signed(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,23 @@ def words(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Nu
     """
     stream: Any = key.stream
     if samples is not None:
-        stream = _mixed(stream + (samples + 1) * _STEP)
-    drawn: Numbers = _mixed(stream + (places + 1) * _STEP)
+        stream = _scramble_words(stream + (samples + 1) * _STEP)
+    drawn: Numbers = _scramble_words(stream + (places + 1) * _STEP)
     return drawn
 
 
 def uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
     """Numbers of float64 in [0, 1), in steps of 2^-53."""
-    drawn: Numbers = _float64(_shifted(words(key, places, samples), 11)) * 2.0**-53
+    drawn: Numbers = _float64(_shift_right(words(key, places, samples), 11)) * 2.0**-53
     return drawn
 
 
 def uniforms_of_streams(streams: Numbers, places: Numbers) -> Numbers:
     """The number of each pair of a stream (`RandomKey.stream`) and a place, as `uniforms` draws
     it: for many keys at once."""
-    drawn: Numbers = _float64(_shifted(_mixed(streams + (places + 1) * _STEP), 11)) * 2.0**-53
+    drawn: Numbers = (
+        _float64(_shift_right(_scramble_words(streams + (places + 1) * _STEP), 11)) * 2.0**-53
+    )
     return drawn
 
 
@@ -82,7 +84,7 @@ def normals(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> 
     """Standard normal numbers of float64, by inversion: of +, -, x and / alone, each rounded as
     IEEE 754 says, so that every library and device computes the same bits."""
     # Halves of steps of 2^-52: neither 0 nor 1, and alike on both sides of 1/2.
-    middle: Numbers = (_float64(_shifted(words(key, places, samples), 12)) + 0.5) * 2.0**-52
+    middle: Numbers = (_float64(_shift_right(words(key, places, samples), 12)) + 0.5) * 2.0**-52
     return normal_quantile(middle)
 
 
@@ -106,14 +108,14 @@ def normal_quantile(p: Numbers) -> Numbers:
     return result
 
 
-def _mixed(words: Any) -> Any:
+def _scramble_words(words: Any) -> Any:
     """Each word scrambled, so that every bit of it counts."""
-    words = (words ^ _shifted(words, 30)) * _FIRST
-    words = (words ^ _shifted(words, 27)) * _SECOND
-    return words ^ _shifted(words, 31)
+    words = (words ^ _shift_right(words, 30)) * _FIRST
+    words = (words ^ _shift_right(words, 27)) * _SECOND
+    return words ^ _shift_right(words, 31)
 
 
-def _shifted(words: Any, bits: int) -> Any:
+def _shift_right(words: Any, bits: int) -> Any:
     """`words` shifted right as if they had no sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -235,10 +235,10 @@ class TextSample:
         note = f"<small>{escape(self.note)}</small>" if self.note else ""
         return (
             f'<div class="sample"><span class="name">{escape(self.label)}</span>{note}'
-            f'<blockquote dir="auto">{self._marked()}</blockquote></div>'
+            f'<blockquote dir="auto">{self._mark_text()}</blockquote></div>'
         )
 
-    def _marked(self) -> str:
+    def _mark_text(self) -> str:
         pieces, at = [], 0
         for start, end in self.marks:
             between, marked = self.text[at:start], self.text[start:end]

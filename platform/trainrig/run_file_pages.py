@@ -53,7 +53,7 @@ def models() -> dict[str, type[RunFile]]:
     return {**{verb: VERBS[verb].load_model() for verb in VERBS}, PageMaking.verb: PageMaking}
 
 
-def generated() -> dict[str, str]:
+def generate_files() -> dict[str, str]:
     """The text of each generated file, by its path in the repository."""
     schemas = {verb: json_schema(model) for verb, model in models().items()}
     files = {
@@ -80,7 +80,7 @@ def page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     shown: set[str] = set()
     for verb, schema in schemas.items():
-        chosen = set(_chosen(schema))
+        chosen = set(_list_chosen(schema))
         lines += ["", f"## Run file of {verb}", "", _summary(schema), "", *_keys(schema)]
         for name, table in schema.get("$defs", {}).items():
             if name not in shown and "properties" in table:
@@ -90,7 +90,7 @@ def page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _chosen(schema: Any) -> Iterator[str]:
+def _list_chosen(schema: Any) -> Iterator[str]:
     """Names of the tables that a `kind` chooses."""
     if isinstance(schema, Mapping):
         for ref in schema.get("discriminator", {}).get("mapping", {}).values():
@@ -98,13 +98,13 @@ def _chosen(schema: Any) -> Iterator[str]:
     inner = schema.values() if isinstance(schema, Mapping) else schema
     for each in inner:
         if isinstance(each, Mapping | list):
-            yield from _chosen(each)
+            yield from _list_chosen(each)
 
 
 def _summary(table: Mapping[str, Any]) -> str:
     """The first paragraph of a model's docstring."""
     first = str(table.get("description", "")).partition("\n\n")[0]
-    return _escaped(" ".join(first.split()))
+    return _escape_markdown(" ".join(first.split()))
 
 
 def _keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str]:
     required = {*table.get("required", ()), *({"kind"} if chosen else ())}
     for name, key in table["properties"].items():
         default = "required" if name in required else _default(key)
-        cells = (f"`{name}`", _type(key), default, _escaped(key.get("description", "")))
+        cells = (f"`{name}`", _type(key), default, _escape_markdown(key.get("description", "")))
         yield f"| {' | '.join(cells)} |"
 
 
@@ -143,7 +143,7 @@ def _type(key: Mapping[str, Any]) -> str:
 def _bounds(key: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     found = [f"{sign} {key[name]:,}" for name, sign in signs.items() if name in key]
-    return _escaped(f" {', '.join(found)}") if found else ""
+    return _escape_markdown(f" {', '.join(found)}") if found else ""
 
 
 def _default(key: Mapping[str, Any]) -> str:
@@ -156,7 +156,7 @@ def _default(key: Mapping[str, Any]) -> str:
         return f"`{value['kind']}`" if "kind" in value else ("its own" if value else "empty")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return ", ".join(f"`{each.get('kind') or _inline(each)}`" for each in value)
-    return f"`{_escaped(toml_value(value))}`"
+    return f"`{_escape_markdown(toml_value(value))}`"
 
 
 def _inline(table: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ def _title(name: str) -> str:
     return f"{last} in {module.removeprefix('trainrig__').replace('__', '.')}" if found else name
 
 
-def _escaped(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """So that Markdown shows the text as it is, within a table."""
     return text.replace("|", "\\|").replace("<", "&lt;")
 
@@ -179,7 +179,7 @@ def _escaped(text: str) -> str:
 def main() -> None:
     """Write all that is generated."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    for name, text in generated().items():
+    for name, text in generate_files().items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
 

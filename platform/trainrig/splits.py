@@ -48,7 +48,7 @@ class Phase:
         """Where the split's record lies once it is whole."""
         return storage.join(self.records, f"{split.name}.json")
 
-    def left_to_do(self, splits: Sequence[Split]) -> list[Split]:
+    def find_unfinished(self, splits: Sequence[Split]) -> list[Split]:
         """The splits that have left no record."""
         done = set(storage.list_files(self.records, ".json"))
         return [split for split in splits if self.record_path(split) not in done]

@@ -315,7 +315,7 @@ def _open_run(path: str) -> tuple[Traced, str | None]:
         run = config.load(FineTuning, file)
     field, stage = _FIELD_OF[run.verb]
     if folder:
-        run = _found_from(folder, run, field)
+        run = _find_moved(folder, run, field)
     there = _shards_of(run)
     if not storage.list_files(there):
         raise DataError(f"{file}: {field} = {there}: nothing there, seen from {Path.cwd()}")
@@ -323,7 +323,7 @@ def _open_run(path: str) -> tuple[Traced, str | None]:
     return run, folder
 
 
-def _found_from(folder: str, run: Traced, field: str) -> Traced:
+def _find_moved(folder: str, run: Traced, field: str) -> Traced:
     """`run`, whose shards, the folder in `field`, may lie where they lay beside its folder: both
     were moved, or an older trainrig recorded the paths as they were written."""
     tokens = _shards_of(run)

@@ -104,7 +104,7 @@ def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     (tmp_path / "bad").write_text("4")
     with pytest.raises(DataError, match=r"^page 4: torn$"):
         ray_session.map_splits(phase, SPLITS, workers, brief=brief)
-    left = phase.left_to_do(SPLITS)
+    left = phase.find_unfinished(SPLITS)
     assert SPLITS[4] in left
     if workers == 0:
         assert left == SPLITS[4:]
@@ -112,7 +112,7 @@ def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     seen: list[tuple[int, int]] = []
     ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
     assert seen[0] == (6 - len(left), 6)
-    assert phase.left_to_do(SPLITS) == []
+    assert phase.find_unfinished(SPLITS) == []
     done = (tmp_path / "log").read_text().split()
     assert all(done.count(split.name) == 1 for split in SPLITS if split not in left)
 

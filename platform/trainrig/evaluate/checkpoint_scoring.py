@@ -58,7 +58,7 @@ class CheckpointScoring:
         plan = TaskPlan(self._run, task_runs(self._run))
         splits = plan.splits()[rank::world]
         phase = Phase(storage.join(self._run.output, manifest.SCRATCH, "tasks"), plan.make_work)
-        left = phase.left_to_do(splits)
+        left = phase.find_unfinished(splits)
         work = phase.make_work() if left else None
         for split in left:
             assert work is not None

@@ -144,7 +144,7 @@ def _content(path: str, said: str) -> str:
 
 
 def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
-    if run.workers and phase.left_to_do(splits):
+    if run.workers and phase.find_unfinished(splits):
         ray_session.connect(run.workers, "evaluation")
     ray_session.map_splits(phase, splits, run.workers)
 

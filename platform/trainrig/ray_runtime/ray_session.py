@@ -229,7 +229,7 @@ def map_splits(
     bare tasks. The first error of a split ends the phase; splits that were done stay done.
     """
     advance = progress or (lambda done, all_: None)
-    while left := phase.left_to_do(splits):
+    while left := phase.find_unfinished(splits):
         done = len(splits) - len(left)
         advance(done, len(splits))
         try:

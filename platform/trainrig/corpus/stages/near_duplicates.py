@@ -111,7 +111,7 @@ def save_documents(
 
 def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
     """Take back the records of splits whose files have other sizes than were written; say so."""
-    left = {split.name for split in phase.left_to_do(splits)}
+    left = {split.name for split in phase.find_unfinished(splits)}
     done = [split for split in splits if split.name not in left]
     there = storage.list_sizes(folder) if done else {}
     for record in phase.results(done):

@@ -281,7 +281,7 @@ def _points(
     losses = np.array([point.loss for point in loss], dtype=np.float64)
     steps = np.array([point.step for point in loss], dtype=np.int64)
     attempts = np.array([point.attempt for point in loss], dtype=np.int64)
-    return tokens, losses, figures.superseded(steps, attempts)
+    return tokens, losses, figures.find_superseded(steps, attempts)
 
 
 def _describe_change(before: float, after: float) -> str:
