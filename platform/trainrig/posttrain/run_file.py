@@ -70,7 +70,7 @@ class FineTuning(TrainingRunFile):
         """Raise ValueError if workers are to share rows or layers of `model`, or divide them, and
         cannot."""
         parallel, kind = self.training.parallel, self.objective.kind
-        sizes = self.batches.as_settings(None).resolved()
+        sizes = self.batches.as_settings(None).resolve_stages()
         if parallel.expert:
             parallel.expert.check_run(model, kind, sizes, "SFT")
         for axis in (parallel.pipeline, parallel.tensor):
