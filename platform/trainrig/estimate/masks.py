@@ -8,7 +8,7 @@ biases differ by head.
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.attention import TOGETHER, takes_mask
+from trainrig.models.architecture.attention import TOGETHER
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import CausalLM, PrefixLM
@@ -33,7 +33,7 @@ class RowMasks:
     def kept(self, model: DecoderConfig, training: Training, rows: float, length: int) -> float:
         """Bytes on one device, of a micro-batch whose `rows` rows it reads or shares."""
         context, size = training.parallel.context, training.precision.bytes
-        if isinstance(model, EncoderDecoderConfig) or not takes_mask(model, length):
+        if isinstance(model, EncoderDecoderConfig) or not model.takes_mask(length):
             return 0.0
         pairs = rows * length**2
         if context is not None:  # two chunks of a row, each with all before its end: always masked

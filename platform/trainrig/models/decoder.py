@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import takes_mask, takes_no_mask
+from trainrig.models.architecture.attention import takes_no_mask
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.norms import PostNorm
 from trainrig.models.architecture.positions import Alibi, Rope
@@ -216,7 +216,7 @@ class Decoder(nn.Module):
         seen = documents_BS.shape[-1]
         if new != seen or marks is not None:  # of what is read already a layer may hold less
             return True
-        if not takes_mask(self.config, seen):
+        if not self.config.takes_mask(seen):
             return False
         return dtype is None or not reads_documents(documents_BS, new, dtype)
 

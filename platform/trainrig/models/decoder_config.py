@@ -10,7 +10,12 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from trainrig.config import Settings, did_you_mean
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.attention import (
+    AttentionSettings,
+    Biases,
+    SlidingWindow,
+    hides_by_distance,
+)
 from trainrig.models.architecture.attention_kinds import AttentionKind
 from trainrig.models.architecture.feedforward import (
     GATED,
@@ -31,7 +36,7 @@ from trainrig.models.architecture.norms import (
     RMSNorm,
     SandwichNorm,
 )
-from trainrig.models.architecture.positions import LearnedPositions, PositionEmbedding, Rope
+from trainrig.models.architecture.positions import Alibi, LearnedPositions, PositionEmbedding, Rope
 from trainrig.models.architecture.presets import PRESETS, with_preset
 from trainrig.models.architecture.shapes import (
     AttentionShape,
@@ -360,6 +365,19 @@ class DecoderConfig(Settings):
             return type(self).model_validate({**dict(self), "preset": None, "further_heads": count})
         except ValidationError as error:
             raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+    def takes_mask(self, seen: int) -> bool:
+        """Whether the kernel of some layer may take a mask of `seen` positions: what is done in
+        blocks takes none."""
+        attention, window = self.attention, self.attention.window
+        if attention.logit_cap is not None or attention.sinks:
+            return False
+        if isinstance(self.position_embedding, Alibi):
+            return False
+        local = window is not None and all(map(window.is_local, range(self.layers)))
+        size = None if window is None else window.size
+        hides = hides_by_distance(size, seen, not self.bidirectional)
+        return not local or not hides or self.further_heads > 0
 
     @property
     def shape(self) -> Shape:

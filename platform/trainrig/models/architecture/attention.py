@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainrig.models.decoder_config import DecoderConfig
-
 
 class SlidingWindow(Settings):
     """Layers whose tokens see only those shortly before them (Beltagy et al. 2020,
@@ -85,20 +83,6 @@ def hides_by_distance(window: int | None, seen: int, causal: bool) -> bool:
         return False
     farthest = window - 1 if causal else (window - 1) // 2
     return farthest < seen - 1
-
-
-def takes_mask(config: DecoderConfig, seen: int) -> bool:
-    """Whether the kernel of some layer may take a mask of `seen` positions: what is done in blocks
-    takes none."""
-    attention, window = config.attention, config.attention.window
-    if attention.logit_cap is not None or attention.sinks:
-        return False
-    if isinstance(config.position_embedding, Alibi):
-        return False
-    local = window is not None and all(map(window.is_local, range(config.layers)))
-    size = None if window is None else window.size
-    hides = hides_by_distance(size, seen, not config.bidirectional)
-    return not local or not hides or config.further_heads > 0
 
 
 def takes_no_mask(attention: AttentionSettings, positions: PositionEmbedding) -> str | None:
