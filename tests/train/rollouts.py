@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from trainrig.randomness import RandomKey, uniforms, words
-from trainrig.tokens.batches import IGNORE, TOKENS, BatchMaker, MicroBatch, token_arrays
+from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, token_arrays
 
 ROWS, PROMPT, NEW = 2, 3, 5
 

@@ -8,7 +8,8 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
-from trainrig.tokens.batches import Batches, BatchMaker
+from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.run_file import ModelStages, Training, model_of

@@ -32,14 +32,8 @@ from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import gathered, units
 from trainrig.parallel.mesh import WorkerMesh
-from trainrig.tokens.batches import (
-    Arrays,
-    BatchMaker,
-    MicroBatch,
-    MicroBatchSlot,
-    RolloutMaker,
-    assign_micro_batches,
-)
+from trainrig.tokens.batch_makers import Arrays, BatchMaker, RolloutMaker
+from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
 from trainrig.train.rollout_pool.asking import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.stored_batches import FOLDER, RECORD, StoredBatch

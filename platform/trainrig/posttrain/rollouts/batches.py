@@ -30,6 +30,7 @@ from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.posttrain.vllm_engine.sampler import VllmSampler
+from trainrig.tokens.batch_makers import Arrays, RolloutMaker
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     DIVERGENCE_WEIGHT,
@@ -52,9 +53,7 @@ from trainrig.tokens.batches import (
     TEMPERATURE,
     TOKENS,
     TURNS,
-    Arrays,
     MicroBatch,
-    RolloutMaker,
 )
 
 if TYPE_CHECKING:  # torch takes seconds to import

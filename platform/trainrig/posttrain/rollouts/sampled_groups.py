@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.posttrain.rollouts.run_file import Rollouts
-from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES, Arrays
+from trainrig.tokens.batch_makers import Arrays
+from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 
 # Beside the arrays of a batch, of what was sampled: weighted rewards, and numbers of prompts' rows.
 TOTALS, PROMPTS = "totals", "prompts"  # [G, S] float64, [B]

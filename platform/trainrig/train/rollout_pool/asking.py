@@ -17,7 +17,8 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.parallel.fsdp import gathered, units
-from trainrig.tokens.batches import Arrays, MicroBatchSlot, RolloutMaker
+from trainrig.tokens.batch_makers import Arrays, RolloutMaker
+from trainrig.tokens.batches import MicroBatchSlot
 from trainrig.train.rollout_pool.requests import (
     FAILED,
     REQUEST,

@@ -21,7 +21,7 @@ import numpy as np
 
 from trainrig import errors, storage
 from trainrig.errors import TrainrigError
-from trainrig.tokens.batches import Arrays
+from trainrig.tokens.batch_makers import Arrays
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import FOLDER
 

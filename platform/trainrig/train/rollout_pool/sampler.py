@@ -20,7 +20,7 @@ from trainrig.parallel.fsdp import gathered, units
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.mesh import join_group, local_device, use_device
 from trainrig.parallel.precision import set_products
-from trainrig.tokens.batches import RolloutMaker
+from trainrig.tokens.batch_makers import RolloutMaker
 from trainrig.train.averaging import Averaging
 from trainrig.train.checkpoint.adapter import load_base
 from trainrig.train.job import TrainingJob
