@@ -31,6 +31,9 @@ class Request:
     sampling: Sampling
     # Told of each new id as it is drawn; true: the text is complete with it.
     listen: Callable[[int], bool] = lambda _: False
+    # Tokens of the answer that end the prompt, as it is gone on with: the next is drawn by the
+    # number that it would be drawn by had the answer not been left off.
+    written: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class OpenRequest:
         sampling, said = self.request.sampling, tuple[int, ...]()
         if sampling.repetition_penalty != 1:
             said = (*self.request.prompt, *self.new)
-        return NextToken(sampling, self.stream, len(self.new), said)
+        return NextToken(sampling, self.stream, self.request.written + len(self.new), said)
 
     def generation(self) -> Generation:
         """What came of it."""

@@ -41,10 +41,12 @@ from trainrig.tokens.batches import (
     REWARD_PART,
     REWARDS,
     SAMPLED,
+    STALENESS,
     TARGETS,
     TEMPERATURE,
     TOKENS,
     TURNS,
+    UNFINISHED,
     WAVES,
 )
 
@@ -255,6 +257,15 @@ class PolicyGradient(Settings):
             found["importance"] = of_tokens(weight_BT)
             at_limit_BT = weight_BT >= arrays[IMPORTANCE_LIMIT][:, None]
             found["importance_truncated"] = of_tokens(at_limit_BT)
+        if STALENESS in arrays:
+            stale_BT = arrays[STALENESS]
+            found["staleness"] = of_tokens(stale_BT)
+            found["stale_tokens"] = of_tokens(stale_BT > 0)
+            newest_B = stale_BT.masked_fill(~mask_BT, stale_BT.max()).amin(1)
+            found |= means(
+                partial=(newest_B < stale_BT.amax(1)).double(),
+                unfinished=arrays[UNFINISHED].double(),
+            )
         if REFERENCE_TOKENS in arrays:
             away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
             found["reference_divergence"] = of_tokens(divergence("k3", away_BT))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from trainrig.tokens.batches import MicroBatch
 
 Arrays = Mapping[str, NDArray[Any]]
+NONE: Arrays = MappingProxyType({})
 
 
 class BatchMaker(ABC):
@@ -61,12 +62,23 @@ class RolloutMaker(BatchMaker):
     # Waves of sampling that a batch takes at most, each of as many units as it has micro-batches.
     # Above 1 all waves of a run are numbered, and a batch is what `fill` makes of those it drew.
     waves: int = 1
+    # Whether a batch leaves something that the next one goes on with.
+    leaves: bool = False
+
+    @property
+    def draws_waves(self) -> bool:
+        """Whether a batch is made of waves: then what `begin` gives says how many and of what."""
+        return self.waves > 1 or self.leaves
 
     @abstractmethod
-    def sample(self, model: Any, number: int, index: int) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
         """What `model` says for micro-batch `index` of batch `number`, or of the wave of that
-        number: the unit of sampling, a function of these and the weights alone. Runs without
-        gradients, with `model` gathered."""
+        number, which is `asked` that: the unit of sampling, a function of these and the weights
+        alone. Runs without gradients, with `model` gathered."""
+
+    def begin(self, number: int, left: Arrays) -> "Waves":
+        """What fills batch `number` by waves; the one before left `left`."""
+        return WholeWaves(self, number)
 
     def take_weights(self) -> None:
         """The weights of the model that `sample` gets are others than at its last call."""
@@ -85,3 +97,44 @@ class RolloutMaker(BatchMaker):
     def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
         """See BatchMaker."""
         return self.complete(model, others, number, index, self.sample(model, number, index))
+
+
+class Waves(ABC):
+    """The waves of sampling of one batch, from the first to that which fills it."""
+
+    @abstractmethod
+    def next(self) -> tuple[int, Arrays]:
+        """The units of the next wave, and what it is asked beside its number."""
+
+    @abstractmethod
+    def take(self, units: Sequence[Arrays]) -> None:
+        """What was sampled for that wave."""
+
+    @abstractmethod
+    def filled(self) -> Sequence[Arrays] | None:
+        """The micro-batches, sampled; None: another wave is to be drawn."""
+
+    def left(self) -> Arrays:
+        """What a filled batch leaves for the next."""
+        return NONE
+
+
+class WholeWaves(Waves):
+    """Waves of which each draws what a batch has; `RolloutMaker.fill` chooses among them."""
+
+    def __init__(self, maker: RolloutMaker, number: int) -> None:
+        """Of batch `number` of `maker`."""
+        self._maker, self._units = maker, maker.micro_batches(number)
+        self._drawn: list[Sequence[Arrays]] = []
+
+    def next(self) -> tuple[int, Arrays]:
+        """See Waves."""
+        return self._units, NONE
+
+    def take(self, units: Sequence[Arrays]) -> None:
+        """See Waves."""
+        self._drawn.append(units)
+
+    def filled(self) -> Sequence[Arrays] | None:
+        """See Waves."""
+        return self._maker.fill(self._drawn) if self._drawn else None

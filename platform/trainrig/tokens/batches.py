@@ -88,6 +88,10 @@ OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
 # the former, read as training reads (OLD is by the weights when the batch was made), and what the
 # loss of each token is weighed with for it, which is [B] IMPORTANCE_LIMIT at most.
 BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT = "behaviour", "importance", "importance_limit"
+# [B, T] batches by which the weights that sampled a token are behind those of its batch, 0 outside
+# the targets; and [B] float32 completions that were left unfinished, for each of the batch: where
+# completions are left off and gone on with.
+STALENESS, UNFINISHED = "staleness", "unfinished"
 TEACHER_TOKENS = "teacher_tokens"  # [B, T] the same under the teacher, where tokens learn of one
 LIMIT_TOKENS = "limit_tokens"  # [B] tokens that each may have; also a denominator
 TEMPERATURE = "temperature"  # [B] float32, that all were sampled with

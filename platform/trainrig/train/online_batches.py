@@ -7,6 +7,7 @@ folder, by whichever ranks there are. A run that resumes reads what is stored an
 again; so what is random or costly about a batch happens once.
 
     online/batch_00000003-c0ffee01/attempt-2/00001.npz  a micro-batch, by the attempt that made it
+    online/batch_00000003-c0ffee01/attempt-2/left.npz   what the next one goes on with, if it does
     online/batch_00000003-c0ffee01/batch.json           sums of all; created once, at the end
 
 The first to create the record has made the batch; an attempt that outlives its successor comes too
@@ -16,13 +17,11 @@ that leaves data out, a batch made from the weights of before is not met again.
 
 import functools
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -32,11 +31,11 @@ from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import gathered, units
 from trainrig.parallel.mesh import WorkerMesh
-from trainrig.tokens.batch_makers import Arrays, BatchMaker, RolloutMaker
+from trainrig.tokens.batch_makers import NONE, Arrays, BatchMaker, RolloutMaker
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
 from trainrig.train.rollout_pool.asking import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.stored_batches import FOLDER, RECORD, StoredBatch
+from trainrig.train.run.stored_batches import FOLDER, LEFT, RECORD, StoredBatch, pack_arrays
 from trainrig.train.state import TrainState
 
 # Of what is carried from batch to batch: waves that the run has drawn, where batches take several.
@@ -65,7 +64,7 @@ class OnlineBatches:
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
         self._ahead: RolloutsAhead | None = None
-        if isinstance(maker, RolloutMaker) and (actors or maker.lag or maker.waves > 1):
+        if isinstance(maker, RolloutMaker) and (actors or maker.lag or maker.draws_waves):
             self._ahead = RolloutsAhead(maker, folder, attempt, self._group, actors)
 
     def prepare(self, state: TrainState, alive: Callable[[], None] = lambda: None) -> None:
@@ -81,7 +80,7 @@ class OnlineBatches:
         folder = self._folder_of(number, state)
         stored = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         # Waves are asked for when what the one before gave is known.
-        at_once = self._ahead if self._ahead and self._ahead.maker.waves == 1 else None
+        at_once = self._ahead if self._ahead and not self._ahead.maker.draws_waves else None
         if at_once and not update and (stored is None or at_once.lag):
             is_stored = functools.partial(self._is_stored, state)
             at_once.ask(state, number, is_stored, self._slots, self._gather_once)
@@ -109,7 +108,7 @@ class OnlineBatches:
         if isinstance(objective, Carrying):
             carried = objective.carry(state.carried, diagnostics, batch.denominators)
             state.carried = {**state.carried, **carried}
-        if self._ahead and self._ahead.maker.waves > 1:
+        if self._ahead and self._ahead.maker.draws_waves:
             state.carried = {**state.carried, WAVES_DRAWN: _next_wave(state) + batch.waves}
 
     def micro_batches(self, step: int) -> int:
@@ -154,14 +153,15 @@ class OnlineBatches:
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
         slots = self._slots(count)
-        make, waves = self._begin(state, number, slots, alive)
+        make, waves, left = self._begin(state, number, slots, alive)
         try:
             with torch.no_grad(), gathered(state.model, self._gather_once):
                 for slot in slots:
                     micro = make(slot.index)
                     if slot.real and self._mesh.speaks:
                         denominators = dict(self.maker.denominators(micro))
-                        mine[slot.index] = self._write(micro, folder, slot.index), denominators
+                        file = self._write(_arrays_of(micro), folder, f"{slot.index:05d}")
+                        mine[slot.index] = file, denominators
         finally:
             # Gathered, for a backward pass that does not come.
             for model in (state.model, *state.others.values()):
@@ -185,6 +185,8 @@ class OnlineBatches:
             "denominators": dict(sorted(totals.items())),
             "waves": waves,
         }
+        if left:
+            record["left"] = self._write(left, folder, LEFT)
         # Not created: another attempt was the first, and what it stored is the batch.
         storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
         return self._recorded(StoredBatch.read(folder))
@@ -195,42 +197,44 @@ class OnlineBatches:
         number: int,
         slots: Sequence[MicroBatchSlot],
         alive: Callable[[], None],
-    ) -> tuple[Callable[[int], MicroBatch], int]:
-        """What makes the micro-batches of `slots`, once all that it is going to need is there, and
-        how many waves that took."""
+    ) -> tuple[Callable[[int], MicroBatch], int, Arrays]:
+        """What makes the micro-batches of `slots`, once all that it is going to need is there, how
+        many waves that took, and what is left for the next batch."""
         models, ahead = (state.model, state.others), self._ahead
         if ahead is None:
-            return functools.partial(self.maker.make, *models, number), 1
-        maker, waves = ahead.maker, 1
+            return functools.partial(self.maker.make, *models, number), 1, NONE
+        maker, waves, left = ahead.maker, 1, NONE
         sampled: Mapping[int, Arrays]
-        if maker.waves > 1:
-            first, count = _next_wave(state), maker.micro_batches(number)
-            mine = [each.index for each in slots if each.real]
-            gather = self._gather_once
-            units, waves = ahead.draw_waves(state, first, count, mine, gather, alive)
-            sampled = dict(enumerate(units))
+        if maker.draws_waves:
+            drawn = maker.begin(number, self._left_before(number, state))
+            first, gather = _next_wave(state), self._gather_once
+            units, waves = ahead.draw_waves(state, drawn, first, self._slots, gather, alive)
+            sampled, left = dict(enumerate(units)), drawn.left()
         else:
             sampled = ahead.wait(number, [each.index for each in slots], alive)
 
         def complete(index: int) -> MicroBatch:
             return maker.complete(*models, number, index, sampled[index])
 
-        return complete, waves
+        return complete, waves, left
 
-    def _write(self, micro: MicroBatch, folder: str, index: int) -> dict[str, str]:
-        arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
-        file = io.BytesIO()
-        np.savez(
-            file,
-            allow_pickle=False,
-            **arrays,
-            samples=micro.samples,
-            sources=micro.sources,
-            pieces=micro.pieces,
-        )
-        name = f"attempt-{self._attempt.number}/{index:05d}.npz"
-        storage.write(storage.join(folder, name), file.getvalue())
-        return {"name": name, "sha256": hashlib.sha256(file.getvalue()).hexdigest()}
+    def _left_before(self, number: int, state: TrainState) -> Arrays:
+        """What the batch before batch `number` left for it. Raises DataError if that is gone."""
+        if not (number and self._ahead and self._ahead.maker.leaves):
+            return NONE
+        folder = self._folder_of(number - 1, state)
+        before = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
+        if before is None:
+            raise DataError(
+                f"{folder}: gone, and with it the completions that batch {number} goes on with; "
+                "restore that folder, or remove the checkpoints after it"
+            )
+        return before.read_left()
+
+    def _write(self, arrays: Arrays, folder: str, file: str) -> dict[str, str]:
+        name, data = f"attempt-{self._attempt.number}/{file}.npz", pack_arrays(arrays)
+        storage.write(storage.join(folder, name), data)
+        return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
 
     def _recorded(self, found: StoredBatch | None) -> StoredBatch:
         stored = self._told(found)
@@ -242,6 +246,13 @@ class OnlineBatches:
         held = [found]
         dist.broadcast_object_list(held, src=0, group=self._group)
         return held[0]
+
+
+def _arrays_of(micro: MicroBatch) -> Arrays:
+    """All that `micro` is, by name."""
+    arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
+    named = {"samples": micro.samples, "sources": micro.sources, "pieces": micro.pieces}
+    return arrays | named
 
 
 def _next_wave(state: TrainState) -> int:

@@ -30,7 +30,7 @@ from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.posttrain.vllm_engine.sampler import VllmSampler
-from trainrig.tokens.batch_makers import Arrays, RolloutMaker
+from trainrig.tokens.batch_makers import NONE, Arrays, RolloutMaker
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     DIVERGENCE_WEIGHT,
@@ -66,7 +66,7 @@ SOURCE = "rollouts"
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """What was said to one prompt, with what it is worth."""
 
     transcripts: tuple[Transcript, ...]
@@ -116,7 +116,7 @@ class RolloutBatches(RolloutMaker):
             LIMIT_TOKENS: int(micro.arrays[LIMIT_TOKENS].sum()),
         }
 
-    def sample(self, model: Any, number: int, index: int) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
         """See RolloutMaker. Raises DataError where there is a lag and what was sampled is not what
         training reads of the same weights."""
         wanted = self._run.rollouts
@@ -132,7 +132,7 @@ class RolloutBatches(RolloutMaker):
                 groups[place] = group
         arrays = self._arrays(groups)
         if self.lag:
-            arrays[BEHAVIOUR] = self._read(model, *_on_device(model, arrays))
+            arrays[BEHAVIOUR] = self._read(model, *on_device(model, arrays))
             self._check_gap(arrays[BEHAVIOUR], arrays)
         return arrays
 
@@ -146,7 +146,7 @@ class RolloutBatches(RolloutMaker):
         padding = self._encoder.encoder.special_tokens.padding
         return fill_batch(drawn, self._run.rollouts, padding)
 
-    def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[_Group]:
+    def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[Group]:
         """The groups of the prompts at `places`, sampled together. `draw`: times that they were
         drawn before."""
         samples = self._run.rollouts.samples
@@ -160,11 +160,11 @@ class RolloutBatches(RolloutMaker):
         rows = [each.prompt.number for each in said]
         scores = self._rewards.score(completions, given, rows)
         return [
-            _Group(tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples))
+            Group(tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples))
             for begin in range(0, len(said), samples)
         ]
 
-    def _arrays(self, groups: Sequence[_Group]) -> dict[str, NDArray[Any]]:
+    def _arrays(self, groups: Sequence[Group]) -> dict[str, NDArray[Any]]:
         """What was sampled, and what it is worth, as it is handed to `complete`."""
         run, samples = self._run, self._run.rollouts.samples
         rows = [each for group in groups for each in group.transcripts]
@@ -207,16 +207,9 @@ class RolloutBatches(RolloutMaker):
         """See RolloutMaker. Raises DataError if what was sampled is not what training reads."""
         wanted, arrays = self._run.rollouts, dict(sampled)
         rewards_GS, numbers_B = arrays.pop(TOTALS), arrays.pop(PROMPTS)
-        read = _on_device(model, arrays)
+        read = on_device(model, arrays)
         arrays[OLD] = self._read(model, *read)
-        if self.lag:
-            change_BT, mask_BT = arrays[OLD] - arrays[BEHAVIOUR], arrays[TARGETS] != IGNORE
-            limit = np.full(len(mask_BT), wanted.importance_limit, dtype=np.float32)
-            arrays[IMPORTANCE_LIMIT] = limit
-            weights_BT = self._run.objective.importance(change_BT, mask_BT, float(limit[0]))
-            arrays[IMPORTANCE] = weights_BT
-        else:
-            self._check_gap(arrays[OLD], arrays)
+        self._weigh(arrays)
         arrays |= self._credited(others, rewards_GS, arrays, read)
         places = np.arange(len(numbers_B))
         first = number * wanted.prompts * wanted.samples + index * wanted.micro_batch
@@ -226,6 +219,21 @@ class RolloutBatches(RolloutMaker):
             sources=np.zeros(len(places), dtype=np.int64),
             pieces=np.stack([places, np.zeros_like(places), numbers_B], axis=1),
         )
+
+    def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Add what tokens are weighed with where other weights than those of OLD sampled them.
+        Raises DataError if what was sampled is not what training reads."""
+        if self.lag:
+            self._add_importance(arrays)
+        else:
+            self._check_gap(arrays[OLD], arrays)
+
+    def _add_importance(self, arrays: dict[str, NDArray[Any]]) -> None:
+        change_BT, mask_BT = arrays[OLD] - arrays[BEHAVIOUR], arrays[TARGETS] != IGNORE
+        limit = np.full(len(mask_BT), self._run.rollouts.importance_limit, dtype=np.float32)
+        arrays[IMPORTANCE_LIMIT] = limit
+        weights_BT = self._run.objective.importance(change_BT, mask_BT, float(limit[0]))
+        arrays[IMPORTANCE] = weights_BT
 
     def _credited(
         self,
@@ -306,14 +314,7 @@ def _generate(
     return generate_scored(model, requests, stop, entries)
 
 
-def open_rollouts(
-    run: ReinforcementLearning, encoder: PromptEncoder, prompts: str
-) -> RolloutBatches:
-    """The batches of `run`; `prompts`: the fingerprint of their files."""
-    return RolloutBatches(run, encoder, prompts)
-
-
-def _on_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
+def on_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
     """The ids and targets of `arrays`, on the device of `model`."""
     from torch import from_numpy
 

@@ -46,6 +46,17 @@ class VllmSettings(Settings):
     memory: float = Field(default=0.5, gt=0, le=1)  # share of the GPU's memory that vLLM takes
 
 
+class PartialRollouts(Settings):
+    """Completions that are left off after some tokens, and gone on with by the weights of later
+    batches (Kimi 2025, arXiv:2501.12599, section 2.6)."""
+
+    # Tokens by which a wave goes on with each completion, at most.
+    budget: int = Field(ge=1)
+    # Batches by which the weights that sampled a token may be behind those that its batch is made
+    # with, at most. What is due is waited for: nothing is cut or thrown away.
+    staleness: int = Field(default=4, ge=1)
+
+
 class Rollouts(Settings):
     """How completions are sampled, and how many of them make a batch."""
 
@@ -80,8 +91,12 @@ class Rollouts(Settings):
     # Batches by which sampling is ahead, so that actors sample while workers train: batch n is
     # sampled from the weights before batch n - lag. 0: on-policy.
     lag: int = Field(default=0, ge=0)
-    # With a lag, the most that a token's loss is weighed with: how much likelier the weights of now
-    # make it than those that sampled it (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
+    # Leave long completions off, to go on with them beside those of later prompts; groups are
+    # trained on once they are whole. None: a batch is sampled from start to end.
+    partial: PartialRollouts | None = None
+    # With a lag or with partial rollouts, the most that a token's loss is weighed with: how much
+    # likelier the weights of now make it than those that sampled it (Espeholt et al. 2018,
+    # arXiv:1802.01561, section 4.1).
     importance_limit: float = Field(default=2.0, ge=1, allow_inf_nan=False)
     # What is sampled by vLLM, which must be installed on the actors' machines; None: by trainrig's
     # own generation. What vLLM draws depends on what else it draws, so no run of it is repeated
@@ -115,6 +130,16 @@ class Rollouts(Settings):
                 "waves and lag: how many waves the batches before take is not known yet when a "
                 "later one is sampled; set lag = 0, or give redraws in place of waves"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_left_off_goes_on(self) -> Self:
+        for name, normal in (("waves", 1), ("redraws", 0), ("lag", 0)):
+            if self.partial and getattr(self, name) != normal:
+                raise ValueError(
+                    f"partial and {name}: which groups a batch is of depends on what the batches "
+                    f"before have left, whole; leave {name} or [rollouts.partial] out"
+                )
         return self
 
 
@@ -193,6 +218,23 @@ class ReinforcementLearning(TrainingRunFile):
                     f"rollouts.waves and training.{name}: data that is gone past would be drawn by "
                     "the next batch, as waves go on from the last one; leave one of them out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_left_off_is_there_to_go_on_with(self) -> Self:
+        if self.rollouts.partial is None:
+            return self
+        for name in ("spikes", "skip_data"):
+            if getattr(self.training, name):
+                raise ValueError(
+                    f"rollouts.partial and training.{name}: what data that is gone past has left "
+                    "would be gone past, too; leave one of them out"
+                )
+        if self.environment:
+            raise ValueError(
+                "rollouts.partial and [environment]: an environment waits for nobody from batch to "
+                "batch; leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

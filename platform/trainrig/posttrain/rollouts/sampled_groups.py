@@ -62,13 +62,13 @@ def _join(
     for name in cut[0]:
         arrays = [each[name] for each in cut]
         if name in fillers:
-            arrays = [_set_width(each, width + 1, fillers[name]) for each in arrays]
+            arrays = [set_width(each, width + 1, fillers[name]) for each in arrays]
         joined[name] = np.concatenate(arrays)
     joined[WAVES] = np.full(len(joined[IDS]), waves, dtype=np.float32)
     return joined
 
 
-def _set_width(array_BT: NDArray[Any], width: int, filler: int) -> NDArray[Any]:
+def set_width(array_BT: NDArray[Any], width: int, filler: int) -> NDArray[Any]:
     """Cut, or filled up at the end of rows."""
     missing = max(0, width - array_BT.shape[1])
     return np.pad(array_BT[:, :width], ((0, 0), (0, missing)), constant_values=filler)

@@ -15,7 +15,8 @@ from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import reward_inputs
-from trainrig.posttrain.rollouts.batches import open_rewards, open_rollouts
+from trainrig.posttrain.rollouts.batches import open_rewards
+from trainrig.posttrain.rollouts.partial_batches import open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.tokens.documents.files import name_files, paths_of

@@ -20,7 +20,7 @@ from trainrig.randomness import RandomKey, words
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generate import Request, ScoredGeneration
+    from trainrig.models.generate import Generation, Request, ScoredGeneration
 
 PURPOSE = "rollouts"  # of the numbers that are drawn
 
@@ -97,6 +97,12 @@ class TranscriptSampler:
             self.environment.forget()
         return found
 
+    def go_on(self, model: "Decoder", transcripts: Sequence[Transcript], budget: int) -> None:
+        """Have the model write up to `budget` more tokens of each of `transcripts`, of which each
+        is one turn; what is whole then is over. A token is drawn by the number that it would be
+        drawn by if nothing had been left off."""
+        self._take_turn(model, transcripts, 0, budget)
+
     def _begin(self, transcript: Transcript, environment: Environment) -> None:
         """Have the environment speak first."""
         given = environment.reset(transcript.sample, transcript.prompt.row)
@@ -107,9 +113,16 @@ class TranscriptSampler:
             told = f"reset gave {given!r:.60}, which leaves no room among {most} tokens"
             transcript.fault = Fault("unreadable", told)
 
-    def _take_turn(self, model: "Decoder", transcripts: Sequence[Transcript], draw: int) -> None:
+    def _take_turn(
+        self,
+        model: "Decoder",
+        transcripts: Sequence[Transcript],
+        draw: int,
+        budget: int | None = None,
+    ) -> None:
         """Have the model go on from each of `transcripts`, which took as many turns, and the
-        environment answer."""
+        environment answer. `budget`: tokens after which a turn is left off, to be gone on with;
+        None: turns are taken whole."""
         from trainrig.models.generate import Request
         from trainrig.models.sampling import Sampling
 
@@ -120,19 +133,27 @@ class TranscriptSampler:
         seeds = words(RandomKey(wanted.seed, PURPOSE, draw), turn, numbers)
         listeners, requests = [], []
         for each, seed in zip(transcripts, seeds.tolist(), strict=True):
+            room = wanted.maximum_tokens - len(each.ids)
             sampling = Sampling(
                 temperature=wanted.temperature,
-                maximum_tokens=wanted.maximum_tokens - len(each.ids),
+                maximum_tokens=room if budget is None else min(room, budget),
                 stop=stops,
                 seed=seed & (2**63 - 1),
             )
-            chat = self.run.prompts.chat and not each.ids
-            listeners.append(TextListener(encoder, stops, chat))
-            requests.append(Request((*each.prompt.ids, *each.ids), sampling, listeners[-1]))
+            written = 0 if budget is None else len(each.ids)  # of this turn
+            chat = self.run.prompts.chat and len(each.ids) == written
+            listener = TextListener(encoder, stops, chat)
+            for drawn in each.ids[:written]:
+                listener(drawn)
+            listeners.append(listener)
+            requests.append(Request((*each.prompt.ids, *each.ids), sampling, listener, written))
         stop_ids = set(encoder.special_tokens.stop_ids)
         said = self.generate(model, requests, stop_ids, encoder.vocabulary_size)
         for each, listener, one in zip(transcripts, listeners, said, strict=True):
-            self._hear(each, listener, one)
+            if budget is not None and _is_left_off(each, one.generation, wanted.maximum_tokens):
+                each.write(one.generation.ids, one.log_probabilities)
+            else:
+                self._hear(each, listener, one)
 
     def _hear(
         self, transcript: Transcript, listener: TextListener, said: "ScoredGeneration"
@@ -168,3 +189,8 @@ class TranscriptSampler:
             else:
                 return False
         return len(transcript.ids) < self.run.rollouts.maximum_tokens
+
+
+def _is_left_off(transcript: Transcript, said: "Generation", most: int) -> bool:
+    """Whether `said` ends by a budget alone, with room for more of `most` tokens."""
+    return said.stopped == "length" and len(transcript.ids) + len(said.ids) < most

@@ -20,7 +20,7 @@ from trainrig.errors import ClusterError, ConfigError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.generate import Generation, OpenRequest, Request, ScoredGeneration
 from trainrig.models.huggingface import HubFolder, write_folder
-from trainrig.models.sampling import Sampling
+from trainrig.randomness import RandomKey
 from trainrig.tokens.chat import TEMPLATE
 from trainrig.tokens.special_tokens import TokenizerFiles
 
@@ -102,7 +102,7 @@ class VllmModel:
         sampling = wanted.request.sampling
         padded = entries < self.config.shape.vocabulary
         return self._vllm.SamplingParams(
-            **_drawn_by(sampling),
+            **_drawn_by(wanted.request),
             max_tokens=wanted.most,
             stop=list(sampling.stop),
             stop_token_ids=sorted(stop),
@@ -135,13 +135,16 @@ class VllmModel:
         return str(path)
 
 
-def _drawn_by(sampling: Sampling) -> dict[str, Any]:
+def _drawn_by(request: Request) -> dict[str, Any]:
     """What vLLM calls the settings by which tokens are drawn."""
+    sampling, seed = request.sampling, request.sampling.seed
+    if request.written:  # vLLM begins the stream of a seed anew with each request
+        seed = RandomKey(seed, f"after {request.written}").stream & (2**63 - 1)
     return {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k or 0,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
-        "seed": sampling.seed,
+        "seed": seed,
     }

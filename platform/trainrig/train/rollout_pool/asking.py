@@ -17,7 +17,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.parallel.fsdp import gathered, units
-from trainrig.tokens.batch_makers import Arrays, RolloutMaker
+from trainrig.tokens.batch_makers import NONE, Arrays, RolloutMaker, Waves
 from trainrig.tokens.batches import MicroBatchSlot
 from trainrig.train.rollout_pool.requests import (
     FAILED,
@@ -91,37 +91,39 @@ class RolloutsAhead:
     def draw_waves(
         self,
         state: TrainState,
+        waves: Waves,
         first: int,
-        count: int,
-        mine: Sequence[int],
+        slots: Callable[[int], Sequence[MicroBatchSlot]],
         gather_once: bool,
         alive: Callable[[], None],
     ) -> tuple[Sequence[Arrays], int]:
-        """What is sampled with the weights of `state` for one batch of `count` micro-batches, wave
-        after wave from number `first` on until it is full, and how many waves that took.
+        """What is sampled with the weights of `state` for the batch of `waves`, wave by wave from
+        number `first` on until it is full, and how many waves that took.
 
-        `mine`: the units that this rank samples where there are no actors. Collective.
+        `slots`: see `ask`. Collective.
         """
         weights = storage.join(self._folder_of(first), f"weights-attempt-{self._attempt.number}")
-        if self._actors:
-            self._writer.write(state, weights, self._attempt.number)
-        drawn: list[list[Arrays]] = []
-        filled: Sequence[Arrays] | None = None
-        while filled is None:
-            wave = first + len(drawn)
+        wave = first
+        while (filled := waves.filled()) is None:
+            if self._actors and wave == first:
+                self._writer.write(state, weights, self._attempt.number)
+            count, asked = waves.next()
             if not self._actors:
-                self._sample(state, wave, mine, gather_once)
+                mine = [each.index for each in slots(count) if each.real]
+                self._sample(state, wave, mine, gather_once, asked)
                 dist.barrier(self._group)  # what the others sample is there, too
             elif dist.get_rank() == 0:
-                folder = self._folder_of(wave)
-                RolloutRequest(folder, wave, count, weights, self._attempt.number).write()
+                request = RolloutRequest(
+                    self._folder_of(wave), wave, count, weights, self._attempt.number, bool(asked)
+                )
+                request.write(asked)
             units = self.wait(wave, range(count), alive)
-            drawn.append([units[index] for index in range(count)])
-            filled = self.maker.fill(drawn)
+            waves.take([units[index] for index in range(count)])
+            wave += 1
         dist.barrier(self._group)  # all have read what is deleted now
-        for wave in range(first, first + len(drawn)):
-            self.forget(wave)
-        return filled, len(drawn)
+        for drawn in range(first, wave):
+            self.forget(drawn)
+        return filled, wave - first
 
     def check_asked(self, number: int) -> None:
         """Raise DataError unless what batch `number` lacks is going to be sampled."""
@@ -172,12 +174,17 @@ class RolloutsAhead:
                 delete_requests(self._of_batch(number))
 
     def _sample(
-        self, state: TrainState, number: int, indices: Sequence[int], gather_once: bool
+        self,
+        state: TrainState,
+        number: int,
+        indices: Sequence[int],
+        gather_once: bool,
+        asked: Arrays = NONE,
     ) -> None:
         try:
             with torch.no_grad(), gathered(state.model, gather_once):
                 for index in indices:
-                    arrays = self.maker.sample(state.model, number, index)
+                    arrays = self.maker.sample(state.model, number, index, asked)
                     write_unit(self._folder_of(number), index, arrays)
         finally:  # gathered, for a backward pass that does not come
             for unit in units(state.model):

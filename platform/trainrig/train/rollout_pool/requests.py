@@ -5,28 +5,26 @@ die at any time, know nothing of each other.
     online/rollouts/batch_00000007-c0ffee01/attempt-2/  else: on-policy, an attempt has its own
         weights-attempt-2/  to sample with, in files as a checkpoint has them
         request.json        once they are whole; the waves of a batch share those of the first
+        asked.npz           what is asked beside the number, where batches leave something open
         00001.npz           a unit of what was sampled: whole or not there
         failed.json         why there will be none
 
 All of it is deleted once the batch is stored whole.
 """
 
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-
 from trainrig import errors, storage
-from trainrig.errors import TrainrigError
-from trainrig.tokens.batch_makers import Arrays
+from trainrig.errors import ClusterError, TrainrigError
+from trainrig.tokens.batch_makers import NONE, Arrays
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import FOLDER
+from trainrig.train.run.stored_batches import FOLDER, pack_arrays, unpack_arrays
 
 ROLLOUTS = "rollouts"
-REQUEST, FAILED, UNIT = "request.json", "failed.json", ".npz"
+REQUEST, FAILED, ASKED, UNIT = "request.json", "failed.json", "asked.npz", ".npz"
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,13 @@ class RolloutRequest:
     units: int  # of it, numbered from 0
     weights: str  # folder
     attempt: int  # that asks
+    has_asked: bool = False  # whether ASKED lies beside it
 
-    def write(self) -> None:
-        """Put it where samplers look, in place of an earlier attempt's."""
+    def write(self, asked: Arrays = NONE) -> None:
+        """Put it where samplers look, in place of an earlier attempt's; `asked`: as `asked` has
+        it."""
+        if self.has_asked:
+            storage.write(storage.join(self.folder, ASKED), pack_arrays(asked))
         entries = {name: value for name, value in asdict(self).items() if name != "folder"}
         storage.write(storage.join(self.folder, REQUEST), json.dumps(entries, indent=1).encode())
 
@@ -48,6 +50,16 @@ class RolloutRequest:
     def read(cls, folder: str) -> "RolloutRequest":
         """The one in `folder`. Raises FileNotFoundError."""
         return cls(folder, **json.loads(storage.read(storage.join(folder, REQUEST))))
+
+    def asked(self) -> Arrays:
+        """What its units are asked beside their numbers. Raises ClusterError if that is gone: then
+        nobody asks any more."""
+        if not self.has_asked:
+            return NONE
+        try:
+            return unpack_arrays(storage.read(storage.join(self.folder, ASKED)))
+        except FileNotFoundError as error:
+            raise ClusterError(f"{self.folder}: what was asked is gone") from error
 
 
 def rollouts_of(folder: RunFolder) -> str:
@@ -103,9 +115,7 @@ def missing_units(folder: str, units: int) -> list[int]:
 
 def write_unit(folder: str, index: int, arrays: Arrays) -> None:
     """Put unit `index` into `folder`, whole."""
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    storage.write(storage.join(folder, unit_name(index)), file.getvalue())
+    storage.write(storage.join(folder, unit_name(index)), pack_arrays(arrays))
 
 
 def read_unit(folder: str, index: int) -> Arrays | None:
@@ -114,8 +124,7 @@ def read_unit(folder: str, index: int) -> Arrays | None:
         data = storage.read(storage.join(folder, unit_name(index)))
     except FileNotFoundError:
         return None
-    with np.load(io.BytesIO(data), allow_pickle=False) as held:
-        return {name: held[name] for name in held.files}
+    return unpack_arrays(data)
 
 
 def write_failure(folder: str, error: TrainrigError) -> None:

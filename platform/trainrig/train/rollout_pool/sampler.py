@@ -63,7 +63,7 @@ class RolloutSampler:
             self._maker.take_weights()
             self._loaded = request.weights
         with self._gathered():
-            arrays = self._maker.sample(self._state.model, request.number, index)
+            arrays = self._maker.sample(self._state.model, request.number, index, request.asked())
         write_unit(request.folder, index, arrays)
 
     @contextlib.contextmanager

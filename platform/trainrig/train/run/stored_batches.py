@@ -5,15 +5,17 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.batches import MicroBatch
 from trainrig.train.run.run_folder import RunFolder
 
-RECORD = "batch.json"
+RECORD, LEFT = "batch.json", "left"  # file of what the next batch goes on with
 FOLDER = "online"
 
 
@@ -30,6 +32,8 @@ class StoredBatch:
     files: tuple[Mapping[str, str], ...]  # name and SHA-256, by micro-batch
     denominators: Mapping[str, int]
     waves: int = 1  # of sampling that it took
+    # Name and SHA-256 of what it left for the next to go on with; None: nothing.
+    left: Mapping[str, str] | None = None
 
     @classmethod
     def read(cls, folder: str) -> "StoredBatch | None":
@@ -43,14 +47,34 @@ class StoredBatch:
 
     def micro_batch(self, index: int) -> MicroBatch:
         """Micro-batch `index`. Raises DataError if it is not what was stored."""
-        path = storage.join(self.folder, self.files[index]["name"])
-        data = storage.read(path)
-        if hashlib.sha256(data).hexdigest() != self.files[index]["sha256"]:
-            raise DataError(f"{path}: other bytes than were written; restore the file")
-        with np.load(io.BytesIO(data), allow_pickle=False) as held:
-            arrays = {name.removeprefix("array."): held[name] for name in held.files}
+        held = self._read(self.files[index])
+        arrays = {name.removeprefix("array."): array for name, array in held.items()}
         samples, sources, pieces = (arrays.pop(name) for name in ("samples", "sources", "pieces"))
         return MicroBatch(arrays, samples, sources, pieces)
+
+    def read_left(self) -> Mapping[str, NDArray[Any]]:
+        """What it left for the next to go on with. Raises DataError as `micro_batch` does."""
+        return self._read(self.left) if self.left else {}
+
+    def _read(self, file: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+        path = storage.join(self.folder, file["name"])
+        data = storage.read(path)
+        if hashlib.sha256(data).hexdigest() != file["sha256"]:
+            raise DataError(f"{path}: other bytes than were written; restore the file")
+        return unpack_arrays(data)
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """A file that holds `arrays` by name."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays of such a file."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as held:
+        return {name: held[name] for name in held.files}
 
 
 def stored_batches(folder: RunFolder) -> list[StoredBatch]:

@@ -1,0 +1,389 @@
+"""Completions left off and gone on with by later weights: none is lost, late or changed."""
+
+import contextlib
+import itertools
+import json
+import pickle
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.generate import Request, generate_batch
+from trainrig.models.sampling import Sampling
+from trainrig.objectives.token_log_probabilities import read_tokens
+from trainrig.posttrain.rollouts.partial_waves import (
+    BORN,
+    COMPLETIONS,
+    LENGTH,
+    NEXT,
+    OVER,
+    PLACE,
+    SAMPLE,
+    PartialWaves,
+    choose_groups,
+    unit_of,
+)
+from trainrig.posttrain.rollouts.run_file import Rollouts
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.tokens.batches import (
+    BEHAVIOUR,
+    ENTRIES,
+    IGNORE,
+    IMPORTANCE,
+    IMPORTANCE_LIMIT,
+    OLD,
+    SAMPLED,
+    STALENESS,
+    TARGETS,
+    UNFINISHED,
+    WAVES,
+)
+from trainrig.train import checkpoint
+from trainrig.train.rollout_pool.requests import rollouts_of
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+STEPS, LONGEST, BUDGET, LIMIT = 6, 13, 3, 1.02
+ADDED = {BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT, STALENESS, UNFINISHED, WAVES}
+
+
+def run_of(make_run, output, partial, **rollouts):
+    """Some answers end at a vowel, others go on to the limit."""
+    training = {"steps": STEPS, "checkpoints": {"every": 1, "keep": 9}}
+    rewards = ({"kind": "PatternShape", "pattern": "[rst]", "whole": False},)
+    given = {"maximum_tokens": LONGEST, "stop": ("a", "e", "o"), "importance_limit": LIMIT}
+    given |= {"samples": 2, "micro_batch": 4, "partial": partial, **rollouts}
+    return make_run(output, rollouts=given, training=training, rewards=rewards)
+
+
+def left_off(make_run, output, **rollouts):
+    return run_of(make_run, output, {"budget": BUDGET, "staleness": 2}, **rollouts)
+
+
+def trained(ranks, run, world):
+    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+    job, _, _ = prepare(run)
+    folder = RunFolder(job.folder)
+    newest = checkpoint.newest_valid(folder)[0]
+    attempt = folder.take_attempt(newest.step if newest else 0)
+    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
+    return job
+
+
+@contextlib.contextmanager
+def samplers(pool, run, count):
+    """So many processes that sample for `run` meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        until = Path(folder, "enough")
+        job, _, _ = prepare(run)
+        started = [pool.start(1, "sample_for", job=job, until=str(until))[0] for _ in range(count)]
+        try:
+            yield
+        finally:
+            until.touch()
+            answers = [pickle.load(each.stdout) for each in started]
+        assert all(fine for fine, _ in answers), answers
+
+
+def came_to(job):
+    """The bytes of each micro-batch and of what each batch left, losses, and bytes of the last
+    weights."""
+    batches = {}
+    for batch in stored_batches(RunFolder(job.folder)):
+        for index, file in enumerate((*batch.files, batch.left)):
+            data = (Path(batch.folder) / file["name"]).read_bytes()
+            batches[batch.number, batch.waves, index] = data
+    weights = checkpoint.open_model(job.folder).build().state_dict()
+    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    return batches, losses, {name: value.numpy().tobytes() for name, value in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(ranks, make_run, tmp_path_factory):
+    """A run whose one rank samples between its steps."""
+    return trained(ranks, left_off(make_run, tmp_path_factory.mktemp("partial") / "run"), 1)
+
+
+@pytest.mark.parametrize(
+    ("whole", "born", "chosen"),
+    [
+        ([1, 1, 1], [5, 5, 5], [0, 1]),
+        ([0, 1, 0, 1], [4, 5, 5, 5], [1, 3]),
+        ([0, 1, 0, 0], [4, 5, 5, 5], None),  # too few
+        ([0, 1, 1, 0], [3, 3, 5, 5], None),  # the first is due
+        ([1, 1, 1, 0], [3, 3, 5, 5], [0, 1]),
+        # Three that are due in the next batch, which has two.
+        ([0, 1, 0, 1, 0], [4, 4, 4, 5, 4], None),
+        ([0, 1, 0, 1], [4, 4, 4, 5], [1, 3]),
+        ([1, 1, 0, 0, 0, 0, 0], [5, 5, 5, 5, 5, 5, 5], None),  # 5 are left for two batches
+    ],
+)
+def test_a_batch_is_of_the_first_groups_that_are_whole_unless_others_would_be_late(
+    whole, born, chosen
+):
+    """Batch 5 of two groups, of tokens that are two batches old at most."""
+    found = choose_groups(np.array(whole, dtype=bool), np.array(born), 5, 2, 2)
+    assert (found is None) if chosen is None else found.tolist() == chosen
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    prompts=st.integers(1, 4), samples=st.integers(1, 3), staleness=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=17),
+)  # fmt: skip
+def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, staleness, lengths):
+    """Completion n has `lengths[n]` tokens, each the sample's number; two are written in a wave."""
+    partial = {"budget": 2, "staleness": staleness}
+    wanted = Rollouts(prompts=prompts, samples=samples, micro_batch=samples, partial=partial)
+    batches, left = [], {}
+
+    def assemble(number, rows, waves, unfinished):
+        batches.append((number, rows))
+        return []
+
+    for number in range(12):
+        waves = PartialWaves(wanted, (), number, left, assemble)
+        for _ in range(99):
+            if waves.filled() is not None:
+                break
+            count, asked = waves.next()
+            assert 1 <= len(asked[PLACE]) <= prompts * samples
+            units = [unit_of(asked, index, samples) for index in range(count)]
+            assert all(1 <= len(each[PLACE]) <= samples for each in units)
+            waves.take([written(each, samples, lengths) for each in units])
+        left = waves.left()
+    begun = [int(p) for _, rows in batches for p in rows[PLACE][::samples]]
+    waiting = left[PLACE][::samples].tolist()
+    assert sorted(begun + waiting) == list(range(left[NEXT][0]))
+    for number, rows in batches:
+        assert len(rows[PLACE]) == prompts * samples and rows[OVER].all()
+        assert (number - rows[BORN] <= staleness).all()
+        numbers = rows[PLACE] * samples + rows[SAMPLE]
+        for row, sample in enumerate(numbers):
+            length = lengths[sample % len(lengths)]
+            assert rows[LENGTH][row] == length
+            assert rows[COMPLETIONS][row].tolist()[:length] == [sample] * length
+
+
+def written(unit, samples, lengths):
+    numbers = unit[PLACE] * samples + unit[SAMPLE]
+    most = np.array([lengths[n % len(lengths)] for n in numbers])
+    length = np.minimum(most, unit[LENGTH] + 2)
+    wide = np.where(np.arange(length.max()) < length[:, None], numbers[:, None], 0)
+    same = {name: array for name, array in unit.items() if array.ndim == 1}
+    later = {name: np.zeros(wide.shape) for name, array in unit.items() if array.ndim == 2}
+    return same | later | {COMPLETIONS: wide, LENGTH: length, OVER: (length == most).astype(int)}
+
+
+def test_what_is_gone_on_with_is_drawn_as_if_nothing_had_been_left_off():
+    model = Decoder(DecoderConfig(layers=2, channels=32, heads=4, positions=48, vocabulary=96))
+    initialise(model, seed=3)
+    prompt = (5, 6, 7)
+    (whole,) = generate_batch(model, [Request(prompt, Sampling(seed=4, maximum_tokens=9))], stop=())
+    ids = ()
+    for count in (2, 4, 3):
+        sampling = Sampling(seed=4, maximum_tokens=count)
+        request = Request((*prompt, *ids), sampling, written=len(ids))
+        ids += generate_batch(model, [request], stop=())[0].ids
+    assert ids == whole.ids
+
+
+def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_off(
+    alone, make_run, fresh, tmp_path
+):
+    """The text that ends it may lie across two segments."""
+    stop = ("a", "e", "th", "in")
+    plain = prepare(run_of(make_run, tmp_path / "a", None, stop=stop))[0].make_batches()
+    maker = prepare(left_off(make_run, tmp_path / "b", stop=stop))[0].make_batches()
+    model = checkpoint.open_model(fresh).build()
+    expected = [
+        row[row != IGNORE].tolist()
+        for number, index in itertools.product(range(4), range(2))
+        for row in plain.sample(model, number, index)[TARGETS]
+    ]
+    found, left = [], {}
+    for number in range(3):
+        waves = maker.begin(number, left)
+        while (filled := waves.filled()) is None:
+            count, asked = waves.next()
+            with torch.no_grad():
+                waves.take([maker.sample(model, number, index, asked) for index in range(count)])
+        rows = [row for each in filled for row in each[TARGETS]]
+        found += [row[row != IGNORE].tolist() for row in rows]
+        left = waves.left()
+    assert any(1 < len(row) < LONGEST for row in found)
+    assert any(len(row) == LONGEST for row in found)
+    for said in map(tuple, found):
+        expected.remove(list(said))
+
+
+def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make_run, tmp_path):
+    whole = trained(ranks, run_of(make_run, tmp_path / "whole", None), 1)
+    roomy = {"budget": LONGEST, "staleness": 1}
+    found = trained(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
+    assert came_to_losses(found) == came_to_losses(whole)
+    for ours, theirs in zip(
+        *(stored_batches(RunFolder(each.folder)) for each in (found, whole)), strict=True
+    ):
+        assert ours.waves == 1 and ours.denominators == theirs.denominators
+        for index in range(2):
+            mine, other = ours.micro_batch(index), theirs.micro_batch(index)
+            assert mine.arrays.keys() == other.arrays.keys() | ADDED
+            for name, array in other.arrays.items():
+                np.testing.assert_array_equal(mine.arrays[name], array, err_msg=name, strict=True)
+            np.testing.assert_array_equal(mine.pieces, other.pieces)
+            assert (mine.arrays[IMPORTANCE] == (mine.targets != IGNORE)).all()
+            assert not (mine.arrays[STALENESS].any() or mine.arrays[UNFINISHED].any())
+
+
+def came_to_losses(job):
+    weights = checkpoint.open_model(job.folder).build().state_dict()
+    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
+
+
+def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
+    """Read anew, segment by segment, by the checkpoint that sampled it."""
+    batches = stored_batches(RunFolder(alone.folder))
+    models = [checkpoint.open_model(fresh).build()]
+    for step in range(1, STEPS):
+        models.append(checkpoint.open_model(f"{alone.folder}/checkpoints/step_{step:08d}").build())
+    oldest, partial = [], 0
+    for batch, index in itertools.product(batches, range(2)):
+        micro = batch.micro_batch(index)
+        arrays, there = micro.arrays, micro.targets != IGNORE
+        stale = arrays[STALENESS]
+        expected = np.zeros(stale.shape, dtype=np.float32)
+        for behind in np.unique(stale[there]):
+            of = models[batch.number - behind]
+            ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+            with torch.no_grad():
+                read = read_tokens(of, ids, targets, 1.0, int(arrays[ENTRIES][0]))
+            segment = there & (stale == behind)
+            expected[segment] = read.log_probabilities_BT.numpy()[segment]
+        np.testing.assert_allclose(arrays[BEHAVIOUR], expected, atol=1e-5)
+        assert np.abs(arrays[SAMPLED] - arrays[BEHAVIOUR]).max() < 1e-4
+        fresh_BT = there & (stale == 0)
+        np.testing.assert_array_equal(arrays[BEHAVIOUR][fresh_BT], arrays[OLD][fresh_BT])
+        weights = np.minimum(np.exp(arrays[OLD] - arrays[BEHAVIOUR]), LIMIT) * there
+        np.testing.assert_allclose(arrays[IMPORTANCE], weights, atol=1e-6)
+        assert (arrays[IMPORTANCE][fresh_BT] == 1).all()
+        for row in range(len(stale)):
+            segments = stale[row][there[row]]
+            assert (np.diff(segments) <= 0).all()  # later tokens are of later weights
+            partial += segments[0] > segments[-1]
+        oldest.append(stale.max())
+    assert max(oldest) == 2 and partial > 4
+
+
+def test_metrics_say_how_much_was_taken_over_and_how_old_it_is(alone):
+    for batch, line in zip(
+        stored_batches(RunFolder(alone.folder)), metrics.series(alone.folder), strict=True
+    ):
+        micros = [batch.micro_batch(index) for index in range(2)]
+        there = [micro.targets != IGNORE for micro in micros]
+        rows = [
+            micro.arrays[STALENESS][row][mask[row]]
+            for micro, mask in zip(micros, there, strict=True)
+            for row in range(4)
+        ]
+        tokens = np.concatenate(rows)
+        of = {name: line[f"train/diagnostics/{name}"] for name in EXPECTED}
+        left = batch.read_left()
+        assert of == {
+            "staleness": pytest.approx(tokens.mean()),
+            "stale_tokens": pytest.approx((tokens > 0).mean()),
+            "partial": pytest.approx(np.mean([each.min() < each.max() for each in rows])),
+            "unfinished": pytest.approx((left[OVER] == 0).sum() / 8),
+            "waves": batch.waves,
+        }
+
+
+EXPECTED = ("staleness", "stale_tokens", "partial", "unfinished", "waves")
+
+
+def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path):
+    """From the fourth batch on, which was not made yet."""
+    shutil.copytree(alone.folder, tmp_path / "run")
+    for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[345]*"):
+        for path in list(tmp_path.glob(f"run/{gone}")):
+            shutil.rmtree(path)
+    assert stored_batches(RunFolder(str(tmp_path / "run")))[-1].read_left()[PLACE].size
+    job = trained(ranks, left_off(make_run, tmp_path / "run"), 2)
+    assert came_to(job) == came_to(alone)
+
+
+def test_what_was_left_off_and_is_gone_is_asked_for(alone, ranks, make_run, tmp_path):
+    shutil.copytree(alone.folder, tmp_path / "run")
+    for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[2345]*"):
+        for path in list(tmp_path.glob(f"run/{gone}")):
+            shutil.rmtree(path)
+    with pytest.raises(AssertionError, match=r"the completions that batch 3 goes on with; restore"):
+        trained(ranks, left_off(make_run, tmp_path / "run"), 1)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("world", "actors"), [(3, 0), (2, 1), (1, 3)])
+def test_completions_are_the_same_whoever_goes_on_with_them(
+    world, actors, alone, ranks, revived_ranks, make_run, tmp_path
+):
+    run = left_off(make_run, tmp_path / "run", actors=actors)
+    with samplers(revived_ranks, run, actors):
+        job = trained(ranks, run, world)
+    assert came_to(job) == came_to(alone)
+    assert not list(Path(rollouts_of(RunFolder(job.folder))).rglob("*.npz"))
+
+
+@pytest.mark.chaos
+def test_a_run_that_is_killed_loses_nothing_that_was_left_off(
+    alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
+):
+    run = left_off(make_run, tmp_path / "run", actors=1)
+    job, _, _ = prepare(run)
+    fault = (0, "die before training", 3)
+    with samplers(revived_ranks, run, 1):
+        attempt = RunFolder(job.folder).take_attempt(0)
+        (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
+        assert process.wait() == -signal.SIGKILL
+    with samplers(revived_ranks, run, 1):
+        trained(ranks, run, 2)
+    assert came_to(job) == came_to(alone)
+
+
+def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, tmp_path):
+    for kind in ("PPO", "RLOO"):
+        rollouts = {"samples": 2, "micro_batch": 4, "maximum_tokens": LONGEST}
+        partial = {"partial": {"budget": BUDGET, "staleness": 1}}
+        run = make_run(
+            tmp_path / kind, rollouts=rollouts | partial, objective={"kind": kind},
+            training={"steps": 3},
+        )  # fmt: skip
+        job = trained(ranks, run, 2)
+        lines = metrics.series(job.folder)
+        assert all(np.isfinite(line["train/loss"]) for line in lines)
+        assert json.dumps(lines[-1]) and len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollouts": {"waves": 2}}, "partial and waves: which groups a batch is of"),
+        ({"rollouts": {"redraws": 1}}, "partial and redraws"),
+        ({"rollouts": {"lag": 1}}, "partial and lag"),
+        ({"training": {"spikes": {}}}, r"rollouts.partial and training.spikes"),
+        ({"environment": {"kind": "Calculator"}}, r"rollouts.partial and \[environment\]"),
+    ],
+)
+def test_partial_rollouts_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
+    rollouts = {"partial": {"budget": 2}, **changes.pop("rollouts", {})}
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path / "run", rollouts=rollouts, **changes)
