@@ -76,7 +76,7 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     }
     assert stems["preferences"] == {"conversations", "posttrain", "score"}
     assert all(name in stems[verb.example] for name, verb in VERBS.items())
-    assert stems["reinforcement"] == {"rl", "ppo", "lagged"}
+    assert stems["reinforcement"] == {"rl", "ppo", "lagged", "partial"}
     assert stems["classification"] == {"conversations", "posttrain", "score"}
     assert stems["distillation"] == {"teacher", "posttrain", "sample", "rl"}
     assert stems["constitutional"] == {"constitutional"}

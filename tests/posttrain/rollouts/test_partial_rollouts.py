@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainrig.config import to_toml
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.generate import Request, generate_batch
 from trainrig.models.sampling import Sampling
@@ -33,6 +34,7 @@ from trainrig.posttrain.rollouts.partial_waves import (
 )
 from trainrig.posttrain.rollouts.run_file import Rollouts
 from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.report import percent
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     ENTRIES,
@@ -49,7 +51,9 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint
 from trainrig.train.rollout_pool.requests import rollouts_of
 from trainrig.train.run import metrics
+from trainrig.train.run.charts.rollout_charts import rollout_charts
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.run_page import read_report_data
 from trainrig.train.run.stored_batches import stored_batches
 
 STEPS, LONGEST, BUDGET, LIMIT = 6, 13, 3, 1.02
@@ -110,7 +114,10 @@ def came_to(job):
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
     """A run whose one rank samples between its steps."""
-    return trained(ranks, left_off(make_run, tmp_path_factory.mktemp("partial") / "run"), 1)
+    run = left_off(make_run, tmp_path_factory.mktemp("partial") / "run")
+    job = trained(ranks, run, 1)
+    Path(job.folder, "run.toml").write_text(to_toml(run))  # as the stage does
+    return job
 
 
 @pytest.mark.parametrize(
@@ -309,6 +316,15 @@ def test_metrics_say_how_much_was_taken_over_and_how_old_it_is(alone):
 
 
 EXPECTED = ("staleness", "stale_tokens", "partial", "unfinished", "waves")
+
+
+def test_the_report_shows_how_much_was_taken_over(alone):
+    lines = metrics.series(alone.folder)
+    *_, chart, _ = rollout_charts(read_report_data(alone.folder))
+    shares = [line["train/diagnostics/stale_tokens"] for line in lines]
+    assert [row[1] for row in chart.table.rows] == shares
+    share = percent(np.mean(shares[-3:]), 1)
+    assert chart.title == f"{share} of the tokens were taken over from earlier batches"
 
 
 def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path):

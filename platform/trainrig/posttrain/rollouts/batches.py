@@ -66,7 +66,7 @@ SOURCE = "rollouts"
 
 
 @dataclass(frozen=True)
-class Group:
+class CompletionGroup:
     """What was said to one prompt, with what it is worth."""
 
     transcripts: tuple[Transcript, ...]
@@ -146,7 +146,7 @@ class RolloutBatches(RolloutMaker):
         padding = self._encoder.encoder.special_tokens.padding
         return fill_batch(drawn, self._run.rollouts, padding)
 
-    def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[Group]:
+    def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[CompletionGroup]:
         """The groups of the prompts at `places`, sampled together. `draw`: times that they were
         drawn before."""
         samples = self._run.rollouts.samples
@@ -160,11 +160,13 @@ class RolloutBatches(RolloutMaker):
         rows = [each.prompt.number for each in said]
         scores = self._rewards.score(completions, given, rows)
         return [
-            Group(tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples))
+            CompletionGroup(
+                tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples)
+            )
             for begin in range(0, len(said), samples)
         ]
 
-    def _arrays(self, groups: Sequence[Group]) -> dict[str, NDArray[Any]]:
+    def _arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
         """What was sampled, and what it is worth, as it is handed to `complete`."""
         run, samples = self._run, self._run.rollouts.samples
         rows = [each for group in groups for each in group.transcripts]

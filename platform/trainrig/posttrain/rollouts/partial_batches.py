@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import RewardScores
-from trainrig.posttrain.rollouts.batches import Group, RolloutBatches, on_device
+from trainrig.posttrain.rollouts.batches import CompletionGroup, RolloutBatches, on_device
 from trainrig.posttrain.rollouts.partial_waves import (
     COMPLETIONS,
     LENGTH,
@@ -172,7 +172,7 @@ class PartialRolloutBatches(RolloutBatches):
         samples = self._run.rollouts.samples
         names = [part.name for part in self._run.rewards]
         groups = [
-            Group(
+            CompletionGroup(
                 tuple(said[begin : begin + samples]),
                 RewardScores(
                     tuple(rows[TOTALS][begin : begin + samples].tolist()),

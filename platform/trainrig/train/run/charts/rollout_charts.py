@@ -13,6 +13,7 @@ from trainrig.train.run.charts.run_charts import Line, RunReportData, values
 TRAIN = "train/diagnostics/"
 REWARD, ENTROPY, REFERENCE = f"{TRAIN}reward", f"{TRAIN}entropy", f"{TRAIN}reference_divergence"
 GAP = f"{TRAIN}sampler_gap"
+STALE, STALENESS = f"{TRAIN}stale_tokens", f"{TRAIN}staleness"
 AWAY, TEACHER = f"{TRAIN}completion_divergence", f"{TRAIN}teacher_divergence"
 PARTS = f"{REWARD}_"
 FAULTS = f"{REWARD}_faults"
@@ -36,6 +37,8 @@ def rollout_charts(run_data: RunReportData) -> list[Chart]:
     charts.append(exploration_chart(lines))
     if all(line.get(AWAY) is not None for line in lines):
         charts.append(price_chart(lines))
+    if all(line.get(STALE) is not None for line in lines):
+        charts.append(staleness_chart(lines))
     return [*charts, gap_chart(lines)]
 
 
@@ -158,6 +161,36 @@ def gap_chart(lines: list[Line]) -> Chart:
         lambda first, last: f"What samples and what is trained differ by {most:.2g} nats at most",
         "Mean |log-probability as sampled − as training reads it|: rounding alone, unless what "
         "samples has other weights.",
+    )
+
+
+def staleness_chart(lines: list[Line]) -> Chart:
+    """How much of a batch earlier weights have sampled, and how much earlier, by step."""
+    over = max(1, len(lines) // 40)
+    named = [(STALE, C1, "share of earlier weights"), (STALENESS, C2, "batches behind, mean")]
+
+    def plot(ax: Axes) -> None:
+        for name, colour, label in named:
+            means = figures.trailing_mean(values(lines, name), over)
+            ax.plot(*figures.thin(values(lines, "step"), means), color=colour, label=label)
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set(xlabel="step", ylabel="of tokens", ylim=(0, None))
+
+    (_, share, some), (_, behind, _) = _ends(lines, STALE), _ends(lines, STALENESS)
+    return Chart(
+        f"{percent(share, 1)} of the tokens were taken over from earlier batches",
+        figures.draw(plot, 240),
+        label="Lines of the share of tokens that earlier weights sampled, and of how many batches "
+        "their weights are behind, against steps.",
+        caption=f"n = {len(lines):,} steps, the mean of {over}; the headline is of the last "
+        f"{some}, in which a token's weights are {behind:.2g} batches behind on average. These "
+        "tokens were left off and gone on with, not sampled again.",
+        table=ReportTable(
+            "Taken over, last steps",
+            ("step", *(label for _, _, label in named)),
+            tuple((x["step"], *(x[name] for name, _, _ in named)) for x in lines[-50:]),
+        ),
     )
 
 
