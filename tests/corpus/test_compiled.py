@@ -12,12 +12,12 @@ import trainrig
 from trainrig.corpus import compiled as module
 
 KERNEL = """
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.constant import (
     ADDED,
 )
 
-@compiled
+@compile_nogil
 def more(value: int) -> int:
     return value + ADDED
 """
