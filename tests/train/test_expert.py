@@ -9,7 +9,6 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.parallel.layout import FSDP
-from trainrig.posttrain.run_file import FineTuning
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
@@ -346,14 +345,3 @@ def test_workers_that_are_no_whole_groups_are_refused(workers, said, make_run, t
     run = make_run(tmp_path, workers, training=training, model={"feedforward": MIXTURE})
     with pytest.raises(ConfigError, match=f"does not divide {workers} workers.*{said}"):
         run.training.check_workers(workers)
-
-
-def test_what_does_not_pretrain_has_all_experts_on_each_worker(tmp_path):
-    with pytest.raises(ValueError, match="`posttrain` has all experts on each worker; leave it"):
-        FineTuning(
-            conversations=str(tmp_path),
-            checkpoint=str(tmp_path),
-            output=str(tmp_path),
-            batches={"sequence_length": 8, "global_batch": 2, "micro_batch": 2},
-            training={"steps": 1, "parallel": EXPERT},
-        )
