@@ -83,8 +83,9 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(kind, adapte
     alone = adapter_job(kind, "alone")
     run(ranks, 1, alone)
     several = adapter_job(kind, "several")
-    # Three ranks until one of them is told to stop after two steps, then two.
-    assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [2, 2, 2]
+    # Three ranks until one of them is told to stop as the third step begins, which all hear when
+    # it ends; then two.
+    assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [3, 3, 3]
     run(ranks, 2, several)
     one, other = contents(alone), contents(several)
     assert one.keys() == other.keys()

@@ -604,10 +604,10 @@ def test_a_faulty_node_is_used_while_there_is_no_room_without_it(play):
 
 
 class NoStop:
-    def wanted(self):
+    def read_request(self):
         return None
 
-    def honoured(self):
+    def remove_request(self):
         pass
 
 
