@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -111,7 +112,7 @@ def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
 
 def test_operators_keep_torchs_rules():
     parts, documents = drawn(ROWS, 2), numbered(ROWS)
-    torch.library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))
+    library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))
 
 
 class Products(TorchDispatchMode):
