@@ -18,7 +18,7 @@ class Told:
 
     def __init__(self, slowest=0.0):
         self.asked, self.slowest, self.seconds = 0, slowest, []
-        self.open = 0  # questions whose answer nobody has heard
+        self.open = 0  # questions whose answer is not yet read
         self.waited = []  # for each answer, how many calls of `ask` were there since its question
         self.calls = 0
 

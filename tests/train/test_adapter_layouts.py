@@ -105,7 +105,7 @@ def go_on(job, world, group, **arguments):
 
 
 def contents(job):
-    """What was trained, whole, whoever wrote which rows."""
+    """What was trained, whole, whichever rank wrote which rows."""
     found, damages = newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     opened = checkpoint.open_model(found.path)

@@ -103,7 +103,7 @@ def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, 
 
 def test_ranks_that_have_time_ask_each_other_once_a_step(ranks, make_job, tmp_path):
     """Told in the middle of a step, they ask before the next, hear it before the one after, and
-    stop there: nobody has waited."""
+    stop there: no rank has waited."""
     job = make_job(tmp_path, training={"steps": STEPS, "held_out": {"rows": 0}})
     # 2 micro-batches a step each: the eighth heartbeat is in the middle of the fourth step.
     assert attempt(2, job, ranks, told=(1, "train", 8)) == [5, 5]

@@ -7,9 +7,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Of the time that a stop may take: between two questions whether one is wanted. A wish waits for
-# the next question, and its answer for the one after. The rest is for the micro-batch under way,
-# and to save.
+# Share of the time that a stop may take, between two questions whether one is requested. A request
+# is sent with the next question and its answer is read with the one after. The rest is for the
+# micro-batch under way, and to save.
 BETWEEN_QUESTIONS = 0.125
 
 
@@ -53,7 +53,7 @@ class StopQuestions:
     longer than it may.
 
     A question is a collective of all ranks, through the host: a thousand ranks would wait for each
-    other. So nobody waits: the answer is heard when the next question is due, a step later, unless
+    other. So no rank waits: the answer is read when the next question is due, a step later, unless
     a micro-batch takes so long that it would come too late. How often they ask, and whether they
     wait, follows from what they agreed on before, the seconds of the slowest: so all do the same
     before the same micro-batches.

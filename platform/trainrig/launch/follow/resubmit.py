@@ -82,9 +82,8 @@ class Resubmitter:
             return "pending", self.limits.pending
         if status.state == QUEUED:
             return ("unknown", END_SECONDS) if job is None else ("silent", self.limits.pending)
-        if self._is_lost(
-            status
-        ):  # while somebody gives signs of life, a head that knows nothing errs
+        # While a driver or rank still shows signs of life, a head that knows no such job is wrong.
+        if self._is_lost(status):
             return ("unknown", END_SECONDS) if job is None else ("silent", HUNG_SECONDS)
         return "", 0.0
 

@@ -232,8 +232,8 @@ class ReinforcementLearning(TrainingRunFile):
                 )
         if self.environment:
             raise ValueError(
-                "rollouts.partial and [environment]: an environment waits for nobody from batch to "
-                "batch; leave one of them out"
+                "rollouts.partial and [environment]: an environment's state is not kept from batch "
+                "to batch; leave one of them out"
             )
         return self
 

@@ -52,8 +52,8 @@ class RolloutRequest:
         return cls(folder, **json.loads(storage.read(storage.join(folder, REQUEST))))
 
     def asked(self) -> Arrays:
-        """What its units are asked beside their numbers. Raises ClusterError if that is gone: then
-        nobody asks any more."""
+        """What its units are asked beside their numbers. Raises ClusterError if that is gone:
+        then the request was withdrawn."""
         if not self.has_asked:
             return NONE
         try:

@@ -56,7 +56,7 @@ class RolloutSampler:
 
     def sample(self, request: RolloutRequest, index: int) -> None:
         """Sample unit `index` of `request`, and put it where that is. Raises ClusterError if its
-        weights are gone: then nobody asks any more."""
+        weights are gone: then the request was withdrawn."""
         if request.weights != self._loaded:
             self._loaded = ""
             read_weights(request.weights, self._state)
