@@ -4,13 +4,19 @@ BIN := .venv/bin
 OUT ?= quickstart
 # Processes that test: much of a test is waiting, but each starts Ray and ranks of its own.
 TESTERS ?= 2
+# Longest files first, as tests/conftest.py orders them: xdist would begin with those of most tests.
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test check lint types floors tests chaos bench soak gpu docs clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu docs clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
 
-test: check tests ## Linters, types, floors, tests
+test: check ## Linters, types, floors, and the tests that take up to two seconds each
+	$(PYTEST) --quick
+
+test-all: check ## Linters, types, floors, and all tests but those below
+	$(PYTEST)
 
 check: lint types floors ## All but the tests
 
@@ -24,12 +30,8 @@ types: .venv/installed
 floors: .venv/installed
 	$(BIN)/lint-imports
 
-# Longest files first, as tests/conftest.py orders them: xdist would begin with those of most tests.
-tests: .venv/installed
-	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
-
-chaos: .venv/installed ## Tests that kill processes and nodes: twenty minutes
-	$(BIN)/python -m pytest -m "chaos and not soak"
+chaos: .venv/installed ## Tests that kill processes and nodes: a quarter of an hour
+	$(PYTEST) -m "chaos and not soak"
 
 bench: .venv/installed ## Measurements: minutes, on an idle machine
 	$(BIN)/python -m pytest -m bench -s tests/benchmarks

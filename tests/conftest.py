@@ -98,6 +98,11 @@ ASKED_FOR = {
     "soak": "takes long; run by `make soak`",
     "chaos": "kills what it runs on; run by `make chaos`",
 }
+QUICK = "takes seconds; run by `make test-all`"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="skip tests that are marked slow")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -124,6 +129,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = next(filter(item.get_closest_marker, ASKED_FOR), None)
         if marker and marker not in asked:
             item.add_marker(pytest.mark.skip(reason=ASKED_FOR[marker]))
+        elif config.getoption("--quick") and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason=QUICK))
     _put_long_files_first(items)
 
 
