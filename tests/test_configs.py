@@ -146,6 +146,7 @@ def test_a_job_hides_no_module_of_the_standard_library(job: Path) -> None:
     assert job.stem not in sys.stdlib_module_names
 
 
+@pytest.mark.slow
 def test_the_schema_of_a_verb_says_what_its_model_does(capsys: pytest.CaptureFixture[str]) -> None:
     from trainrig import cli
 

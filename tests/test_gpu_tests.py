@@ -20,6 +20,7 @@ def test_all_tests_that_need_a_gpu_lie_where_they_are_looked_for() -> None:
     assert marked - {TESTS} == {TESTS / "gpu"}
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(
@@ -29,6 +30,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
     assert ended.stderr.startswith("make gpu: torch ") and ended.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
     for name in MISSING:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name} here')\n")

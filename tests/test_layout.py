@@ -65,6 +65,7 @@ def test_no_folder_is_named_for_nothing() -> None:
     assert [name_of(folder) for folder in FOLDERS if folder.name in SAY_NOTHING] == []
 
 
+@pytest.mark.slow
 def test_the_loop_and_all_below_it_run_where_there_is_no_ray() -> None:
     program = (
         "import sys; sys.modules['ray'] = None\n"  # as if it were not installed

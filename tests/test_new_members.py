@@ -45,6 +45,7 @@ def test_the_tour_names_the_places():
         assert f"`{place}" in tour, place
 
 
+@pytest.mark.slow
 def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
     pages = [{"url": "https://a.example/1", "text": "an area to use as we do " * 30}]
     pages += [{"url": "https://a.example/2", "text": "rhythm myths tryst crypts " * 30}]

@@ -73,6 +73,7 @@ def test_descriptions_are_read_only_when_a_schema_is_asked_for() -> None:
     assert "description" not in json.dumps(model.model_json_schema()["properties"])
 
 
+@pytest.mark.slow
 def test_what_is_generated_is_up_to_date() -> None:
     made = generate_files()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]

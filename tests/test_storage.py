@@ -394,6 +394,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
+@pytest.mark.slow
 def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
     def in_a_burst(act: Callable[[], object]) -> object:
         proxy.times = 5  # boto3's own default gives up after 3
@@ -413,6 +414,7 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
     assert not storage.exists(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act",
     [
@@ -441,6 +443,7 @@ def test_a_503_without_end_is_the_clusters_fault(
     assert len(proxy.seen) > 10
 
 
+@pytest.mark.slow
 def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -494,6 +497,7 @@ def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: st
     assert not storage.create(f"{s3}/lock", b"yours")
 
 
+@pytest.mark.slow
 def test_a_creation_that_meets_another_writer_tries_again(
     proxy: Proxy, s3: str, waits: list[float]
 ) -> None:
@@ -524,6 +528,7 @@ def test_what_s3_forbids_is_said_at_once(
     assert len(proxy.seen) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,6 +538,7 @@ def test_a_server_that_does_not_answer_is_named(
         storage.read(f"{s3}/file")
 
 
+@pytest.mark.slow
 def test_files_to_and_from_a_bucket_outlast_a_bad_day(
     proxy: Proxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
     run: Pretraining, run_file: str
 ) -> None:

@@ -53,6 +53,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) -> None:
     assert {"pretrain", "posttrain", "plan", "predict"} == set(press_tab(place, "p"))
     files = ["configs/web/curate.toml", "configs/web/pretrain.toml"]
@@ -70,6 +71,7 @@ def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) ->
     assert press_tab(place, "export", "--dtype", "b") == ["bfloat16"]
 
 
+@pytest.mark.slow
 def test_tab_asks_no_bucket_and_ends_quietly_where_there_is_nothing(place: Path) -> None:
     assert press_tab(place, "stop", "--home", "s3://none-of-ours/home", "") == [""]
     assert press_tab(place, "check", "--hardware", "none.toml", "--device", "") == [""]

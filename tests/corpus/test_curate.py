@@ -165,6 +165,7 @@ def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 # Verdicts
 
 
+@pytest.mark.slow
 def test_each_page_meets_its_fate(curated: str) -> None:
     assert verdicts(curated) == {
         "web.example/twice": [None, "exact_duplicate", "exact_duplicate"],
@@ -260,6 +261,7 @@ def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
     assert sorted(listed) == sorted([*rows, *copies, *others])
 
 
+@pytest.mark.slow
 def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
     archives: str, tmp_path: Path
 ) -> None:
@@ -287,6 +289,7 @@ def test_each_source_is_held_to_its_own_rules(archives: str, tmp_path: Path) -> 
 # The same bytes
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_makes_the_same_bytes(
@@ -299,6 +302,7 @@ def test_any_number_of_workers_makes_the_same_bytes(
     assert made.counts == manifest.read_manifest(curated).counts
 
 
+@pytest.mark.slow
 def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
     archives: str, curated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +321,7 @@ def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
         assert result(output) == result(curated), paths
 
 
+@pytest.mark.slow
 def test_a_bucket_holds_the_same_bytes_as_a_disk(
     archives: str, curated: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +333,7 @@ def test_a_bucket_holds_the_same_bytes_as_a_disk(
     assert curate(run_on(f"{s3}/archives", f"{s3}/out")) == made
 
 
+@pytest.mark.slow
 def test_where_archives_lie_does_not_show_in_the_output(archives: str, tmp_path: Path) -> None:
     whole = Path(archives, "web/a.warc.gz").read_bytes()
     made = []
@@ -395,6 +401,7 @@ class Stopped(Exception):
     """Stands for whatever ends a run."""
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
@@ -419,6 +426,7 @@ def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
     assert not Path(output, "scratch").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_does_nothing_when_it_runs_again(
     archives: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -477,6 +485,7 @@ def loosely_curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> 
     return output
 
 
+@pytest.mark.slow
 def test_other_rules_decide_again_without_a_page_being_read(
     archives: str, decided: str, curated: str, loosely_curated: str
 ) -> None:
@@ -489,6 +498,7 @@ def test_other_rules_decide_again_without_a_page_being_read(
     assert result(decided) == result(curated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"near_duplicates": MinHash(threshold=0.95)}])
 def test_other_ways_to_find_copies_decide_again_too(
     archives: str, decided: str, tmp_path: Path, changes: dict[str, Any]
@@ -532,6 +542,7 @@ def test_a_decision_given_up_leaves_what_was_finished(
     assert result(decided) == result(curated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["signals", "none"])
 def test_without_the_texts_of_the_dropped_no_other_rules_can_be_tried(
     archives: str, tmp_path: Path, kept: str
@@ -544,6 +555,7 @@ def test_without_the_texts_of_the_dropped_no_other_rules_can_be_tried(
     assert times(output) == before
 
 
+@pytest.mark.slow
 def test_less_of_the_dropped_may_be_kept_after_all(
     archives: str, decided: str, tmp_path: Path
 ) -> None:
@@ -553,6 +565,7 @@ def test_less_of_the_dropped_may_be_kept_after_all(
     assert result(decided) == result(fresh)
 
 
+@pytest.mark.slow
 def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
@@ -658,6 +671,7 @@ def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
 # What is kept of the dropped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep_dropped", "lost"), [("text", set()), ("signals", {"text", "metadata"}), ("none", None)]
 )

@@ -57,6 +57,7 @@ def run_on(path: str, output: str, **changes: Any) -> Curation:
     return Curation(output=output, workers=0, sources=(source,))
 
 
+@pytest.mark.slow
 def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
     data = lines(300)
     (tmp_path / "pages.jsonl").write_bytes(data)

@@ -213,6 +213,7 @@ def test_long_prompts_are_cut_and_counted(ask, tmp_path):
     assert "2 of 3 prompts are longer than" in (Path(run.output) / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_rows_that_the_corpus_holds_are_told_apart(ask, tmp_path):
     run = ask("card", "pick")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open()]

@@ -60,6 +60,7 @@ def dashboard() -> Iterator[Dashboard]:
             process.stdin.close()
 
 
+@pytest.mark.slow
 def test_an_answer_is_waited_for_once_however_many_tries_there_are(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -133,6 +133,7 @@ def sums(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "manifest.json").read_text())["files"]
 
 
+@pytest.mark.slow
 def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     submitted = user.does("submit", "tokenizer", "tokenizer.toml", "--json")
     assert submitted.returncode == 0, submitted.stderr
@@ -160,6 +161,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     assert len(user.cluster.jobs) == 0 and user.cluster.uploads == 1
 
 
+@pytest.mark.slow
 def test_all_of_it_may_lie_in_a_bucket(s3: str, user: User) -> None:
     storage.write(f"{s3}/pages.jsonl", (user.folder / "pages.jsonl").read_bytes())
     user.environment |= {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
@@ -176,6 +178,7 @@ def test_all_of_it_may_lie_in_a_bucket(s3: str, user: User) -> None:
     assert not (user.folder / "home").exists()
 
 
+@pytest.mark.slow
 def test_the_verbs_own_exit_code_comes_back(user: User) -> None:
     (user.folder / "pages.jsonl").write_text('{"no": "text"}\n')
     ended = user.does("submit", "tokenizer", "tokenizer.toml", "--json")
@@ -185,6 +188,7 @@ def test_the_verbs_own_exit_code_comes_back(user: User) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
     much_to_curate(user.folder, NEVER_DONE)
     detached = user.does("submit", "curate", "curate.toml", "--detach", "--json")
@@ -206,6 +210,7 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
     assert len(user.cluster.jobs) == 1
 
 
+@pytest.mark.slow
 def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user: User) -> None:
     user.cluster.hold = 1
     prices = resources.files("trainrig").joinpath("hardware.toml").read_text()
@@ -226,6 +231,7 @@ def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user
     assert len(user.cluster.jobs) == 1
 
 
+@pytest.mark.slow
 def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
     user.cluster.hold = 2
     command = ["submit", "tokenizer", "tokenizer.toml"]
@@ -269,6 +275,7 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(user: Use
     assert sums(user.folder / "documents") == sums(user.folder / "here")
 
 
+@pytest.mark.slow
 def test_no_secret_of_the_submitter_travels_with_a_job(user: User) -> None:
     canaries = {"AWS_SECRET_ACCESS_KEY": "canary-of-aws", "HF_TOKEN": "canary-of-hf"}
     user.environment |= canaries
@@ -281,6 +288,7 @@ def test_no_secret_of_the_submitter_travels_with_a_job(user: User) -> None:
         assert not any(canary.encode() in text for text in (said, *kept))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_run_to_itself(user: User) -> None:
     much_to_curate(user.folder, NEVER_DONE)
     with user.start("submit", "curate", "curate.toml") as follower:
@@ -332,6 +340,7 @@ def test_a_job_that_never_starts_fails_with_what_it_waited_for(user: User) -> No
     assert found["message"].endswith("waited for: Job has not started yet: no room on the head.")
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_its_start_is_stopped_at_once(user: User) -> None:
     user.cluster.hold = 1
     assert user.does("submit", "tokenizer", "tokenizer.toml", "--detach").returncode == 0

@@ -75,6 +75,7 @@ def test_what_is_too_short_to_protect_anything_is_left_alone(monkeypatch):
     assert redact({"a": ["the correct horse", 1, None]}) == {"a": ["the [masked]", 1, None]}
 
 
+@pytest.mark.slow
 def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
     """On the record, and by its supervisor, whose words Ray keeps and its dashboard shows."""
     secret = "canary0123456789abcdef"

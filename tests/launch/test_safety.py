@@ -130,6 +130,7 @@ def _calls():
                 yield name, "", function.id, keywords
 
 
+@pytest.mark.slow
 def test_nothing_that_can_run_code_is_read_from_a_file():
     found = {name for name, module, function, _ in calls() if (module, function) in RUNS_CODE}
     assert found == CHANNELS | USERS_OWN
@@ -137,6 +138,7 @@ def test_nothing_that_can_run_code_is_read_from_a_file():
         assert not [name for name, _, _, words in calls() if words.get(keyword)]
 
 
+@pytest.mark.slow
 def test_the_page_names_the_native_parsers_that_are_loaded():
     """Of those that have ever been named, or that read what strangers wrote."""
     names = {

@@ -64,6 +64,7 @@ def test_the_graph_without_a_compiler_gives_the_bits_of_the_plain_layers(again):
     assert all(torch.equal(a, b) for a, b in zip(plain, graph, strict=True))
 
 
+@pytest.mark.slow
 def test_one_dynamic_graph_serves_rows_of_all_lengths():
     torch._dynamo.utils.counters.clear()
     plain, model = build(None), build(Compile(backend="aot_eager", dynamic=True, shapes=1))
@@ -73,6 +74,7 @@ def test_one_dynamic_graph_serves_rows_of_all_lengths():
     assert graphs() == 1
 
 
+@pytest.mark.slow
 def test_more_shapes_than_allowed_are_refused_in_one_line():
     model = build(Compile(backend="aot_eager", shapes=2))
     gradients(model, 24)

@@ -38,6 +38,7 @@ def test_products_are_rounded_only_where_it_was_asked_for(compute, products):
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_the_losses_of_float32_within_half_a_percent(ranks, make_job, tmp_path):
     # At a rate that does not blow every rounding up, as the usual one of these tests is made to do.
     usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
@@ -48,6 +49,7 @@ def test_bfloat16_keeps_the_losses_of_float32_within_half_a_percent(ranks, make_
     assert all(a != b for a, b in zip(exact["losses"], rounded["losses"], strict=True))
 
 
+@pytest.mark.slow
 def test_bfloat16_gives_the_same_bits_at_any_number_of_ranks(ranks, make_job, tmp_path):
     job = job_of(make_job, tmp_path, 6, precision=BFLOAT16)
     found = [answer for world in (1, 2, 3) for answer in ranks(world, "steps", job=job, count=6)]

@@ -82,6 +82,7 @@ def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed, m
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
+@pytest.mark.slow
 def test_the_more_is_computed_again_the_less_is_kept():
     kept = [kept_for_the_backward_pass(way) for way in WAYS.values()]
     none, every_layer, every_second, selective = kept
@@ -119,6 +120,7 @@ def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(mo
     assert counts["selective", aten.silu.default] == 2 * counts["none", aten.silu.default]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reshard", ["step", "layer"])
 def test_sharded_training_leaves_the_same_bits_with_and_without(reshard, ranks, make_job, tmp_path):
     digests = set()

@@ -5,6 +5,7 @@ import pytest
 from trainrig.parallel.stop_consensus import BETWEEN_QUESTIONS, StopQuestions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_all_ranks_hear_that_one_of_them_says_yes(world, ranks):
     for mine in itertools.product([False, True], repeat=world):

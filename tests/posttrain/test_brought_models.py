@@ -40,6 +40,7 @@ def folder_of(family: str, out: Path, **changes: str) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama2", "llama3", "qwen", "gemma"])
 def test_all_but_the_weights_of_a_tuned_model_is_what_was_brought(
     family, tmp_path, encode_rows, without_ray
@@ -163,6 +164,7 @@ def test_rows_that_ask_for_nothing_are_refused_by_line(tmp_path, content, messag
         read_prompts(str(tmp_path / "nowhere.jsonl"))
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_with_an_imported_model_and_keeps_what_was_brought(
     tmp_path, without_ray
 ):

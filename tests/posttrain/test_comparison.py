@@ -57,6 +57,7 @@ def loss_of(path, tokens, source):
     return nats / count
 
 
+@pytest.mark.slow
 def test_it_is_the_model_at_the_start_and_the_one_at_the_end(tune, fresh, tokens):
     folder = tune(1, CHATS)
     before, after = read_views(folder)
@@ -87,6 +88,7 @@ def test_it_is_the_model_at_the_start_and_the_one_at_the_end(tune, fresh, tokens
     assert len(last) == 1, "being looked at changes the run"
 
 
+@pytest.mark.slow
 def test_an_adapter_and_pairs_are_seen_too(tune, fresh):
     folder = tune(1, PAIRS, "pairs", objective={"kind": "DPO"}, lora={"rank": 2})
     before, after = read_views(folder)

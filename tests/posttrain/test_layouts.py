@@ -92,6 +92,7 @@ def soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "parallel", "lora"),
     [
@@ -119,6 +120,7 @@ def test_it_is_what_one_worker_makes_of_the_rows(
     assert_close(tmp_path / "run", tmp_path / "alone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, soak(None)])
 def test_so_it_is_with_divided_experts(lora, tuning, encoder, tmp_path, without_ray):
     sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
@@ -133,6 +135,7 @@ def test_so_it_is_with_divided_experts(lora, tuning, encoder, tmp_path, without_
     assert_close(tmp_path / "run", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray):
     for output, parallel in (("alone", None), ("run", TENSOR)):
         posttrain(tuning("SFT", parallel, lora=LORA | {"dora": True}, output=output))

@@ -63,6 +63,7 @@ def weights(folder):
     return checkpoint.open_model(str(folder)).weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora", [None, {"rank": 4, "base": "bfloat16", "dropout": 0.1}], ids=["whole", "lora"]
 )

@@ -67,6 +67,7 @@ def weights(folder):
     return checkpoint.open_model(str(folder)).weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
     [pytest.param(None, marks=pytest.mark.slow), {"rank": 4, "base": "int8"}],
@@ -159,6 +160,7 @@ def test_a_reward_model_of_steps_learns_which_are_right(encode_rows, tuning, tmp
     assert measured[-1]["eval/diagnostics/step_accuracy"] >= 0.6
 
 
+@pytest.mark.slow
 def test_kto_is_measured_on_held_out_rows(encode_rows, tuning, tmp_path, without_ray):
     rows = [
         {"prompt": f"the sea {n}", "completion": f"is {n} grey", "label": n % 2 == 0}

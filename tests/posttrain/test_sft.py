@@ -257,6 +257,7 @@ def test_the_loss_is_that_of_the_answers_by_the_plain_sum(without_ray, run, fold
     assert open_model(run.output).tuned is True
 
 
+@pytest.mark.slow
 def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_path):
     run = run.model_copy(update={"objective": SFT(noise=5.0)})
     posttrain(run)
@@ -299,6 +300,7 @@ def test_a_finished_run_names_its_inputs_and_is_not_made_again(
         posttrain(run.model_copy(update={"conversations": others}))
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_folder_of_hugging_face(without_ray, run, fresh, tmp_path):
     hub = str(tmp_path / "hub")
     export_checkpoint(fresh, hub, HubFolder())
@@ -413,6 +415,7 @@ def test_fine_tuning_on_ray_that_loses_a_worker_ends_as_one_rank_that_does_not(
     assert open_model(pair.output).step == 10
 
 
+@pytest.mark.slow
 def test_the_manifest_counts_what_was_trained_on(without_ray, run):
     made = posttrain(run)
     assert made.counts["conversations"] == len(ROWS)

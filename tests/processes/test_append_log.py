@@ -88,6 +88,7 @@ def test_a_large_log_in_a_bucket_is_several_objects(s3, monkeypatch):
     assert all(storage.size(f"{path}/{name}") <= 102 for name in names)
 
 
+@pytest.mark.slow
 def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     put, write = threading.Event(), storage.write
@@ -104,6 +105,7 @@ def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
     appender.close()
 
 
+@pytest.mark.slow
 def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     monkeypatch.setattr(append_log, "SEGMENT", 100)
@@ -125,6 +127,7 @@ def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch
     assert list(lines(f"{s3}/log.jsonl")) == [b"first", *numbered(0, 90)]
 
 
+@pytest.mark.slow
 def test_what_a_bucket_refuses_is_told_to_the_next_who_writes(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     refused = ClusterError("S3 answers 503")
@@ -183,6 +186,7 @@ def test_metrics_are_in_a_bucket_once_they_are_flushed(s3, monkeypatch):
     writer.close()
 
 
+@pytest.mark.slow
 def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
     """Of more objects than a server here could take in a test: only storage's two calls differ."""
     names = [f"s3://bucket/log.jsonl/{n:020d}.{n:08x}.jsonl" for n in range(9_000)]

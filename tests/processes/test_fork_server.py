@@ -177,6 +177,7 @@ def test_a_dead_server_is_seen_and_another_started(server):
     again.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
@@ -264,6 +265,7 @@ def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path
     assert ForkedProcess(server.address(), "later:add", 1).receive() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [

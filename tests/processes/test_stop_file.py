@@ -89,6 +89,7 @@ def test_outside_the_main_thread_only_the_file_counts(tmp_path):
     assert outcome == [None]
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_ends_no_run_that_nobody_asked_to_stop(
     proxy, s3, monkeypatch, caplog
 ):

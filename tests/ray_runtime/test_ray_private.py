@@ -35,6 +35,7 @@ def _private(module: str, name: str) -> bool:
     return hidden or any(path in module for path in PRIVATE_PATHS)
 
 
+@pytest.mark.slow
 def test_nothing_else_imports_what_is_private() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if path.name not in ALONE]
     found = {

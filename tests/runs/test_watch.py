@@ -79,6 +79,7 @@ def test_a_run_without_an_update_is_waited_for(tmp_path: object) -> None:
     assert "no run.toml" in page and "<b>" not in page
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_has_the_page_that_it_has_on_a_disk(s3: str, tmp_path: Path) -> None:
     pages = []
     for folder in (f"{tmp_path}/run", f"{s3}/run"):

@@ -129,6 +129,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "documents/kept"])
 def test_one_bit_of_what_it_reads_that_flips_is_found_and_its_file_named(
     folder: str, tmp_path: Path, name: str
@@ -200,6 +201,7 @@ def test_every_document_knows_its_row(folder: str) -> None:
                 assert rows[document.corpus_row]["id"] == document.id
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_makes_the_same_bytes(
@@ -393,6 +395,7 @@ def test_files_from_elsewhere_give_the_documents_that_a_curated_folder_gives(
         assert texts_of(run.output, split) == texts_of(f"{folder}/tokens", split)
 
 
+@pytest.mark.slow
 def test_a_bucket_holds_the_same_bytes_as_a_disk(
     folder: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
         assert total >= limit and total - sizes[chosen[-1]] < limit
 
 
+@pytest.mark.slow
 def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
     path = str(folder / TOKENIZER_FILE)
     report = Reporting(held_out=0.2, smaller=(300, 280), compare={"old": path}, channels=10)

@@ -153,6 +153,7 @@ def soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
@@ -168,6 +169,7 @@ def test_of_shared_layers_as_of_whole_ones(kind, layout, trained):
     assert_close(trained(2, kind, layout), trained(1, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [("dora", SHARED), *(soak(*each) for each in (("plain", SHARED), ("dora", IN_PLACES)))],
@@ -177,6 +179,7 @@ def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
     assert_close(found, trained(1, kind, model="one key head"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout", "objective"),
     [
@@ -219,6 +222,7 @@ def test_of_stages_beside_others(layout, trained):
     assert_close(found, trained(1, "dora", model="four layers"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [SHARED, soak(IN_PLACES)])
 def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_path):
     straight = trained(2, "plain", layout)
@@ -230,6 +234,7 @@ def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_pa
     assert_same_bits(job, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layouts"),
     [("dora", (IN_PLACES, FSDP(), STAGES)), soak("plain", (STAGES, SHARED, FSDP()))],

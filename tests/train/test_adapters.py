@@ -78,6 +78,7 @@ def losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(kind, adapter_job, ranks):
     alone = adapter_job(kind, "alone")

@@ -89,6 +89,7 @@ def test_the_number_of_ranks_does_not_change_a_bit(world, straight, same):
     same(straight(world))
 
 
+@pytest.mark.slow
 def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
     """4, 3, 1, 2, 4: each is told to stop, one rank of it alone, somewhere in a step. There is so
     little time for it that ranks ask each other before each micro-batch."""
@@ -140,6 +141,7 @@ def wait_for(condition, process):
 # --- what else must not change them
 
 
+@pytest.mark.slow
 def test_neither_when_parameters_are_gathered_nor_who_has_none_changes_a_bit(
     ranks, make_job, tmp_path
 ):
@@ -152,6 +154,7 @@ def test_neither_when_parameters_are_gathered_nor_who_has_none_changes_a_bit(
     assert len({(each["digest"], *each["losses"]) for each in found.values()}) == 1
 
 
+@pytest.mark.slow
 def test_other_virtual_workers_add_in_another_order(ranks, make_job, tmp_path):
     """So it is a setting that results depend on; and one worker for three is not one for one."""
     found = {}
@@ -178,6 +181,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path):
     """Over 50 steps, within the rounding of float32."""
@@ -195,6 +199,7 @@ def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path
     assert found[0]["losses"][-1] < 0.7 * found[0]["losses"][0]
 
 
+@pytest.mark.slow
 def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, straight, tmp_path):
     training = {"steps": STEPS, "deterministic": False, "checkpoints": {"every": 4, "keep": 100}}
     job = make_job(tmp_path, training=training)
@@ -208,6 +213,7 @@ def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, st
     assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["HSDP", "DDP"])
 def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
     world, layout = LAYOUTS[name]
@@ -224,6 +230,7 @@ def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
     assert losses == pytest.approx(straight["losses"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "layout"),
     [

@@ -61,6 +61,7 @@ def test_an_average_is_the_mean_until_its_horizon_and_then_forgets():
     assert model.weight.item() == 20.0
 
 
+@pytest.mark.slow
 def test_averages_change_no_bit_of_the_weights(kept, ranks, make_job, tmp_path):
     plain = make_job(tmp_path, training=TRAINING)
     train(1, plain, ranks)
@@ -74,6 +75,7 @@ def test_averages_change_no_bit_of_the_weights(kept, ranks, make_job, tmp_path):
     assert [line["eval/loss"] for line in mine] == [line["eval/loss"] for line in other]
 
 
+@pytest.mark.slow
 def test_they_are_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_job, tmp_path):
     job = make_job(tmp_path / "run", training=KEPT)
     train(2, job, ranks, told=(0, "train", 9))

@@ -93,6 +93,7 @@ def test_what_two_ranks_saved_is_the_same_bits_at_one_two_and_three(straight, ra
     assert one[moved].any() and one["optimizer.state.norm.weight.step"] == 8
 
 
+@pytest.mark.slow
 def test_the_model_of_a_checkpoint_is_the_one_that_was_trained(straight, ranks):
     job = straight(3)
     path = str(at(job.folder, 12))

@@ -282,6 +282,7 @@ def test_one_attempt_commits_a_step_once(run):
         plant(run, 8, attempt=1, state=b"{1}")
 
 
+@pytest.mark.slow
 def test_supervisors_that_take_attempts_at_once_get_different_ones(run):
     taken, start = [], threading.Barrier(8)
 

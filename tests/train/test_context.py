@@ -73,6 +73,7 @@ def assert_close(found, expected):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "ranks_of_a_row"), [(2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row, kind, trained):
@@ -80,6 +81,7 @@ def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row
     assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"kind": "HSDP", "replicas": 2}, {"kind": "DDP"}])
 def test_copies_of_the_model_share_rows_too(layout, trained):
     assert_close(trained(4, {"kind": "Gathered", "ranks": 2}, layout), trained(1))

@@ -89,6 +89,7 @@ SEVERAL = {
 OBJECTIVES["MultiTokenPrediction"] = SEVERAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_denominators_are_the_targets_of_the_rows_before_any_is_read(
     kind, make_job, corrupted_tokens, tmp_path
@@ -112,6 +113,7 @@ def test_denominators_are_the_targets_of_the_rows_before_any_is_read(
         assert batches.data_before(3)["corruption"]["kind"] == kind.split()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_the_same_bits_at_any_number_of_workers(kind, ranks, make_job, corrupted_tokens, tmp_path):
     training = {"held_out": {"every": 2, "rows": 3}, "steps": 4}
@@ -125,6 +127,7 @@ def test_the_same_bits_at_any_number_of_workers(kind, ranks, make_job, corrupted
     assert held_out.total > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_trace_shows_the_rows_that_were_trained_on(
     kind, ranks, make_run, corrupted_tokens, tmp_path
@@ -176,6 +179,7 @@ def test_held_out_rows_are_the_same_each_time(make_job, corrupted_tokens, tmp_pa
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_fills_gaps(kind, ranks, make_job, corrupted_tokens, tmp_path, capsys):
     changes = {"tokens": corrupted_tokens, "training": {"steps": 3}, **OBJECTIVES[kind]}
@@ -223,6 +227,7 @@ def test_the_loss_of_each_objective_is_that_of_its_rows_by_hand(
     assert loss.total == pytest.approx(sum(sums.values()) / sum(counts.values()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_several_objectives_goes_on_to_the_same_bits_and_reports_each(
     ranks, make_job, make_run, corrupted_tokens, tmp_path
 ):

@@ -19,6 +19,7 @@ def flip_a_bit(shard: Path) -> None:
         file.write(bytes([first[0] ^ 1]))
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_in_a_run_ends_it_and_each_after_it(
     alone, make_job, tokens, tmp_path, monkeypatch
 ):

@@ -106,6 +106,7 @@ def soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "expert", "mixture"),
     [
@@ -122,6 +123,7 @@ def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mi
     assert_close(trained(world, expert, mixture), trained(1, None, mixture))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, soak({"kind": "FSDP"})]
 )
@@ -130,6 +132,7 @@ def test_copies_of_the_model_divide_experts_too(layout, trained):
     assert_close(trained(4, 2, "softmax", layout), trained(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixture", ["capacity", soak("softmax"), soak("sigmoid")])
 def test_the_number_of_data_workers_does_not_change_a_bit(mixture, trained):
     assert_same(trained(2, 2, mixture), trained(4, 2, mixture))
@@ -175,6 +178,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_path):
     """And give the weights that they give without."""
@@ -190,6 +194,7 @@ def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_pat
     np.testing.assert_allclose(found[2], found[1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
     """One replica, two, and one again."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
@@ -263,6 +268,7 @@ def laid_out(job, layout):
     return dataclasses.replace(job, training=training), world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrote", ["expert 2 x FSDP 2", *(soak(name) for name in LAYOUTS if "x FSDP" not in name)]
 )
@@ -285,6 +291,7 @@ def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_p
                 np.testing.assert_array_equal(value, expected[name], err_msg=f"{layout}: {name}")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
     """One process, then experts over 2 and over 4, then FSDP: as one process to the end."""
     straight = trained(1)

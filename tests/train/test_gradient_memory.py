@@ -38,6 +38,7 @@ def test_a_step_is_the_same_however_often_it_reduces(parallel, ranks, make_job, 
 LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "training", "held"),
     [

@@ -67,6 +67,7 @@ def test_pieces_and_positions_say_where_documents_begin(shards, rows, micro_batc
             assert mine[:, 1].tolist() == sorted(set(begins.tolist()))
 
 
+@pytest.mark.slow
 def test_the_loss_has_the_same_bits_at_any_number_of_workers(ranks, make_job, tmp_path):
     # Four micro-batches: of three ranks the first two have one, and join in once more for nothing.
     job = make_job(tmp_path, training={"held_out": {"rows": 3}})
@@ -76,6 +77,7 @@ def test_the_loss_has_the_same_bits_at_any_number_of_workers(ranks, make_job, tm
         assert ranks(world, "held_out_loss", job=job) == [alone] * world
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path):
     job = make_job(tmp_path, training={"held_out": {"every": 3, "rows": 10_000}})
     ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
@@ -92,6 +94,7 @@ def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path
     assert last["eval/loss"] == pytest.approx(nats / targets, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_by_document_the_loss_is_that_of_each_piece_alone(ranks, make_job, shards, tmp_path):
     training = {"held_out": {"every": 12, "rows": 4}}
     job = make_job(tmp_path, batches={"attend": "document"}, training=training)
@@ -127,6 +130,7 @@ def held_out_of(folder):
     ]
 
 
+@pytest.mark.slow
 def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, tmp_path):
     job = make_job(tmp_path, training={"held_out": {"every": 5, "rows": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
@@ -140,6 +144,7 @@ def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, 
     assert len(metrics.series(job.folder)) == 12  # updates are lines of their own
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing_of_the_training(ranks, make_job, last_weights, tmp_path):
     made = []
     for name, held_out in (("with", {"every": 2}), ("without", {"rows": 0})):
@@ -152,6 +157,7 @@ def test_measuring_changes_nothing_of_the_training(ranks, make_job, last_weights
     assert metrics.held_out_series(job.folder) == []
 
 
+@pytest.mark.slow
 def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on, tmp_path):
     training = {
         "held_out": {"every": 4, "rows": 3},
@@ -177,6 +183,7 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
         assert len(raw) == 3  # none is measured twice
 
 
+@pytest.mark.slow
 def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
     ranks, make_run, make_tokens, caplog, tmp_path
 ):
@@ -190,6 +197,7 @@ def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
     assert metrics.held_out_series(job.folder) == []
 
 
+@pytest.mark.slow
 def test_who_wants_no_held_out_loss_is_told_nothing(make_run, make_tokens, caplog, tmp_path):
     other = make_tokens(tmp_path, held_out=0.0)
     run = make_run(tmp_path / "run", training={"held_out": {"rows": 0}})
@@ -208,6 +216,7 @@ def test_it_is_due_at_each_so_many_steps_and_at_the_end():
     assert not any(HeldOutSettings(every=4, rows=0).due(step, 11) for step in range(1, 12))
 
 
+@pytest.mark.slow
 def test_rows_give_the_score_of_the_same_rows(ranks, make_job, shards, tmp_path):
     job = make_job(tmp_path, training={"held_out": {"every": 12, "rows": 5}})
     ranks(3, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))

@@ -57,6 +57,7 @@ def test_it_begins_with_the_weights_and_nothing_else(make_continued, earlier, ra
     assert all(not value.any() for name, value in begun.items() if "exp_avg" in name)
 
 
+@pytest.mark.slow
 def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
     run = make_continued()
     manifest = pretrain(run)
@@ -69,6 +70,7 @@ def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
     assert manifest.counts["steps"] == 6
 
 
+@pytest.mark.slow
 def test_another_content_of_the_checkpoint_is_another_run(make_continued, earlier, monkeypatch):
     pretrain(make_continued())
     monkeypatch.setattr(trainer, "run", lambda *_: pytest.fail("there was nothing to train"))
@@ -76,6 +78,7 @@ def test_another_content_of_the_checkpoint_is_another_run(make_continued, earlie
         pretrain(make_continued(path=f"{earlier}/checkpoints/step_00000003"))
 
 
+@pytest.mark.slow
 def test_further_heads_are_kept_where_they_are_there_drawn_where_not_and_dropped_where_unasked(
     make_continued, make_run, ranks, earlier, tmp_path
 ):
@@ -138,6 +141,7 @@ def test_sequences_beyond_the_positions_of_the_checkpoint_are_refused(make_conti
         prepare(Pretraining.model_validate(dict(make_continued()) | {"batches": longer}))
 
 
+@pytest.mark.slow
 def test_tokens_of_another_tokenizer_are_refused(make_continued, make_tokens, tmp_path):
     other = make_tokens(tmp_path / "other", entries=300)
     run = make_continued().model_copy(update={"tokens": other})

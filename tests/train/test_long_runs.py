@@ -66,6 +66,7 @@ def extended(ranks, make_run, tmp_path_factory):
     return run, job
 
 
+@pytest.mark.slow
 def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
     _, job = extended
     there = {
@@ -158,6 +159,7 @@ def other_tokens(make_tokens, tmp_path_factory):
     return make_tokens(tmp_path_factory.mktemp("before"))
 
 
+@pytest.mark.slow
 def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
     extended, without_ray, make_run, other_tokens, tmp_path
 ):
@@ -194,6 +196,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
     assert "before the first step and at step 4" in page and "tokens/web" in page
 
 
+@pytest.mark.slow
 def test_what_is_remembered_has_to_be_of_the_same_tokenizer(make_run, make_tokens, tmp_path):
     run = make_run(tmp_path / "run")
     other = make_tokens(tmp_path / "other", entries=300)

@@ -47,6 +47,7 @@ def wait_for(condition, process):
 # --- resuming
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_resuming_from_any_checkpoint_gives_the_run_that_never_stopped(
     world, straight, ranks, last_weights, tmp_path
@@ -70,6 +71,7 @@ def test_resuming_from_any_checkpoint_gives_the_run_that_never_stopped(
         }
 
 
+@pytest.mark.slow
 def test_a_stop_after_any_number_of_steps_leaves_no_trace(alone, make_job, last_weights, tmp_path):
     def at_constant_rate(steps, folder):
         schedule = {"kind": "Constant", "warmup": 0}
@@ -88,6 +90,7 @@ def test_a_stop_after_any_number_of_steps_leaves_no_trace(alone, make_job, last_
         assert last_weights(job) == last_weights(whole)
 
 
+@pytest.mark.slow
 def test_a_branch_of_a_longer_run_is_the_shorter_run_to_the_last_bit(
     alone, make_job, last_weights, tmp_path
 ):
@@ -158,6 +161,7 @@ def test_every_step_says_how_many_ranks_took_it(world, straight):
     assert len(losses(job)) == STEPS and workers == {world}
 
 
+@pytest.mark.slow
 def test_more_ranks_than_micro_batches_give_the_same_losses_too(ranks, make_job, tmp_path):
     few = {"global_batch": 4, "micro_batch": 2}
     jobs = [make_job(tmp_path / str(world), batches=few) for world in (1, 3)]
@@ -166,6 +170,7 @@ def test_more_ranks_than_micro_batches_give_the_same_losses_too(ranks, make_job,
     assert exact(jobs[1]) == exact(jobs[0])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
     one = straight(1)
     job = dataclasses.replace(one, folder=str(tmp_path))
@@ -188,6 +193,7 @@ def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
 # --- what a step computes
 
 
+@pytest.mark.slow
 def test_micro_batches_of_any_size_give_the_same_losses(alone, make_job, tmp_path):
     series = {}
     for size in (1, 2, 4, 8):
@@ -198,6 +204,7 @@ def test_micro_batches_of_any_size_give_the_same_losses(alone, make_job, tmp_pat
         assert series[size] == pytest.approx(series[8], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_reading_ahead_changes_nothing(alone, make_job, straight, tmp_path):
     for ahead in (0, 1):
         training = {"steps": STEPS, "prefetch_steps": ahead}
@@ -206,6 +213,7 @@ def test_reading_ahead_changes_nothing(alone, make_job, straight, tmp_path):
         assert exact(job) == exact(straight(1))
 
 
+@pytest.mark.slow
 def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_job, tmp_path):
     job = make_job(tmp_path / "document", batches={"attend": "document"})
     across = make_job(tmp_path / "window")
@@ -216,6 +224,7 @@ def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_
     assert losses(job) != pytest.approx(losses(across), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, {"size": 40}])
 def test_long_rows_of_documents_leave_the_same_bits_on_any_number_of_ranks(
     ranks, make_job, tmp_path, window
@@ -312,6 +321,7 @@ def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, t
     assert losses(job) == [] and not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_run_may_start_from_the_weights_of_another(alone, straight, make_job, tmp_path):
     """Its counters, its schedule and its optimizer's memory are its own."""
     trained = newest_valid(RunFolder(straight(2).folder))[0].path

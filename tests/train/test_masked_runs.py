@@ -54,6 +54,7 @@ def test_denominators_are_the_hidden_tokens_before_any_is_read(make_masked):
     assert batches.data_before(3)["corruption"]["kind"] == "MaskedLM"
 
 
+@pytest.mark.slow
 def test_the_same_bits_at_one_two_and_three_workers(ranks, make_masked):
     (alone,) = ranks(1, "steps", job=make_masked(), count=4)
     for world in (2, 3):
@@ -66,6 +67,7 @@ def weights(job) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in opened.weights.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "own"),
     [
@@ -98,6 +100,7 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
         np.testing.assert_array_equal(found[name], value)
 
 
+@pytest.mark.slow
 def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
     ranks, make_job, make_run, corrupted_tokens, tmp_path, caplog
 ):

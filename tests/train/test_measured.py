@@ -25,6 +25,7 @@ def measured(ranks, make_job, tmp_path_factory):
     return jobs
 
 
+@pytest.mark.slow
 def test_all_of_it_changes_no_bit_of_the_run(measured, last_weights):
     def exact(job):
         return [[line[name] for name in EXACT] for line in metrics.series(job.folder)]

@@ -54,6 +54,7 @@ def test_terms_statistics_and_auxiliary_terms_are_those_of_a_plain_loop(spread):
     assert found["losses"][0] == pytest.approx(weighted, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_objective_of_several_terms_has_the_same_bits_at_any_number_of_ranks(world, spread):
     _, run = spread
@@ -82,6 +83,7 @@ def test_the_loss_of_each_source_is_that_of_its_own_rows(straight):
     assert RunFolder(job.folder).attempts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "objective"), [("pairs", DPO()), ("labelled", KTO())])
 def test_diagnostics_and_statistics_have_the_same_bits_at_any_number_of_ranks(
     kind, objective, ranks, make_job, tmp_path

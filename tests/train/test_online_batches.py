@@ -47,6 +47,7 @@ def go_on(ranks, job, world):
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path, online=UPDATES)
 
 
+@pytest.mark.slow
 def test_each_batch_is_made_once_of_the_weights_before_it(whole):
     made = stored_batches(RunFolder(whole.folder))
     assert [(each.number, each.step, each.attempt) for each in made] == [
@@ -57,6 +58,7 @@ def test_each_batch_is_made_once_of_the_weights_before_it(whole):
     assert made[0].denominators == {"tokens": 5 * 2 * 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
 def test_batches_and_weights_are_the_same_at_any_number_of_ranks(world, whole, ranks, tmp_path):
     job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
@@ -74,6 +76,7 @@ def tensors(ranks, job):
     return {name: value.tobytes() for name, value in read.items() if name.startswith("model.")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "step"),
     [

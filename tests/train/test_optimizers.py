@@ -55,6 +55,7 @@ def whole_state(ranks, job):
     return {name: value.tobytes() for name, value in found.items() if name != "counters"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
     name, ranks, revived_ranks, make_job, straight_run, tmp_path
@@ -102,6 +103,7 @@ def test_float16_backs_off_where_gradients_overflow_and_keeps_its_scale(straight
     assert json.loads((Path(newest.path) / "state.json").read_text())["skipped"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", ["float16", "float8"])
 def test_narrow_products_keep_the_losses_of_float32(compute, ranks, make_job, tmp_path):
     usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}

@@ -104,6 +104,7 @@ SLOW = pytest.mark.slow
 INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "stages", "schedule"),
     [(*each, "1F1B") for each in LAYOUTS]
@@ -117,12 +118,14 @@ def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedul
     assert_close(found, trained(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, trained):
     """Each of two workers, or of two pairs that slice parameters, has two stages of a layer."""
     assert_equal(trained(world, INTERLEAVED), trained(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -137,6 +140,7 @@ def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(
     assert_close(trained(4, INTERLEAVED, TIED, layout), trained(1, model=TIED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "stages", "schedule"),
     [(2, 2, "1F1B"), (4, 4, "1F1B"), pytest.param(4, 2, "GPipe", marks=SLOW)],
@@ -152,6 +156,7 @@ FULL, SELECTIVE = {"recompute": {"kind": "Full"}}, {"recompute": {"kind": "Selec
 BFLOAT16 = {"precision": {"compute": "bfloat16"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "more"),
     [
@@ -176,6 +181,7 @@ MIXTURE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "pipeline"),
     [(2, INTERLEAVED), pytest.param(4, {"ranks": 4}, marks=SLOW)],
@@ -197,6 +203,7 @@ def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
 SHARED = {"kind": "FSDP", "tensor": {"ranks": 2}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "model"),
     [(TWO, TIED), pytest.param(INTERLEAVED, UNTIED, marks=SLOW)],
@@ -219,10 +226,12 @@ def test_stages_shared_layers_and_data_together(pipeline, trained):
     assert_close(trained(8, pipeline, TIED, SHARED | {"kind": "DDP"}), found)
 
 
+@pytest.mark.slow
 def test_the_number_of_data_workers_does_not_change_a_bit_of_a_tied_head(trained):
     assert_equal(trained(2, TWO, TIED), trained(4, TWO, TIED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [pytest.param({"kind": "HSDP", "replicas": 2}, marks=SLOW), {"kind": "DDP"}]
 )
@@ -236,6 +245,7 @@ def laid_out(job, **parallel):
     return dataclasses.replace(job, training=training)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
     job, whole = trained(2, TWO, TIED)
     found, _ = newest_valid(RunFolder(job.folder))
@@ -258,6 +268,7 @@ def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
         np.testing.assert_array_equal(held[name], whole[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks, tmp_path):
     """Shared layers, then stages, then slices, then stages of shared layers: each reads what the
     one before it saved, and saves it again."""
@@ -286,6 +297,7 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     assert files == [{f"shard-0000{n}-model-00001-of-00001.safetensors"} for n in (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "layout"),
     [

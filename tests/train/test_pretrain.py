@@ -32,6 +32,7 @@ def refuse_to_train(*_):
     raise AssertionError("there was nothing to train")
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_what_it_made(finished):
     run, manifest = finished
     last = "checkpoints/step_00000012/attempt-0001"
@@ -53,6 +54,7 @@ def test_a_finished_run_says_what_it_made(finished):
         assert entry.sha256 == storage.sha256(f"{run.output}/{name}")
 
 
+@pytest.mark.slow
 def test_the_run_file_in_a_run_folder_is_the_run(finished):
     run, _ = finished
     assert config.load(Pretraining, f"{run.output}/run.toml") == run
@@ -74,6 +76,7 @@ def test_a_finished_run_is_not_made_again(finished, monkeypatch):
     assert pretrain(run.model_copy(update={"workers": 7})) == manifest  # where, not what
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_run_is_refused_by_what_differs(finished, make_run, monkeypatch):
     run, _ = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)
@@ -83,6 +86,7 @@ def test_a_folder_of_another_run_is_refused_by_what_differs(finished, make_run, 
         pretrain(other)
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_run_on_other_tokens_is_refused(finished, make_tokens, monkeypatch, tmp_path):
     run, _ = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)
@@ -92,6 +96,7 @@ def test_a_folder_of_a_run_on_other_tokens_is_refused(finished, make_tokens, mon
         pretrain(run.model_copy(update={"tokens": other}))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on(without_ray, make_run, monkeypatch, tmp_path):
     run = make_run(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -183,6 +188,7 @@ def test_emulated_numbers_are_warned_of_before_a_run_begins(
         pretrain(make_run(tmp_path / "run", training={"precision": {"compute": "bfloat16"}}))
 
 
+@pytest.mark.slow
 def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
     stopped_at_six, last_weights
 ):
@@ -219,6 +225,7 @@ def test_what_was_trained_on_before_cannot_be_changed(
     assert Path(stopped_at_six("run").output, "run.toml").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_the_run_of_other_stages(stopped_at_six, monkeypatch):
     manifest = pretrain(stopped_at_six("run", LONGER))
     monkeypatch.setattr(trainer, "run", refuse_to_train)

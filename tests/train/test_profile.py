@@ -27,6 +27,7 @@ def profiled(ranks, make_job, tmp_path_factory):
     return jobs
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_chosen_steps_and_their_operations_and_memory(profiled):
     (written,) = Path(profiled[True].folder, "profile", "attempt-0001").iterdir()
     assert written.name == "rank-00001.trace.json.gz"

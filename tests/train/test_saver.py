@@ -114,6 +114,7 @@ def test_a_save_waits_for_the_one_before(run, gate):
     assert newest_valid(job.folder)[0].step == 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_torch_reads_what_three_ranks_wrote(straight, ranks, tmp_path):
     """The files are those of torch's own distributed checkpoints in safetensors form."""

@@ -205,6 +205,7 @@ def by_hand(ranks, make_job, tmp_path_factory):
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_poisoned_window_ends_as_the_run_that_was_told_to_skip_it(
     world, by_hand, ranks, make_job, tmp_path
@@ -219,6 +220,7 @@ def test_a_poisoned_window_ends_as_the_run_that_was_told_to_skip_it(
     assert left_by(job)[1]["skipped"] == [[24, 32]]
 
 
+@pytest.mark.slow
 def test_stops_and_other_checkpoints_change_nothing_of_it(by_hand, ranks, make_job, tmp_path):
     job = job_of(make_job, tmp_path, checkpoints={"every": 13, "keep": 100})
     poisoned = poison(26, 27, 28, 29)
@@ -239,6 +241,7 @@ def test_stops_and_other_checkpoints_change_nothing_of_it(by_hand, ranks, make_j
     assert losses(job) == losses(by_hand)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_yet_goes_back_to_its_beginning(ranks, make_job, tmp_path):
     early, told = (
         job_of(make_job, tmp_path / name, checkpoints={"every": 30, "keep": 9}, skip_data=skip)
@@ -251,6 +254,7 @@ def test_a_run_without_a_checkpoint_yet_goes_back_to_its_beginning(ranks, make_j
     assert left_by(early) == left_by(told)
 
 
+@pytest.mark.slow
 def test_where_no_old_checkpoint_is_left_the_run_goes_on_without_the_outliers(
     ranks, make_job, tmp_path
 ):
@@ -261,6 +265,7 @@ def test_where_no_old_checkpoint_is_left_the_run_goes_on_without_the_outliers(
     assert left_by(job)[1]["skipped"] == [[26, 29]]
 
 
+@pytest.mark.slow
 def test_a_spike_that_comes_back_ends_the_run_on_every_rank(alone, ranks, make_job, tmp_path):
     job = job_of(make_job, tmp_path, spikes=WATCHFUL | {"rollbacks": 0})
     with pytest.raises(AssertionError, match=Diverged.__name__):

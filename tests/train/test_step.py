@@ -77,6 +77,7 @@ def undisturbed(ranks, make_job, tmp_path_factory):
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", TOLD)
 def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, tmp_path):
     world, rank, doing, number = TOLD[when]
@@ -123,6 +124,7 @@ def job_of(make_job, folder, **training):
     return make_job(folder, training=settings | training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make_job, tmp_path):
@@ -141,6 +143,7 @@ def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make
     assert all(each["what"].startswith(how) for each in events(job, "step_skipped"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_among_them_goes_on_as_if_it_had_not_been(ranks, make_job, tmp_path):
     job, straight = (job_of(make_job, tmp_path / name) for name in ("job", "straight"))
     bad = poison(2, 4, 5, how="gradient")
@@ -153,6 +156,7 @@ def test_a_run_that_is_stopped_among_them_goes_on_as_if_it_had_not_been(ranks, m
     assert entries(job)["skipped"] == entries(straight)["skipped"] == [[2, 3], [4, 6]]
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
     job = job_of(make_job, tmp_path, max_skipped_steps=2)
     assert attempt(2, job, ranks, poison=poison(1, 2, 4, 5)) == [STEPS] * 2

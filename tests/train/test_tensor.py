@@ -142,21 +142,25 @@ def soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", list(MODELS)[:4])
 def test_workers_that_share_layers_train_as_one_process_does(model, trained):
     assert_close(trained(2, model, SHARED), trained(1, model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", list(MODELS)[:4])
 def test_so_do_workers_that_divide_what_flows_between_layers(model, trained):
     assert_close(trained(2, model, IN_PLACES), trained(1, model))
 
 
+@pytest.mark.slow
 def test_more_workers_than_key_heads_share_them(trained):
     found = trained(4, "one key head, untied", FSDP(tensor=TensorSplit(ranks=4)))
     assert_close(found, trained(1, "one key head, untied"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -172,6 +176,7 @@ def test_beside_data_and_rows(layout, trained):
     assert_close(trained(4, layout=layout), trained(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sequence_parallel"),
     [("FSDP", True), ("DDP", False), soak("FSDP", False), soak("DDP", True)],
@@ -213,6 +218,7 @@ def assert_same_bits(found, expected):
         np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [SHARED, IN_PLACES], ids=["shared", "in places"])
 def test_the_number_of_replicas_does_not_change_a_bit(layout, trained):
     assert_same_bits(trained(4, layout=layout), trained(2, layout=layout))
@@ -225,6 +231,7 @@ def go_on(job, world, group, **arguments):
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [SHARED, pytest.param(IN_PLACES, marks=pytest.mark.chaos)],
@@ -271,6 +278,7 @@ def test_a_rank_that_was_killed_changes_nothing(
     assert_same_bits((job, whole(ranks, job)), straight)
 
 
+@pytest.mark.slow
 def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
     """What shared layers saved, three workers with whole ones save again; and back."""
     job, tensors = trained(2, "uneven", SHARED)
@@ -311,6 +319,7 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("context", "sequence_parallel"), [(None, True), soak(None, False), soak("Gathered", True)]
 )

@@ -23,6 +23,7 @@ def length(found: re.Match[str] | None) -> int:
     return len(found[0]) if found else 0
 
 
+@pytest.mark.slow
 @given(texts)
 @example("**1")
 @example("...")

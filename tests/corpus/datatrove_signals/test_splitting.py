@@ -53,6 +53,7 @@ def tokens_at(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(chunks | any_chunks, min_size=1, max_size=20, unique=True))
 @example(['"can\'t"', "(the)", "):", ":)x", "x-dont", "..a", "end..", "10km.", "U.S.A.'s", "“”"])
 @settings(max_examples=200)
@@ -84,6 +85,7 @@ def test_rules_of_a_kind_not_known_here_are_left_to_spacy(monkeypatch: pytest.Mo
     assert words.grammar is None
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_chunks_of_real_pages_are_split_as_by_spacy(vocabularies: Any, test_data: Path):
     some: set[str] = set()

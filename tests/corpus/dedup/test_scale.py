@@ -104,6 +104,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["peak_bytes"] < found["estimated_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("documents", "memory"),
     [
@@ -136,6 +137,7 @@ def searched_for_families(
     return {"families": families, "copies": copies, **found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("splits", "families"), [(20, 1), (40, 1_250)], ids=["one", "many"])
 def test_families_larger_than_a_bucket_take_the_memory_that_was_said(
     tmp_path: Path, splits: int, families: int

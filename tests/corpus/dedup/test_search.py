@@ -229,6 +229,7 @@ def evidence_of(found: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [1, 7])
 def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
     texts = [changed(prose(n % 4), n % 30, n % 7) for n in range(80)]

@@ -57,6 +57,7 @@ DEADLY = {  # in the order of the batch
 }
 
 
+@pytest.mark.slow
 def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
     pages = [page(b"a"), page(b"b"), *map(page, DEADLY), page(b"c")]
     # A leak takes CPU time too, so the memory that it may fill is little, and a second is enough.

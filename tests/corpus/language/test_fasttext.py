@@ -56,6 +56,7 @@ def test_any_text_has_the_language_that_fasttext_gives_it(fasttext: Any, text: s
     assert_equal(fasttext, [text])
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_pages_have_the_languages_that_fasttext_gives_them(fasttext: Any, test_data: Path):
     pages = []

@@ -173,6 +173,7 @@ def test_json_lines_give_in_pieces_what_they_give_at_once(parts, objects, cuts, 
     assert in_pieces(whole, cuts, read_piece) == list(read_piece(io.BytesIO(whole)))
 
 
+@pytest.mark.slow
 def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str):
     write_warc(f"{s3}/crawl/a.warc.gz", written := pages(60))
     storage.write(f"{s3}/crawl/b.jsonl", b'{"text": "b"}\n' * 5_000)

@@ -232,6 +232,7 @@ def test_how_the_search_is_cut_does_not_show(tmp_path: Path, straight: dict[str,
     assert files(run.output) == straight
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_finds_the_same(
@@ -499,6 +500,7 @@ def test_a_better_newcomer_is_kept_and_what_it_repeats_is_told_of(
     assert f"{second}: 1 documents kept in earlier outputs repeat better ones" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_index_in_a_bucket_does_as_well(s3: str, tmp_path: Path) -> None:
     first, second = held_to(tmp_path, OLD, NEW, **EARLY)
     for path in storage.list_files(first):

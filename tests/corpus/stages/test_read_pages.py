@@ -96,6 +96,7 @@ def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) 
         assert sum(sizes) - (sizes[-1] if sizes else 0) < largest
 
 
+@pytest.mark.slow
 def test_a_part_of_which_a_file_is_missing_is_done_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

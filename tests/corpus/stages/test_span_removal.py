@@ -119,6 +119,7 @@ def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, du
     assert counts["bytes_kept"] == sum(len(each["text"].encode()) for each in documents.values())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_two_workers_write_the_same_bytes(make_run, ducks):
     alone = make_run(name="alone", **STEPS, decontamination=ducks)
@@ -156,6 +157,7 @@ class Stopped(Exception):
     """Stands for whatever ends a run."""
 
 
+@pytest.mark.slow
 def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
     make_run, ducks, monkeypatch
 ):
@@ -218,6 +220,7 @@ def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks
     assert written(run) == written(whole)
 
 
+@pytest.mark.slow
 def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
     curate(make_run(**STEPS, decontamination=ducks))
     for sections in (

@@ -106,6 +106,7 @@ def test_the_first_state_and_the_first_pieces(embedding, models, tmp_path):
     np.testing.assert_allclose(vectors(tmp_path / "c"), wanted / lengths, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
     for workers in (0, 2):

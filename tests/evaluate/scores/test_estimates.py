@@ -79,6 +79,7 @@ def test_a_difference_is_taken_row_by_row():
     )
 
 
+@pytest.mark.slow
 def test_answers_that_know_nothing_lie_in_the_band_of_shuffled_labels():
     dice = np.random.default_rng(1)
     inside = 0

@@ -135,6 +135,7 @@ def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
     assert watched.sent == 0 and watched.run.newest_attempt() == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluster, other_clock):
     with other_clock():
         watched.begun()
@@ -153,6 +154,7 @@ def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_c
     assert watched.watch.until_end()["attempt"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, other_clock):
     with other_clock():
         watched.begun()

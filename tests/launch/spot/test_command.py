@@ -57,6 +57,7 @@ def test_options_that_cannot_work_are_refused_in_one_line(options, says):
     assert len(talk.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_sigterm_is_the_notice_of_a_pod_and_the_agent_lives_until_its_grace_is_nearly_over():
     process = agent("--provider=kubernetes", f"--address={NOBODY}", "--grace=3.5")
     wait_for_handler(process)

@@ -436,6 +436,7 @@ def test_a_package_too_large_names_its_ten_largest(
     assert "weights01.bin" not in text
 
 
+@pytest.mark.slow
 def test_another_run_in_the_output(
     make_request: Callable[..., SubmissionRequest],
     tmp_path: Path,

@@ -45,6 +45,7 @@ def test_an_attempt_that_was_superseded_before_it_began_starts_nothing(supervise
     assert [e["event"] for e in run.events()] == ["superseded"]
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_stopped_while_it_waits_for_another_never_begins(supervise, local):
     first = supervise(local, DEAF, grace=3.0)
     first.until_it_waits()

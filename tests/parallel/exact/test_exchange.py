@@ -32,6 +32,7 @@ def alone(ranks):
     return dict(zip(SHAPES, found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "shapes"),
     [(4, [(11, 8)]), (3, [(5, 5)])]

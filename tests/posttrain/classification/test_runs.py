@@ -91,6 +91,7 @@ def scored(tmp_path, run, rows, file, **settings):
     return counts, [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
     encode, tuning, write_rows, tmp_path, without_ray
 ):
@@ -132,6 +133,7 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
         assert ours["score_label"] == theirs.config.id2label[int(wanted.argmax())]
 
 
+@pytest.mark.slow
 def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_and_in_peft(
     bert, encode, tuning, tmp_path, without_ray
 ):

@@ -215,6 +215,7 @@ def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
     assert encoded.counts["train_pairs"] == len(pairs) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whole, tmp_path):
     revise_answers(chaining(workers=2, checkpoint=decided))

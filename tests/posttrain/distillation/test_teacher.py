@@ -160,6 +160,7 @@ def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypat
     assert again.content == whole.content
 
 
+@pytest.mark.slow
 def test_a_student_comes_to_expect_what_its_teacher_does(
     scoring, tuning, encoder, tmp_path, without_ray
 ):

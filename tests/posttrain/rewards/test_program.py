@@ -21,6 +21,7 @@ def test_a_program_is_right_if_it_passes_its_tests(said: str, score: float) -> N
     assert ProgramAnswer().open().score([completion(said, tests=TESTS)]) == [score]
 
 
+@pytest.mark.slow
 def test_a_program_that_never_ends_gets_nothing() -> None:
     reward = ProgramAnswer(seconds=0.5)
     assert reward.score([completion("while True: pass", tests=TESTS)]) == [0.0]

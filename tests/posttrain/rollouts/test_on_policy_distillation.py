@@ -78,6 +78,7 @@ def whole(request, ranks, make_student, tmp_path_factory):
     return request.param, trained(ranks, make_student(output, request.param), 1)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
     whole, ranks, make_student, tmp_path
 ):
@@ -111,6 +112,7 @@ def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(
     np.testing.assert_allclose(micro.arrays[TOKEN_ADVANTAGES][there], advantages[there], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_student_comes_close_to_its_teacher(ranks, make_student, tmp_path):
     run = make_student(
         tmp_path / "run",
@@ -133,6 +135,7 @@ def test_check_counts_the_teacher_and_its_content_is_an_input(make_student, teac
     assert inputs["teacher"] == checkpoint.content_key(checkpoint.resolve(teacher))
 
 
+@pytest.mark.slow
 def test_a_teacher_that_cannot_teach_is_refused_in_one_line(
     make_student, make_tokens, encoder, tmp_path
 ):

@@ -146,6 +146,7 @@ def test_a_batch_is_of_the_first_groups_that_are_whole_unless_others_would_be_la
     assert (found is None) if chosen is None else found.tolist() == chosen
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @example(prompts=2, samples=2, staleness=1, lengths=[14, 1, 1])
 @given(
@@ -240,6 +241,7 @@ def test_a_text_that_ends_it_is_found_across_what_was_left_off(make_run, encoder
 LONG = {"maximum_tokens": 40}
 
 
+@pytest.mark.slow
 def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_off(
     alone, make_run, fresh, tmp_path
 ):
@@ -268,6 +270,7 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
         expected.remove(list(said))
 
 
+@pytest.mark.slow
 def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make_run, tmp_path):
     whole = trained(ranks, run_of(make_run, tmp_path / "whole", None), 1)
     roomy = {"budget": LONGEST, "staleness": 1}
@@ -362,6 +365,7 @@ def test_the_report_shows_how_much_was_taken_over(alone):
     assert chart.title == f"{share} of the tokens were taken over from earlier batches"
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path):
     """From the fourth batch on, which was not made yet."""
     shutil.copytree(alone.folder, tmp_path / "run")
@@ -410,6 +414,7 @@ def test_a_run_that_is_killed_loses_nothing_that_was_left_off(
     assert came_to(job) == came_to(alone)
 
 
+@pytest.mark.slow
 def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, tmp_path):
     for kind in ("PPO", "RLOO"):
         rollouts = {"samples": 2, "micro_batch": 4, "maximum_tokens": LONGEST}

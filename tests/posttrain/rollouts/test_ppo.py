@@ -81,6 +81,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[1][name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_critic_is_trained_and_saved_with_its_optimizer(whole, ranks, fresh):
     job, tensors = whole
     mine = {name for name in tensors if name.startswith("beside.critic.")}
@@ -130,11 +131,13 @@ def test_the_weight_of_the_divergence_goes_from_batch_to_batch_and_into_checkpoi
     assert carried == {DIVERGENCE_WEIGHT: pytest.approx(expected[2], rel=1e-9)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_both_models_are_the_same_at_any_number_of_ranks(world, whole, ranks, make_ppo, tmp_path):
     assert_same(trained(ranks, make_ppo(tmp_path / "run"), world), whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_comes_to_the_same(whole, ranks, make_ppo, tmp_path):
     run = make_ppo(tmp_path / "run")
     trained(ranks, run, 3)
@@ -144,6 +147,7 @@ def test_a_run_that_resumes_comes_to_the_same(whole, ranks, make_ppo, tmp_path):
     assert_same(trained(ranks, run, 2, resume=True), whole)
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_beside_a_whole_critic(ranks, make_ppo, tmp_path):
     run = make_ppo(tmp_path / "run", lora={"rank": 2}, training={"steps": 1})
     job, _, _ = prepare(run)
@@ -184,6 +188,7 @@ def test_a_critic_that_cannot_read_the_policy_is_refused(make_ppo, tmp_path):
         prepare(make_ppo(tmp_path / "run", critic=nowhere))
 
 
+@pytest.mark.slow
 def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run, tmp_path):
     """The share of answers with an e rises far above where it began, and is then expected."""
     run = make_run(

@@ -109,6 +109,7 @@ def lagged(ranks, make_run, tmp_path_factory):
     return trained(ranks, lagging(make_run, tmp_path_factory.mktemp("lagged") / "run"), 1)
 
 
+@pytest.mark.slow
 def test_what_another_process_samples_is_what_ranks_sample(
     on_policy, ranks, revived_ranks, make_run, tmp_path
 ):
@@ -121,6 +122,7 @@ def test_what_another_process_samples_is_what_ranks_sample(
     assert not list(Path(rollouts_of(RunFolder(job.folder))).iterdir())
 
 
+@pytest.mark.slow
 def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
     """The first three of those that the run began with, each token weighed for what it became."""
     model = checkpoint.open_model(fresh).build()
@@ -150,6 +152,7 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
     assert all(line["train/diagnostics/sampler_gap"] < 1e-5 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
     lagged, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):

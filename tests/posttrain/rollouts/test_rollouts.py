@@ -101,6 +101,7 @@ def test_log_probabilities_are_those_of_a_pass_over_the_whole():
         np.testing.assert_allclose(found.detach(), one.log_probabilities, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
     encoder = checkpoint_encoder(fresh)
     first, *_ = stored_batches(RunFolder(whole.folder))
@@ -165,6 +166,7 @@ def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, probl
     assert samples == [*range(8, 16), *range(24, 32), *range(40, 48)]
 
 
+@pytest.mark.slow
 def test_rollouts_and_weights_are_the_same_at_any_number_of_ranks(whole, ranks, make_run, tmp_path):
     job = trained(ranks, make_run(tmp_path / "run", objective=HELD), 2)
     assert stored(job) == stored(whole)
@@ -175,6 +177,7 @@ def test_rollouts_and_weights_are_the_same_at_any_number_of_ranks(whole, ranks, 
     assert tensors(job) == tensors(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [False, True], ids=["stored", "to-be-sampled"])
 def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
     gone, ranks, make_run, whole, tmp_path
@@ -194,6 +197,7 @@ def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
     assert tensors(job) == tensors(whole)
 
 
+@pytest.mark.slow
 def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
     """Of prompts alike, the share of answers with an e rises far above where it began."""
     run = make_run(
@@ -211,6 +215,7 @@ def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
     kept, drawn = (
         trained(
@@ -273,6 +278,7 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp
         read_prompt_set(files, encoder, 32)
 
 
+@pytest.mark.slow
 def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
     run = make_run(tmp_path / "run", lora={"rank": 2}, objective=HELD)
     job, _, counted = prepare(run)

@@ -132,6 +132,7 @@ def test_turns_are_the_same_at_any_number_of_ranks(whole, ranks, make_turns, tmp
     assert stored(trained(ranks, make_turns(tmp_path / "run"), 2)) == stored(whole)
 
 
+@pytest.mark.slow
 def test_a_critic_goes_over_turns(ranks, make_turns, tmp_path):
     run = make_turns(tmp_path / "run", objective={"kind": "PPO"}, rewards=())
     assert metrics.series(trained(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0

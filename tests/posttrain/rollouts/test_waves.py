@@ -117,6 +117,7 @@ def test_a_batch_is_of_the_first_groups_that_are_not_flat():
     assert [each[PROMPTS].tolist() for each in last] == [[0, 0], [2, 1]]
 
 
+@pytest.mark.slow
 def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     """Of the first: the same groups as one by one, by the model that the run began with."""
     batches = stored_batches(RunFolder(alone.folder))
@@ -149,6 +150,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     assert line["train/diagnostics/flat"] == 0
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, make_run, tmp_path):
     """From the midst of the second batch; the third is gone."""
     shutil.copytree(alone.folder, tmp_path / "run")

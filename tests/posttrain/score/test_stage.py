@@ -70,6 +70,7 @@ def read_score(reward, messages):
         return float(model(torch.tensor([before + said])).logits[0, -1, 0])
 
 
+@pytest.mark.slow
 def test_rows_come_out_in_order_with_the_models_score_at_the_end_of_the_answer(
     scoring, reward, tmp_path
 ):

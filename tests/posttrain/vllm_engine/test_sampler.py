@@ -55,6 +55,7 @@ def actor(pool, job, imports):
         assert fine, answer
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, stand_in, tmp_path):
     found = []
     for name, vllm in (("ours", None), ("theirs", {"memory": 0.4})):

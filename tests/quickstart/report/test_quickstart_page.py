@@ -345,6 +345,7 @@ def test_the_same_story_gives_the_same_bytes():
     assert quickstart_page(STORY) == page()
 
 
+@pytest.mark.slow
 def test_a_long_run_with_long_texts_stays_under_a_megabyte():
     steps = range(1, 20_001)
     long = replace(
@@ -373,6 +374,7 @@ def test_a_story_without_its_main_parts_is_refused(part):
         replace(STORY, **{part: ()})
 
 
+@pytest.mark.slow
 def test_a_law_and_a_plan_have_a_section_where_there_was_a_sweep() -> None:
     points = tuple(
         SweepPoint(n, d, 4.0 + 1e3 / n + 1e4 / d, 4.0 + 1.02e3 / n + 1e4 / d)

@@ -60,11 +60,13 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
+@pytest.mark.slow
 def test_two_workers_make_the_same_bytes(built, tmp_path):
     assert build_pages(str(tmp_path), SETTINGS, workers=2) == built[1]
     assert contents(tmp_path) == contents(built[0])
 
 
+@pytest.mark.slow
 def test_another_seed_makes_another_site(built, tmp_path):
     build_pages(str(tmp_path), SETTINGS.model_copy(update={"seed": 1}), workers=1)
     ours, others = contents(built[0]), contents(tmp_path)
@@ -208,6 +210,7 @@ def test_no_installed_package_is_imported(tmp_path, monkeypatch):
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_dates_are_fixed_and_follow_source_date_epoch(pages, tmp_path, monkeypatch):
     assert {page.date for page in pages.values()} == {"2026-01-01T00:00:00Z"}
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")

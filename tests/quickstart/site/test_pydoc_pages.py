@@ -23,6 +23,7 @@ def reasons(outcomes):
     return [outcome.reason if isinstance(outcome, Skipped) else "page" for outcome in outcomes]
 
 
+@pytest.mark.slow
 def test_a_module_that_kills_hangs_or_raises_costs_only_itself(tmp_path):
     names = write_modules(
         tmp_path,

@@ -29,6 +29,7 @@ def table(law: Form) -> RunsTable:
     return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter)
 
 
+@pytest.mark.slow
 def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why() -> None:
     fitted = fit_law(table(KAPLAN), FEW, "web")
     assert fitted.law.form.kind == "Kaplan"
@@ -40,6 +41,7 @@ def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why
     assert errors["Kaplan"] == min(errors.values(), key=lambda error: error or 1.0)
 
 
+@pytest.mark.slow
 def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
     law = fit_law(table(KAPLAN), FEW.model_copy(update={"form": "Parametric"}), "web").law
     assert law.form.kind == "Parametric"

@@ -135,6 +135,7 @@ SMALL = """
 """
 
 
+@pytest.mark.slow
 def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> None:
     """Models so small that the parametric form would have it fall below zero."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T

@@ -20,6 +20,7 @@ def predicted(job, layout, batch=None):
     return Predictor(job.model, job.training, batch, cluster).of(layout).traffic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "deterministic", "reshard", "micro_batch"),
     [(2, False, "step", 1), (4, False, "step", 1), (4, False, "layer", 1), (2, True, "step", 2)],
@@ -43,6 +44,7 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
     assert (gathered, reduced) == (sent.gathered.inside, sent.reduced.inside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "expert", "recompute"), [(2, 2, "nothing"), (4, 2, "nothing"), (2, 2, "full")]
 )
@@ -78,6 +80,7 @@ def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, reco
 AGAIN = {"nothing": None, "full": {"kind": "Full"}, "selective": {"kind": "Selective"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "recompute", "sequence_parallel", "block"),
     [
@@ -126,6 +129,7 @@ def test_bytes_of_shared_layers(
         assert counted == {"allreduce_": sent.tensor.inside - 2 * job.model.layers * stream}
 
 
+@pytest.mark.slow
 def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
     job = make_job(
         tmp_path,
@@ -151,6 +155,7 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
     assert sum(counted.values()) - logged - norms == traffic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["nothing", pytest.param("full", marks=pytest.mark.soak)])
 def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, recompute):
     """Two stages of two layers and two ranks each: what is added up, on each of the four."""
@@ -173,6 +178,7 @@ def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, recomp
     assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     """Bytes of hidden states and of their gradients, and micro-batches between their passes."""
@@ -192,6 +198,7 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     assert [each["most"] for each in found] == [in_flight(n, layout, 6) for n in range(3)]
 
 
+@pytest.mark.slow
 def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
     """Two stages of each of two ranks: three hidden states of a micro-batch go between them."""
     pipeline = {"ranks": 2, "schedule": "interleaved", "chunks": 2}

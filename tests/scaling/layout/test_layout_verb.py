@@ -49,6 +49,7 @@ def plan(path, wanted=TWO_NODES, out=None, table=None, **fixed):
     return answer(str(path), wanted, Fixed(**fixed), table, out)
 
 
+@pytest.mark.slow
 def test_the_ten_fastest_are_printed_fastest_first(run_file):
     found, lines = plan(run_file)
     assert len(found.best) == 10
@@ -161,6 +162,7 @@ def test_a_pipeline_is_written_as_the_trainer_has_it(run_file, tmp_path):
 ENCODER = {"channels = 1024": 'kind = "Encoder"\nchannels = 1024', "kv_heads = 8\n": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "objective", "fixed", "lacking"),
     [
@@ -222,6 +224,7 @@ def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_pat
     assert all("deterministic = false" not in each.needs for each in found.best)
 
 
+@pytest.mark.slow
 def test_json_has_every_term(run_file):
     options = ["--layout", str(run_file), "--device", "h100", "--nodes", "2", "--json"]
     done = CliRunner().invoke(app, ["plan", *options])

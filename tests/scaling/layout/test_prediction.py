@@ -115,6 +115,7 @@ def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
     assert found[4, "GPipe"].activations > 10 * found[4, "1F1B"].activations
 
 
+@pytest.mark.slow
 def test_more_bandwidth_never_makes_a_step_slower(predictor):
     slow = predictor(16, **MIXTURE)
     for links in ({"inside": 2.0}, {"across": 2.0}, {"inside": 4.0, "across": 4.0}):

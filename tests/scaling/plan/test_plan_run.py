@@ -88,6 +88,7 @@ def test_a_law_of_another_objective_plans_a_run_of_it(
         answer(str(tmp_path / "law.json"), TINY, None, RunWanted(str(path), tokens, None))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_plan_is_run_and_goes_with_its_run(
     planned: Callable[..., Path], local_ray: None, tmp_path: Path

@@ -134,6 +134,7 @@ def test_intervals_are_of_the_draws() -> None:
     assert all(p.low is not None and p.low < p.loss for p in plan.curve)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "warning"),
     [
@@ -149,6 +150,7 @@ def test_what_is_far_from_the_law_or_the_machine_is_flagged(
     assert any(warning.split(", 3.0")[0] in line for line in plan.warnings)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_it_says_how_many_would() -> None:
     plan = planned(parameters=4e11, devices=8)
     assert not plan.placement.fits

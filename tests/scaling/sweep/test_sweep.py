@@ -56,6 +56,7 @@ def count_attempts(run: Sweep) -> dict[str, int]:
     return {folder: len(RunFolder(folder).attempts()) for folder in folders}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(
     local_ray, make_sweep, riddles
@@ -81,6 +82,7 @@ def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(
     assert sweep(one).counts == manifest.counts
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, make_sweep):
     run = make_sweep(
@@ -103,6 +105,7 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
     assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table(
     local_ray, make_sweep, riddles, caplog
@@ -165,6 +168,7 @@ def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path)
     assert not Path(run.output).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make_sweep):
     pytest.importorskip("optuna")

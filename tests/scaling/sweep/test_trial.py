@@ -51,6 +51,7 @@ def planned(sweep, *lengths):
     return trial, data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "kind"),
     [
@@ -139,6 +140,7 @@ def rows_of(runs):
     ]
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone, sweep, tmp_path):
     trial, data = planned(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, Alone())
@@ -169,6 +171,7 @@ def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_pat
     assert summary([trial], data, runs)["points"] == 0
 
 
+@pytest.mark.slow
 def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_same_end(
     alone, sweep, tmp_path
 ):
@@ -244,6 +247,7 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     assert [each["trial"] for each in named] == [trial.name for trial in trials]
 
 
+@pytest.mark.slow
 def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     alone, sweep, riddles, tmp_path, monkeypatch
 ):

@@ -106,6 +106,7 @@ def test_any_text_gets_the_ids_that_the_library_gives(words, size, text):
 spaces = st.text(st.sampled_from("  \n\n\r\r\t\u3000\x85"), max_size=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["gpt2", "llama3"])
 @tries(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "9", "!", "'s", "é", "\x1c", "/"]), spaces)))
@@ -144,6 +145,7 @@ def test_any_vocabulary_that_training_gives_is_encoded_alike(texts, merges, othe
         assert quick.encode(text).tolist() == by_library(tokenizer, text)
 
 
+@pytest.mark.slow
 @tries(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=25),

@@ -137,6 +137,7 @@ def order_of_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
     return dict(together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
 def test_ranks_in_processes_of_their_own_read_the_same_batches_whatever_their_restarts(
     world, on_disk, expected
@@ -144,6 +145,7 @@ def test_ranks_in_processes_of_their_own_read_the_same_batches_whatever_their_re
     assert order_of_ranks(on_disk, world, STEPS) == expected
 
 
+@pytest.mark.slow
 def test_tokens_in_a_bucket_are_the_same_batches(on_disk, expected, s3, tmp_path):
     for path in storage.list_files(on_disk):
         storage.write(f"{s3}/tokens/{path.rpartition('/')[2]}", storage.read(path))
@@ -164,6 +166,7 @@ def test_the_order_is_the_same_as_ever(expected):
     assert whole == "53c194172bf23e5cc8f640ef8ebff31569c310afc4294fc023278e3282429b81"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packing", [{"kind": "Concatenate", "shuffle_documents": True}, {"kind": "BestFit"}]
 )

@@ -37,6 +37,7 @@ weights = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @tries(max_examples=25, deadline=None)  # each builds a table of SLOTS
 @given(weights, st.integers(0, 10**12))
 def test_every_prefix_of_every_mixture_is_within_one_sample_of_the_shares(weights, start):

@@ -77,6 +77,7 @@ def in_order(plan: list[dict[str, object]], apart: list[int]) -> tuple[dict[str,
     return tuple({"from_step": at} | stage for at, stage in zip(steps, plan, strict=False))
 
 
+@pytest.mark.slow
 @tries(max_examples=25, deadline=None)
 @given(
     stage_plans,

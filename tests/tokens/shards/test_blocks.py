@@ -168,6 +168,7 @@ print(wrong)
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path):
     """Each drives out what the other has just put there, or is about to read."""
     names = [put(f"{s3}/{number}") for number in range(4)]

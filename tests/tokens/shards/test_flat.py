@@ -276,6 +276,7 @@ def times_open(path: Path) -> int:
     return held
 
 
+@pytest.mark.slow
 def test_an_array_nobody_holds_lets_go_of_its_file(tmp_path):
     path = tmp_path / "a"
     array = stored(str(path), np.arange(3))

@@ -510,6 +510,7 @@ def test_the_fingerprint_changes_with_the_ends_of_documents(tmp_path):
     assert len(prints) == 2
 
 
+@pytest.mark.slow
 def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
     dice = np.random.default_rng(0)
     for name in ("0", "1", "2"):

@@ -131,6 +131,7 @@ def trained_elsewhere(**environment: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_threads_and_hash_seeds_change_nothing():
     one = trained_elsewhere(RAYON_NUM_THREADS="1", PYTHONHASHSEED="1", OMP_NUM_THREADS="1")
     many = trained_elsewhere(RAYON_NUM_THREADS="4", PYTHONHASHSEED="2", OMP_NUM_THREADS="4")

@@ -172,6 +172,7 @@ def test_no_entry_crosses_the_cuts_between_words():
     assert tokens == ["12", "3", "4"]  # 34 is an entry, but numbers are cut after three digits
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_text_takes_no_more_entries_than_with_the_librarys_trainer(test_data):
     text = (test_data / "sets" / "tinyshakespeare.txt").read_text()

@@ -483,6 +483,7 @@ def test_a_stop_file_stops_the_run_and_is_gone_then(play):
     assert not file.exists()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_whatever_happens_a_run_ends_and_its_steps_never_go_back(data):

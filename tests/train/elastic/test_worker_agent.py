@@ -78,6 +78,7 @@ ASKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_a_fork_server_imports_never_touches_the_driver():
     program = IMPORTS.format(asks=ASKS, modules=MODULES)

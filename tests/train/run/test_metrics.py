@@ -157,6 +157,7 @@ def test_a_run_logs_every_figure_that_has_a_name(straight):
         assert line["speed/tokens_per_second"] * line["speed/step_seconds"] == pytest.approx(256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
     """Between two updates lie the second's step and, if there were any, those: none overlap."""

@@ -24,6 +24,7 @@ def log(folder: RunFolder, attempt: int, rank: int, steps: dict[int, list[MicroB
     writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_each_step_is_trained_on_its_own_batch_whole_and_once(world, straight):
     job = straight(world)

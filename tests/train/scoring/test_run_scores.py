@@ -58,6 +58,7 @@ def without(ranks, make_job, tmp_path_factory):
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any_workers(
     ranks, make_job, tmp_path, task_file, without, world
@@ -88,6 +89,7 @@ def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any
     again.write_bytes(found)
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
     ranks, make_job, tmp_path, task_file
 ):
@@ -122,6 +124,7 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
     assert [[each.step for each in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
     ranks, make_job, tmp_path, task_file, without
 ):

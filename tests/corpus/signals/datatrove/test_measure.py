@@ -89,6 +89,7 @@ def assert_equal(text: str) -> None:
         assert found[f"{PREFIX}new_lines_per_word"] == text.count("\n") / len(words)
 
 
+@pytest.mark.slow
 @given(texts.filter(bool))
 def test_counts_are_those_of_plain_python(text: str):
     assert_equal(text)

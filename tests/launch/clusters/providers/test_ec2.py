@@ -108,6 +108,7 @@ def start_workers(cluster, *pools):
     return provider
 
 
+@pytest.mark.slow
 def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account, cluster, home):
     provider = start_workers(cluster, "cpu", "gpu")
     found = {m.pool: m for m in cluster.provider.machines("aws") if m.kind == "instance"}
@@ -128,6 +129,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
     assert instances(account.ec2) == [] and cluster.provider.machines("aws") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "regions", [[REGION, ELSEWHERE], pytest.param(None, marks=pytest.mark.chaos)]
 )
@@ -161,6 +163,7 @@ def test_an_orphan_is_seen_in_whichever_region_it_is_and_left_alone(account, clu
         account.ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
+@pytest.mark.slow
 def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
     start_workers(cluster, "cpu")
     record = home.create("pretrain", "s3://bucket/out")
@@ -173,6 +176,7 @@ def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
     assert instances(account.ec2) == []
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_not_zero(cluster, home, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -204,6 +208,7 @@ def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
     assert read_time(tags["trainrig:expires"]) is not None
 
 
+@pytest.mark.slow
 def test_nothing_is_rented_with_what_the_file_leaves_to_put_in(account):
     with pytest.raises(ConfigError, match=r"aws\.yaml:"):
         up(open_cluster(str(find_cluster("aws"))), print)

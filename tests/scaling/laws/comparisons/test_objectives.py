@@ -78,6 +78,7 @@ def fits() -> list[Fitted]:
     ]
 
 
+@pytest.mark.slow
 def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
     fits: list[Fitted],
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_verb_compares_two_tables(tmp_path: Path) -> None:
         fit(Tables(tuple(paths), {}, ("web",)), LawFit(), None, as_json=False)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
 def test_published_corpora_are_compared_on_the_text_of_one_of_them() -> None:

@@ -39,6 +39,7 @@ def fitted() -> Fitted:
     return fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "a <law>", "runs.csv")
 
 
+@pytest.mark.slow
 def test_the_page_of_a_fit_says_what_the_law_says(tmp_path):
     found = fitted()
     path = write_fit_page(str(tmp_path), found)

@@ -87,6 +87,7 @@ def test_runs_that_tell_too_little_give_no_law_and_say_why(
     assert laws == () and why in refused["made_up"]
 
 
+@pytest.mark.slow
 def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> None:
     settings = LawFit(form="Parametric", bootstrap=Bootstrap(draws=40))
     fitted = fit_law(runs_of(TRUE, 0.01), settings, "made", "runs.parquet")
