@@ -11,7 +11,7 @@ from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
-from trainrig.objectives import CausalLM, PrefixLM
+from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
 from trainrig.parallel.recompute import Full, recompute
 from trainrig.train.run_file import Training
 
@@ -77,6 +77,12 @@ def test_a_gpu_reads_rows_of_documents_under_a_mask_however_long():
     assert masks.kept(config, training, 1, 4096) == 4 * 4096**2
     assert RowMasks.of(CausalLM(), False, False) == NO_MASKS
     assert RowMasks.of(PrefixLM(), False, True) == PREFIXES
+
+
+@pytest.mark.parametrize("objective", [UL2, SpanCorruption])
+def test_a_text_that_is_joined_with_its_spans_is_a_prefix(objective):
+    assert RowMasks.of(objective(joined=True), False, True) == PREFIXES
+    assert RowMasks.of(objective(), False, True).marks is False
 
 
 def test_rows_shared_by_workers_have_two_chunks_of_their_masks():

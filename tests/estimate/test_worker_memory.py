@@ -3,6 +3,7 @@
 import pytest
 
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import MASTER, step_memory
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import worker_memory
@@ -105,7 +106,8 @@ def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_p
         objective={"kind": "SpanCorruption", "joined": True},
     )
     facts, places = estimate_pretraining(run, DeviceChoice()), run.objective.row_length(4096)
-    wanted = worker_memory(run.model, run.training, 1, 8, 2, places).total / 2**30
+    masks = RowMasks(marks=True)
+    wanted = worker_memory(run.model, run.training, 1, 8, 2, places, masks).total / 2**30
     assert places > 4096
     assert facts["memory_per_device_gib"] == round(wanted, 3)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainrig.models.architecture.attention import TOGETHER
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import CausalLM, PrefixLM
+from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.contract import find_parts
 from trainrig.train.run_file import Training
 
@@ -27,7 +27,10 @@ class RowMasks:
     @classmethod
     def of(cls, objective: CausalLM, by_document: bool, on_cpu: bool) -> "RowMasks":
         """Of rows as `objective` makes them; `by_document`: those before are confined to one."""
-        marks = any(isinstance(each, PrefixLM) for _, each in find_parts(objective))
+        marks = any(
+            isinstance(each, PrefixLM) or (isinstance(each, SpanCorruption) and each.joined)
+            for _, each in find_parts(objective)
+        )
         return cls(by_document, marks, on_cpu)
 
     def kept(self, model: DecoderConfig, training: Training, rows: float, length: int) -> float:
