@@ -542,6 +542,14 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("[single]\nlow = 3\n", ["single.high=2"], "--set single.high=2: single: low (3) is above"),
         ("", ["single.hihg=2"], "--set single.hihg=2: single: no key 'hihg' in Part; did you mean"),
         ("workers = -1\n", ["seed=1"], "run.toml:3: workers: input should be greater than"),
+        # What one change breaks another may mend: what is still wrong in the end is told.
+        (
+            "[single]\nlow = 3\n",
+            ["single.high=2", "single.low=1", "workers=-1"],
+            "--set workers=-1: workers: input should be greater than",
+        ),
+        ("[single]\nlow = 3\n", ["single.high=2", "workers=-1"], "--set workers=-1: workers"),
+        ("[single]\nlow = 3\n", ["single.high=2", "seed=1"], "--set single.high=2: single: low"),
     ],
 )
 def test_what_a_change_broke_is_not_blamed_on_the_file(

@@ -144,18 +144,26 @@ def _explain_changed(
     path: str,
     text: str,
 ) -> str:
-    """What is wrong: with the change that made it so, or with the file."""
-    for count in range(len(overrides)):
+    """What is wrong in the end: with the last change that it came with, or with the file."""
+
+    def first_fault(count: int) -> tuple[Any, str] | None:
         try:
             _validate(model, _apply_overrides(data, overrides[:count]))
-        except ValidationError:
-            continue
-        try:
-            _validate(model, _apply_overrides(data, overrides[: count + 1]))
-        except ValidationError as first:
-            changed = _apply_overrides(data, overrides[: count + 1])
-            return _explain(model, first, changed, f"--set {overrides[count]}", "")
-    return _explain(model, error, _apply_overrides(data, overrides), path, text)
+        except ValidationError as found:
+            return _fault(found)
+        return None
+
+    changed = _apply_overrides(data, overrides)
+    for count in reversed(range(len(overrides))):
+        if first_fault(count) != _fault(error):
+            return _explain(model, error, changed, f"--set {overrides[count]}", "")
+    return _explain(model, error, changed, path, text)
+
+
+def _fault(error: ValidationError) -> tuple[Any, str]:
+    """Where the first thing is that is wrong, and what it is."""
+    first = error.errors()[0]
+    return first["loc"], first["msg"]
 
 
 def read_text(path: str, what: str = "run file") -> str:
