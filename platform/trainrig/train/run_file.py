@@ -317,7 +317,8 @@ class Pretraining(TrainingRunFile):
             length = [stage for stage in batches if stage.from_step <= step][-1].sequence_length
             trained = step > 0 or self.continue_from is not None
             setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
-            check_positions(widest_row(self.objective, length), model_of(models, step), setting)
+            places = widest_row(self.objective, length)
+            check_positions(length, model_of(models, step), setting, places)
 
 
 def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
@@ -434,12 +435,17 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
 
 
 def check_positions(
-    sequence_length: int, model: DecoderConfig, setting: str = "model.positions"
+    sequence_length: int,
+    model: DecoderConfig,
+    setting: str = "model.positions",
+    places: int | None = None,
 ) -> None:
     """Raise ValueError if sequences are longer than the model can tell positions apart; `setting`:
-    what allows for more."""
-    if sequence_length > model.positions:
+    what allows for more; `places`: of a row that an objective makes of one; None: as many."""
+    needed = places or sequence_length
+    if needed > model.positions:
+        wider = f" in a row of {needed} places" if needed > sequence_length else ""
         raise ValueError(
-            f"sequence_length ({sequence_length} tokens) is beyond the model's {model.positions} "
-            f"positions; lower it, or set {setting} = {sequence_length}"
+            f"sequence_length ({sequence_length} tokens{wider}) is beyond the model's "
+            f"{model.positions} positions; lower it, or set {setting} = {needed}"
         )
