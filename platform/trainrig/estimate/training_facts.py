@@ -10,6 +10,7 @@ from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import cache_memory
 from trainrig.estimate.objective_flops import position_flops
+from trainrig.estimate.row_facts import describe_rows
 from trainrig.estimate.worker_memory import worker_memory
 from trainrig.flops import six_n_d
 from trainrig.manifest import MANIFEST
@@ -29,6 +30,7 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
     Raises InputError if its parts do not fit each other or its inputs.
     """
     facts: dict[str, Any] = {"positions": run.batches.positions(run.training.steps)}
+    facts |= describe_rows(run.objective, run.batches)
     if storage.exists(storage.join(run.tokens, MANIFEST)):
         batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
         epochs = batches.check_epochs(run.training.steps)

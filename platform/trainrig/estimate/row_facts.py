@@ -1,0 +1,76 @@
+"""What objectives make of rows of tokens: how many places, of what, and how many are padding."""
+
+from collections.abc import Sequence
+
+from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
+from trainrig.objectives.denoising.mixture import DealtObjectives
+from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
+
+
+def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]:
+    """Rows of each kind that `objective` makes, at each length there is, and the share of places
+    that is padding; {} where rows stay what they were."""
+    stages = batches.resolve_stages()
+    lengths = sorted({stage.sequence_length for stage in stages})
+    if isinstance(objective, DealtObjectives):
+        named = {f"rows_of_{each.name}": each.objective for each in objective.named()}
+    else:
+        named = {"rows": objective}
+    described = {
+        name: "; ".join(_describe(each, length) for length in lengths)
+        for name, each in named.items()
+        if isinstance(each, PrefixLM | SpanCorruption)
+    }
+    if not any(isinstance(each, SpanCorruption) for each in named.values()):
+        return described
+    share = max(padded_share(objective, stage) for stage in stages)
+    apart = ", and what documents of other numbers add" if batches.attend == "document" else ""
+    return described | {"padded": f"{share:.1%} of places{apart}"}
+
+
+def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
+    if isinstance(objective, PrefixLM):
+        said = objective.trained_share(length) * length
+        read = f"{length - said:g} read from both sides and {said:g} said, on average"
+        return f"{length} places: {read}"
+    read_places, said_places = objective.lengths(length)
+    if not objective.joined:
+        return (
+            f"{read_places} places of the encoder and {said_places} of the decoder, of {length} "
+            "tokens"
+        )
+    return (
+        f"{objective.row_length(length)} places of {length} tokens: {read_places} read from both "
+        f"sides and {said_places} said, of which the last is not read"
+    )
+
+
+def padded_share(objective: CausalLM, stage: StageSizes) -> float:
+    """Expected share of the places of `stage` that rows of other widths of their micro-batch leave
+    empty; 0 where all its rows are of one objective."""
+    if not isinstance(objective, DealtObjectives) or objective.deals_micro_batches:
+        return 0.0
+    widths = [(share, _widths(each, stage.sequence_length)) for share, each in objective.parts()]
+    filled = sum(share * sum(of_row) for share, of_row in widths)
+    places = sum(
+        _mean_widest([(share, of_row[side]) for share, of_row in widths], stage.micro_batch)
+        for side in (0, 1)
+    )
+    return 1 - filled / places
+
+
+def _widths(objective: CausalLM, length: int) -> tuple[int, int]:
+    """Places of the encoder, or of a decoder alone, and of the decoder beside an encoder."""
+    if isinstance(objective, SpanCorruption):
+        return (objective.row_length(length), 0) if objective.joined else objective.lengths(length)
+    return length, 0
+
+
+def _mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:
+    """The mean of the widest of so many rows, each of a width by its share."""
+    mean, below, up_to = 0.0, 0.0, 0.0
+    for share, width in sorted(widths, key=lambda each: each[1]):
+        up_to = min(up_to + share, 1.0)
+        mean += width * (up_to**rows - below)
+        below = up_to**rows
+    return mean
