@@ -480,8 +480,8 @@ def test_what_is_spoken_is_all_of_stdout_without_json(trainrig: Trainrig, made: 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_stages_that_train_print_one_json_object_too(local_ray: None, made: Made) -> None:
-    """One with a Ray of its own, and one on that of this process."""
-    pretrained = script("pretrain", made.run_file("pretrain"), "--json")
+    """On the Ray of this process; with a Ray of its own each does in smoke/test_quickstart.py."""
+    pretrained = call_aside("pretrain", made.run_file("pretrain"), "--json")
     assert (pretrained.result["steps"], pretrained.result["output"]) == (3, f"{made.at}/model")
     assert "what Ray's processes said" not in pretrained.err  # nothing is left of it
     tuned = call_aside("posttrain", made.run_file("posttrain"), "--json")

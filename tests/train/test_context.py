@@ -74,7 +74,14 @@ def assert_close(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "ranks_of_a_row"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("world", "ranks_of_a_row"),
+    [
+        pytest.param(2, 2, marks=pytest.mark.soak),
+        (4, 2),
+        pytest.param(4, 4, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row, kind, trained):
     """Context 2, context 2 x FSDP 2, and context 4; with several documents a row."""

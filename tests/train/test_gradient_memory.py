@@ -48,7 +48,7 @@ LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of 
         # Beside the sum's slices those of a partial sum that waits for its other half.
         pytest.param(
             *(4, {"parallel": BY_LAYER | {"reduce": "micro_batch"}, "virtual_workers": 4}, 2 / 4),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
         (2, {"parallel": BY_LAYER, "virtual_workers": 2}, 1),
     ],

@@ -71,9 +71,11 @@ def weights(job) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("changes", "own"),
     [
-        ({}, "head_bias"),
+        pytest.param({}, "head_bias", marks=pytest.mark.soak),
         (SPANS, "encoder_bias.weight"),
-        (DETECTION, "generator.layers.1.attention.query.weight"),
+        pytest.param(
+            DETECTION, "generator.layers.1.attention.query.weight", marks=pytest.mark.soak
+        ),
         (SEVERAL, "layers.1.attention.query.weight"),
     ],
     ids=["masked", "spans", "replaced", "several"],

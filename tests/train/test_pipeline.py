@@ -161,8 +161,8 @@ BFLOAT16 = {"precision": {"compute": "bfloat16"}}
     ("pipeline", "more"),
     [
         (INTERLEAVED, FULL | BFLOAT16),
-        pytest.param(INTERLEAVED, SELECTIVE, marks=SLOW),
-        pytest.param(TWO, BFLOAT16, marks=SLOW),
+        pytest.param(INTERLEAVED, SELECTIVE, marks=pytest.mark.soak),
+        pytest.param(TWO, BFLOAT16, marks=pytest.mark.soak),
     ],
     ids=["full, bfloat16", "selective", "bfloat16"],
 )
@@ -206,7 +206,7 @@ SHARED = {"kind": "FSDP", "tensor": {"ranks": 2}}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "model"),
-    [(TWO, TIED), pytest.param(INTERLEAVED, UNTIED, marks=SLOW)],
+    [pytest.param(TWO, TIED, marks=pytest.mark.soak), (INTERLEAVED, UNTIED)],
     ids=["1F1B", "interleaved"],
 )
 def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained):
@@ -215,7 +215,11 @@ def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipeline", [TWO, INTERLEAVED], ids=["1F1B", "interleaved"])
+@pytest.mark.parametrize(
+    "pipeline",
+    [pytest.param(TWO, marks=pytest.mark.soak), INTERLEAVED],
+    ids=["1F1B", "interleaved"],
+)
 def test_stages_shared_layers_and_data_together(pipeline, trained):
     """Eight workers: two stages, each shared by two, of two replicas: as one process, and the same
     bits as one replica."""
@@ -302,8 +306,8 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     ("pipeline", "layout"),
     [
         (TWO, None),
-        pytest.param(INTERLEAVED, None, marks=SLOW),
-        pytest.param(TWO, SHARED, marks=SLOW),
+        pytest.param(INTERLEAVED, None, marks=pytest.mark.soak),
+        (TWO, SHARED),
     ],
     ids=["1F1B", "interleaved", "shared layers"],
 )

@@ -298,7 +298,14 @@ LARGE = {"channels": 192, "heads": 4, "kv_heads": 4, "layers": 12}  # parts of 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["slow_down", "cut_request", "lose_answer"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("slow_down", marks=pytest.mark.soak),
+        pytest.param("cut_request", marks=pytest.mark.soak),
+        "lose_answer",
+    ],
+)
 def test_uploads_of_several_ranks_outlast_a_bad_day(
     how, proxy, s3, mortal_ranks, make_job, tmp_path
 ):

@@ -62,6 +62,7 @@ TOLD = {  # (world, which rank alone is told, what it does at the time, for the 
     "in the last evaluation": (2, 1, "evaluate", 4),
     "in the last step": (2, 0, "train", 16),
 }
+BETWEEN = ("before a step", "in mid-step", "before the evaluation", "in mid-evaluation, alone")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,10 @@ def undisturbed(ranks, make_job, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", TOLD)
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param(when, marks=pytest.mark.soak) if when in BETWEEN else when for when in TOLD],
+)
 def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, tmp_path):
     world, rank, doing, number = TOLD[when]
     job = dataclasses.replace(undisturbed, folder=str(tmp_path))

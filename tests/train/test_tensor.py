@@ -154,7 +154,7 @@ def test_so_do_workers_that_divide_what_flows_between_layers(model, trained):
     assert_close(trained(2, model, IN_PLACES), trained(1, model))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_more_workers_than_key_heads_share_them(trained):
     found = trained(4, "one key head, untied", FSDP(tensor=TensorSplit(ranks=4)))
     assert_close(found, trained(1, "one key head, untied"))
@@ -167,7 +167,7 @@ def test_more_workers_than_key_heads_share_them(trained):
         SHARED,
         HSDP(tensor=TensorSplit(ranks=2), replicas=2),
         DDP(tensor=TensorSplit(ranks=2)),
-        FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2}),
+        soak(FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2})),
         FSDP(tensor=IN_PLACES.tensor, context={"kind": "RingAttention", "ranks": 2}),
     ],
     ids=["FSDP", "HSDP", "DDP", "context", "places and context"],

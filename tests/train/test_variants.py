@@ -34,7 +34,7 @@ VARIANTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute", [pytest.param("float32", marks=pytest.mark.soak), "bfloat16"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_has_the_same_bits_at_any_number_of_ranks(
     name, compute, ranks, make_job, tmp_path

@@ -36,7 +36,10 @@ def alone(ranks):
 @pytest.mark.parametrize(
     ("world", "shapes"),
     [(4, [(11, 8)]), (3, [(5, 5)])]
-    + [pytest.param(world, SHAPES, marks=pytest.mark.slow) for world in range(2, 9)],
+    + [pytest.param(world, SHAPES, marks=pytest.mark.slow) for world in (2, 3)]
+    + [pytest.param(world, [(11, 8), (5, 5)], marks=pytest.mark.slow) for world in (4, 6)]
+    + [pytest.param(8, [(12, 3)], marks=pytest.mark.slow)]
+    + [pytest.param(world, SHAPES, marks=pytest.mark.soak) for world in range(4, 9)],
 )
 def test_the_bits_are_those_of_one_rank(world, shapes, alone, mortal_ranks):
     """Uneven deals, ranks with nothing to do, nodes of several ranks, copies of the model."""

@@ -168,7 +168,7 @@ def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path)
     assert not Path(run.output).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.ray
 def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make_sweep):
     pytest.importorskip("optuna")
