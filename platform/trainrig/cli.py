@@ -320,7 +320,7 @@ def export(
     from trainrig.evaluate.model_card import describe_checkpoint
     from trainrig.models.huggingface import HubFolder
     from trainrig.posttrain.huggingface import export_checkpoint
-    from trainrig.posttrain.peft_adapter import export_adapter
+    from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
     from trainrig.storage.writable import check_folder
 
     if adapter and (scores or license_ or base_model or dataset):
@@ -377,7 +377,7 @@ def import_folder(
     Llama, Mistral, Qwen 2 and 3, OLMo 2, Gemma 2 and 3 (text), GPT-2, and what is built as they.
     """
     from trainrig.posttrain.huggingface import import_checkpoint
-    from trainrig.posttrain.peft_adapter import import_adapter
+    from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 
     if base:
         adapter = import_adapter(folder, base, out)

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.peft_adapter import export_adapter
+from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain, prepare
 from trainrig.train import checkpoint

@@ -11,7 +11,9 @@ from trainrig.models.huggingface import HubFolder
 from trainrig.models.lora.layers import adapter_shapes
 from trainrig.models.lora.settings import LoRA
 from trainrig.posttrain.huggingface import export_checkpoint
-from trainrig.posttrain.peft_adapter import export_adapter, import_adapter, name_saved_module
+from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
+from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
+from trainrig.posttrain.peft_adapter.names import name_saved_module
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter
 

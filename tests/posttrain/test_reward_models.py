@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
-from trainrig.posttrain.peft_adapter import export_adapter
+from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows

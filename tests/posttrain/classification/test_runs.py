@@ -18,7 +18,7 @@ from trainrig.posttrain.classification.batches import TextBatches
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.huggingface import export_checkpoint
-from trainrig.posttrain.peft_adapter import export_adapter
+from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows

@@ -1,0 +1,1 @@
+"""Adapters to folders of Hugging Face's PEFT and back."""
