@@ -89,8 +89,8 @@ def test_export_merges_unless_told_otherwise(fresh, trained, tmp_path):
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"bias": "all"}, "bias = 'all' would compute something else"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"r": 5}, "is it an adapter of another base"),
+        ({"rank_pattern": {"q_proj": 2}}, r"q_proj has rank 4, by adapter_config.json 2; is it"),
+        ({"r": 5}, "has rank 4, by adapter_config.json 5; is it an adapter of another base"),
     ],
 )
 def test_an_adapter_that_would_compute_something_else_is_refused(

@@ -51,6 +51,25 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def modernbert(bert: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same with a random ModernBERT, one of whose layers is local."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("modernbert")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    tokenizer.save_pretrained(folder)
+    config = transformers.ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=48, local_attention=8,
+        bos_token_id=None, eos_token_id=None, cls_token_id=2, sep_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    transformers.ModernBertForMaskedLM(config).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def write_rows(tmp_path: Path):
     """`write_rows("name", rows)`: the path of a file of them."""

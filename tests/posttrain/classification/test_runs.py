@@ -19,6 +19,7 @@ from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.huggingface import export_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
+from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
@@ -160,6 +161,34 @@ def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_an
     with torch.no_grad():
         wanted = theirs(ids, attention_mask=there, token_type_ids=second).logits
         torch.testing.assert_close(read(one.build(), micro), wanted, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_of_modernbert_is_the_same_in_peft_and_comes_back(
+    modernbert, encode, tuning, tmp_path, without_ray
+):
+    """One matrix there is query, key and value here, another the two halves of GEGLU."""
+    peft = pytest.importorskip("peft")
+    encode(ROWS, tokenizer=modernbert)
+    run = tuning(checkpoint=modernbert, lora={"rank": 4, "alpha": 8.0}, steps=4)
+    posttrain(run)
+    ours = checkpoint.open_model(str(tmp_path / "run"))
+    export_adapter(str(tmp_path / "run"), str(tmp_path / "peft"))
+    settings = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert settings["rank_pattern"] == {"Wqkv": 12, "Wi": 8}
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        modernbert, num_labels=3, attn_implementation="eager"
+    )
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
+    micro = prepare(run)[0].make_batches().micro_batch(0, 0)
+    ids, there = (torch.from_numpy(micro.arrays[n]) for n in ("ids", "segments"))
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=there).logits
+        torch.testing.assert_close(read(ours.build(), micro), wanted, rtol=0, atol=1e-5)
+    theirs.save_pretrained(tmp_path / "saved")
+    import_adapter(str(tmp_path / "saved"), ours.adapter.of.base, str(tmp_path / "back"))
+    back = checkpoint.open_model(str(tmp_path / "back"))
+    assert back.adapter.tensors.keys() == ours.adapter.tensors.keys()
+    assert all(torch.equal(back.weights[name], ours.weights[name]) for name in ours.weights)
 
 
 def test_an_adapter_that_finds_answers_is_the_same_in_peft(

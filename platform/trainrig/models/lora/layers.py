@@ -263,8 +263,13 @@ def adaptable(model: nn.Module) -> dict[str, nn.Module]:
 
 def _is_of_head(model: nn.Module, name: str) -> bool:
     config = getattr(model, "config", None)
-    own = isinstance(config, DecoderConfig) and config.head != "tokens"
-    return own and name.partition(".")[0] in WHOLE
+    return isinstance(config, DecoderConfig) and is_of_head(config, name)
+
+
+def is_of_head(config: DecoderConfig, name: str) -> bool:
+    """Whether `name`, of a layer or parameter of a model of `config`, is of a head that is trained
+    whole."""
+    return config.head != "tokens" and name.partition(".")[0] in WHOLE
 
 
 def is_adapter(name: str) -> bool:

@@ -35,7 +35,7 @@ class LoRA(Settings):
     @property
     def scale(self) -> float:
         """What B A is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.alpha / alpha_divisor(self.rank, self.rslora)
 
     def chosen(self, names: Iterable[str]) -> list[str]:
         """Those of the layers `names` that get an adapter, in their order.
@@ -51,6 +51,11 @@ class LoRA(Settings):
                     + ", ".join(kinds)
                 )
         return [name for name in names if any(_matches(name, each) for each in self.targets)]
+
+
+def alpha_divisor(rank: int, rslora: bool) -> float:
+    """What alpha is divided by for the scale of an adapter of `rank`."""
+    return math.sqrt(rank) if rslora else rank
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -1,22 +1,29 @@
 """Writes an adapter as a folder of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 
-Names are those of the model in Transformers.
+Names are those of the model in Transformers. Where several layers of ours are one matrix there, so
+are their adapters, of a rank of its own; a head that is trained whole is among `modules_to_save`.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from trainrig import storage
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.lora.layers import is_adapter
+from trainrig.models.lora.settings import LoRA, alpha_divisor
+from trainrig.posttrain.peft_adapter.joined_layers import LowRank, join_parts
 from trainrig.posttrain.peft_adapter.names import (
     PREFIX,
-    module_names,
+    TheirLayer,
+    find_layers,
+    find_tensors,
+    name_patterns,
     name_saved_module,
-    tensor_names,
-    their_targets,
+    name_targets,
     to_peft,
 )
 from trainrig.posttrain.peft_adapter.settings import CONFIG, TASKS, WEIGHTS
@@ -36,39 +43,37 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     opened = checkpoint.open_model(path)
     if opened.adapter is None:
         raise DataError(f"{opened.path}: no adapter, but a whole model; export without --adapter")
-    lora = opened.adapter.of.lora
-    theirs = module_names(opened.path, opened.config)
+    lora, ours = opened.adapter.of.lora, opened.adapter.tensors
+    layers = find_layers(opened.path, opened.config)
+    joined = _join(opened.path, layers, ours, opened.weights)
+    if opened.config.tie_embeddings and any(
+        layers[name].parts == ("embedding",) for name in joined
+    ):
+        raise DataError(
+            f"{opened.path}: its adapter changes the embedding and the head that shares its "
+            "table, which PEFT can't; export without --adapter, which merges it"
+        )
     tensors = {}
-    whole = tensor_names(opened.path, opened.config)
-    saved = set()  # modules that are trained whole
-    for name, value in opened.adapter.tensors.items():
-        module, _, last = name.rpartition(".")
-        if not is_adapter(name) and name in whole:
-            tensors[PREFIX + whole[name]] = value.contiguous()
-            saved.add(name_saved_module(whole[name]))
-            continue
-        if module not in theirs:
-            raise DataError(
-                f"{opened.path}: {module} is no matrix of its own in Transformers, where PEFT "
-                "could change it; export without --adapter, which merges it"
-            )
-        if module == "embedding" and opened.config.tie_embeddings:
-            raise DataError(
-                f"{opened.path}: its adapter changes the embedding and the head that shares its "
-                "table, which PEFT can't; export without --adapter, which merges it"
-            )
-        key, value = to_peft(last, value, module == "embedding")
-        tensors[f"{PREFIX}{theirs[module]}.{key}"] = value.contiguous()
-    chosen = {name.rpartition(".")[0] for name in opened.adapter.tensors if is_adapter(name)}
+    for name, each in joined.items():
+        for last, value in each.tensors.items():
+            key, value = to_peft(last, value, layers[name].parts == ("embedding",))
+            tensors[f"{PREFIX}{name}.{key}"] = value.contiguous()
+    whole = find_tensors(opened.path, opened.config)
+    saved = {whole[name]: value for name, value in ours.items() if not is_adapter(name)}
+    tensors |= {PREFIX + name: value.contiguous() for name, value in saved.items()}
+    ranks = {name: each.rank for name, each in joined.items()}
+    alphas = {name: _alpha(lora, rank) for name, rank in ranks.items()}
     settings = {
         "peft_type": "LORA",
         "task_type": TASKS[opened.config.head],
-        "modules_to_save": sorted(saved) or None,
+        "modules_to_save": sorted({name_saved_module(name) for name in saved}) or None,
         "base_model_name_or_path": opened.adapter.of.base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
+        "rank_pattern": name_patterns(ranks, lora.rank),
+        "alpha_pattern": name_patterns(alphas, lora.alpha),
         "lora_dropout": lora.dropout,
-        "target_modules": their_targets(chosen, theirs),
+        "target_modules": name_targets(set(joined), set(layers)),
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "bias": "none",
@@ -79,3 +84,31 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         save_file(tensors, local, metadata={"format": "pt"})
     storage.write(storage.join(out, CONFIG), json.dumps(settings, indent=2).encode())
     return {"output": out, "checkpoint": opened.path, "step": opened.step, "rank": lora.rank}
+
+
+def _alpha(lora: LoRA, rank: int) -> float:
+    """That by which an adapter of `rank` has the scale of `lora`."""
+    return lora.alpha if rank == lora.rank else lora.scale * alpha_divisor(rank, lora.rslora)
+
+
+def _join(
+    path: str,
+    layers: Mapping[str, TheirLayer],
+    ours: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+) -> dict[str, LowRank]:
+    """The adapter of each matrix in Transformers that has some of `ours`, by its name there. Raises
+    DataError for one of a layer that is none."""
+    found, met = {}, set[str]()
+    for name, layer in layers.items():
+        parts = [LowRank.of(part, ours) for part in layer.parts]
+        if any(parts):
+            found[name] = join_parts(layer, parts, weights)
+            met.update(layer.parts)
+    adapted = {name.rpartition(".")[0] for name in ours if is_adapter(name)}
+    if odd := sorted(adapted - met):
+        raise DataError(
+            f"{path}: {odd[0]} is no matrix of its own in Transformers, where PEFT "
+            "could change it; export without --adapter, which merges it"
+        )
+    return found

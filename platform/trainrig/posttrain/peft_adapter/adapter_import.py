@@ -1,9 +1,14 @@
 """Reads an adapter from a folder of PEFT.
 
 Of its settings, those are read that LoRA here has; any other that changes what is computed is
-refused.
+refused. Adapters of one matrix in Transformers that is several layers here are taken apart, and
+ranks and scales that differ by layer become one: what is added to A and B is 0, and B has the
+difference of scales. Modules that were saved whole are those of a head, which may be another than
+the base's; what PEFT left there as it was is the base's.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +19,18 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.layers import adapter_shapes
-from trainrig.models.lora.settings import LoRA
-from trainrig.posttrain.peft_adapter.names import module_names, our_targets, split_key
-from trainrig.posttrain.peft_adapter.settings import WEIGHTS, read_settings
+from trainrig.models.lora.layers import adapter_shapes, is_of_head
+from trainrig.models.lora.settings import LoRA, alpha_divisor
+from trainrig.posttrain.peft_adapter.joined_layers import LowRank, split_parts
+from trainrig.posttrain.peft_adapter.names import (
+    TheirLayer,
+    find_layers,
+    find_tensors,
+    our_targets,
+    split_key,
+)
+from trainrig.posttrain.peft_adapter.saved_modules import Base, fill_head, find_head
+from trainrig.posttrain.peft_adapter.settings import CONFIG, WEIGHTS, PeftSettings, read_settings
 from trainrig.storage.writable import check_folder
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter
@@ -30,32 +43,113 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
     path = checkpoint.resolve(storage.absolute(base))
-    config, tokenizer = checkpoint.describe(path)
+    below = Base(path, *checkpoint.describe(path))
     settings = read_settings(folder)
     stored = load_file(storage.local_path(storage.join(folder, WEIGHTS)))
-    ours = {theirs: name for name, theirs in module_names(path, config).items()}
-    tensors: dict[str, Tensor] = {}
+    config = find_head(folder, below, settings.task, stored)
+    layers = find_layers(path, config)
+    theirs, whole = _read_tensors(folder, path, config, layers, stored)
+    adapters = _take_apart(folder, layers, settings, theirs)
+    if "embedding" in adapters and config.tie_embeddings:
+        raise DataError(
+            f"{folder}: changes the embedding but not the head that shares its table, which "
+            "can't be told apart here"
+        )
+    names = {part for layer in layers.values() for part in layer.parts}
+    names = {name for name in names if not is_of_head(config, name)}
+    lora = _settle(folder, settings, adapters, names)
+    tensors = {
+        f"{name}.{last}": value
+        for name, each in adapters.items()
+        for last, value in each.padded(lora.rank).tensors.items()
+    }
+    tensors = fill_head(folder, below, config, lora, tensors, whole)
+    _check_sizes(folder, config, lora, tensors)
+    adapter = Adapter(lora, path, checkpoint.manifest_sum(path))
+    beside = checkpoint.tokenizer_files(path).beside
+    written = checkpoint.write_adapter(out, config, below.tokenizer, adapter, tensors, beside)
+    parameters = sum(value.numel() for value in tensors.values())
+    return {"output": out, "checkpoint": written, "base": path, "parameters": parameters}
+
+
+def _read_tensors(
+    folder: str,
+    path: str,
+    config: DecoderConfig,
+    layers: Mapping[str, TheirLayer],
+    stored: Mapping[str, Tensor],
+) -> tuple[dict[str, LowRank], dict[str, Tensor]]:
+    """The adapter of each of `layers` that has one, and by our names the tensors that are whole.
+    Raises DataError for what has no place in the model at `path`."""
+    ours = {theirs: name for name, theirs in find_tensors(path, config).items()}
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    whole = {}
     for key, value in stored.items():
-        module, last = split_key(key)
-        if module not in ours or last is None:
+        name, last = split_key(key)
+        if last is None and name in ours:
+            whole[ours[name]] = value
+        elif last is not None and name in layers:
+            parts[name][last] = (value.T if "lora_embedding" in key else value).float()
+        else:
             raise DataError(
                 f"{folder}: tensor {key!r} has no place in the model at {path}; is it an adapter "
                 "of another base?"
             )
-        if ours[module] == "embedding" and config.tie_embeddings:
+    found = {}
+    for name, each in parts.items():
+        if missing := {"lora_a", "lora_b"} - each.keys():
+            raise DataError(f"{folder}: {name} has no {min(missing)}; save the adapter again")
+        found[name] = LowRank(each["lora_a"], each["lora_b"], each.get("magnitude"))
+    return found, whole
+
+
+def _take_apart(
+    folder: str,
+    layers: Mapping[str, TheirLayer],
+    settings: PeftSettings,
+    theirs: Mapping[str, LowRank],
+) -> dict[str, LowRank]:
+    """The adapter of each of our layers, at the scale of those that no pattern names. Raises
+    DataError for sizes that are not those of the model or of `settings`."""
+    found: dict[str, LowRank] = {}
+    for name, each in theirs.items():
+        outputs, rank = each.b_OR.shape
+        if outputs != sum(layers[name].outputs) or rank != each.rank:
             raise DataError(
-                f"{folder}: changes the embedding but not the head that shares its table, which "
-                "can't be told apart here"
+                f"{folder}: {name} has matrices of {tuple(each.a_RI.shape)} and "
+                f"{tuple(each.b_OR.shape)}, the base {sum(layers[name].outputs)} outputs; is it an "
+                "adapter of another base?"
             )
-        tensors[f"{ours[module]}.{last}"] = value.T if "embedding" in key else value
-    chosen = {name.rpartition(".")[0] for name in tensors}
-    lora = build(LoRA, settings | {"targets": our_targets(chosen, set(ours.values()))}, folder)
-    _check_sizes(folder, config, lora, tensors)
-    adapter = Adapter(lora, path, checkpoint.manifest_sum(path))
-    beside = checkpoint.tokenizer_files(path).beside
-    written = checkpoint.write_adapter(out, config, tokenizer, adapter, tensors, beside)
-    parameters = sum(value.numel() for value in tensors.values())
-    return {"output": out, "checkpoint": written, "base": path, "parameters": parameters}
+        if rank != settings.rank_of(name):
+            raise DataError(
+                f"{folder}: {name} has rank {rank}, by {CONFIG} {settings.rank_of(name)}; is it an "
+                "adapter of another base?"
+            )
+        factor = settings.scale_of(name) / settings.scale
+        if not math.isclose(factor, 1.0):
+            each = each.scaled(factor)
+        found |= split_parts(layers[name], each)
+    return found
+
+
+def _settle(
+    folder: str, settings: PeftSettings, adapters: Mapping[str, LowRank], names: set[str]
+) -> LoRA:
+    """Settings of the `adapters` of those of our layers `names` that have one, of the highest rank
+    there is."""
+    chosen = adapters.keys() & names
+    if not chosen:
+        raise DataError(f"{folder}: no layer below the head has an adapter; import a whole model")
+    rank = max(each.rank for each in adapters.values())
+    alpha = settings.scale * alpha_divisor(rank, settings.rslora)
+    given = {
+        "rank": rank,
+        "alpha": settings.alpha if rank == settings.rank else alpha,
+        "rslora": settings.rslora,
+        "dora": settings.dora,
+        "targets": our_targets(chosen, names),
+    }
+    return build(LoRA, given, folder)
 
 
 def _check_sizes(

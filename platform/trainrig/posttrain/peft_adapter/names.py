@@ -1,6 +1,9 @@
 """What PEFT calls the layers and tensors of a model, and ours."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -10,6 +13,40 @@ from trainrig.models.families.tensors import table_of, tensor_shapes
 from trainrig.train import checkpoint
 
 PREFIX = "base_model.model."
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class TheirLayer:
+    """A matrix in Transformers, and our layers that lie one after the other in it, along its
+    outputs: queries, keys and values, say."""
+
+    name: str
+    parts: tuple[str, ...]
+    outputs: tuple[int, ...]  # of each of them
+
+
+def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
+    """The matrices that a model of `config` has in Transformers, by their names; `path`: the
+    checkpoint that it is of. Not those that have inputs first."""
+    family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
+    shapes = tensor_shapes(config)
+    found = {}
+    for entry in table_of(family, config, shapes):
+        sizes = [shapes[name] for name in entry.ours]
+        if entry.transposed or not entry.theirs.endswith(".weight") or len(sizes[0]) != 2:
+            continue
+        name = entry.theirs.removesuffix(".weight")
+        parts = tuple(each.removesuffix(".weight") for each in entry.ours)
+        found[name] = TheirLayer(name, parts, tuple(size[0] for size in sizes))
+    return found
+
+
+def find_tensors(path: str, config: DecoderConfig) -> dict[str, str]:
+    """Our name of each tensor that is one in Transformers too, and theirs."""
+    family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
+    table = table_of(family, config, tensor_shapes(config))
+    return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
 
 
 def name_saved_module(tensor: str) -> str:
@@ -17,27 +54,6 @@ def name_saved_module(tensor: str) -> str:
     layers, which PEFT always saves as one and could not save in parts beside that."""
     module = tensor.rpartition(".")[0]
     return "classifier" if module.startswith("classifier.") else module
-
-
-def module_names(path: str, config: DecoderConfig) -> dict[str, str]:
-    """Our name of each layer that is a matrix in Transformers too, and theirs."""
-    family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
-    shapes = tensor_shapes(config)
-    return {
-        entry.ours[0].removesuffix(".weight"): entry.theirs.removesuffix(".weight")
-        for entry in table_of(family, config, shapes)
-        if len(entry.ours) == 1
-        and entry.theirs.endswith(".weight")
-        and len(shapes[entry.ours[0]]) == 2
-        and (not entry.transposed)
-    }
-
-
-def tensor_names(path: str, config: DecoderConfig) -> dict[str, str]:
-    """Our name of each tensor that is one in Transformers too, and theirs."""
-    family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
-    table = table_of(family, config, tensor_shapes(config))
-    return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
 
 
 def to_peft(last: str, value: Tensor, embedding: bool) -> tuple[str, Tensor]:
@@ -60,18 +76,40 @@ _OURS = {
 
 
 def split_key(key: str) -> tuple[str, str | None]:
-    """Their name of the layer, and our last part of a tensor's name."""
+    """Their name of the layer, and our last part of a tensor's name; their name of a whole tensor,
+    and None."""
+    plain = key.removeprefix(PREFIX)
     for suffix, last in _OURS.items():
-        if key.endswith(suffix):
-            return key.removesuffix(suffix).removeprefix(PREFIX), last
-    return key, None
+        if plain.endswith(suffix):
+            return plain.removesuffix(suffix), last
+    return plain.replace(".base_layer.", "."), None
 
 
-def their_targets(chosen: set[str], theirs: Mapping[str, str]) -> list[str]:
-    """The shortest names that PEFT takes for these layers and no other."""
-    last = {theirs[name].rpartition(".")[2] for name in chosen}
-    meant = {name for name, their in theirs.items() if their.rpartition(".")[2] in last}
-    return sorted(last) if meant == chosen else sorted(theirs[name] for name in chosen)
+def name_targets(chosen: set[str], names: set[str]) -> list[str]:
+    """The shortest names that PEFT takes for the layers `chosen` and no other of `names`."""
+    last = {name.rpartition(".")[2] for name in chosen}
+    meant = {name for name in names if name.rpartition(".")[2] in last}
+    return sorted(last) if meant == chosen else sorted(chosen)
+
+
+def name_patterns(values: Mapping[str, Value], plain: Value) -> dict[str, Value]:
+    """Those of `values`, by layer, that are not `plain`, by the shortest patterns that PEFT takes
+    for these layers and no other."""
+    found = {}
+    for name, value in values.items():
+        last = name.rpartition(".")[2]
+        alike = {other for layer, other in values.items() if layer.rpartition(".")[2] == last}
+        if value != plain:
+            found[last if len(alike) == 1 else re.escape(name)] = value
+    return found
+
+
+def find_pattern(patterns: Mapping[str, Value], layer: str, plain: Value) -> Value:
+    """What `patterns` of PEFT say of `layer`, as PEFT reads them; `plain` if nothing."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", layer):
+            return value
+    return plain
 
 
 def our_targets(chosen: set[str], names: set[str]) -> list[str]:

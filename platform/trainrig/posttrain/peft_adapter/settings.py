@@ -1,32 +1,69 @@
 """What `adapter_config.json` of PEFT says."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.models.decoder_config import Head
+from trainrig.models.lora.settings import alpha_divisor
+from trainrig.posttrain.peft_adapter.names import find_pattern
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # What PEFT calls the work of a model, by its head.
-TASKS = {
+TASKS: Mapping[Head, str] = {
     "tokens": "CAUSAL_LM", "score": "SEQ_CLS", "classes": "SEQ_CLS", "spans": "QUESTION_ANS",
 }  # fmt: skip
-# Settings that would compute something else, and what they are where they do not.
-UNUSED: dict[str, tuple[Any, ...]] = {
+# Settings that would compute something else, and what they are where they do not. What begins
+# otherwise than from W + B A (PiSSA, OLoRA, CorDA, LoftQ, …) has changed W as well.
+UNUSED: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
     "fan_in_fan_out": (False,),
     "layer_replication": (None,),
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
     "lora_bias": (False,),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    "alora_invocation_tokens": (None,),
+    "use_qalora": (False,),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
 }
 
 
-def read_settings(folder: str) -> dict[str, Any]:
-    """Those of `folder` as ours of LoRA. Raises DataError for what would compute something else."""
+@dataclass(frozen=True)
+class PeftSettings:
+    """Those that LoRA here has."""
+
+    task: str | None
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]  # by patterns of names
+    alphas: Mapping[str, float]
+    rslora: bool
+    dora: bool
+
+    @property
+    def scale(self) -> float:
+        """What adapters that no pattern names are multiplied by."""
+        return self.alpha / alpha_divisor(self.rank, self.rslora)
+
+    def rank_of(self, layer: str) -> int:
+        """Of the adapter of `layer`."""
+        return find_pattern(self.ranks, layer, self.rank)
+
+    def scale_of(self, layer: str) -> float:
+        """What the adapter of `layer` is multiplied by."""
+        alpha = find_pattern(self.alphas, layer, self.alpha)
+        return alpha / alpha_divisor(self.rank_of(layer), self.rslora)
+
+
+def read_settings(folder: str) -> PeftSettings:
+    """Those of `folder`. Raises DataError for what would compute something else."""
     path = storage.join(folder, CONFIG)
     try:
         given: dict[str, Any] = json.loads(storage.read(path))
@@ -39,9 +76,12 @@ def read_settings(folder: str) -> dict[str, Any]:
     for key, plain in UNUSED.items():
         if key in given and given[key] not in plain:
             raise DataError(f"{path}: {key} = {given[key]!r} would compute something else here")
-    return {
-        "rank": given["r"],
-        "alpha": given["lora_alpha"],
-        "rslora": given.get("use_rslora", False),
-        "dora": given.get("use_dora", False),
-    }
+    return PeftSettings(
+        task=given.get("task_type"),
+        rank=given["r"],
+        alpha=given["lora_alpha"],
+        ranks=given.get("rank_pattern") or {},
+        alphas=given.get("alpha_pattern") or {},
+        rslora=given.get("use_rslora", False),
+        dora=given.get("use_dora", False),
+    )

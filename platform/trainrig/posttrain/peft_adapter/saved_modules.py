@@ -1,0 +1,113 @@
+"""Modules that PEFT saved whole, `modules_to_save`: those of a head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trainrig.errors import DataError
+from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.lora.layers import adapter_shapes, is_adapter, is_of_head, merge
+from trainrig.models.lora.settings import LoRA
+from trainrig.posttrain.peft_adapter.names import find_tensors, split_key
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint.reader import fresh_parameters
+
+# Heads of the models that PEFT calls so; of one that it does not call, the first that is there.
+HEADS: Mapping[str | None, tuple[Head, ...]] = {
+    "SEQ_CLS": ("classes",),
+    "QUESTION_ANS": ("spans",),
+    None: ("classes", "spans"),
+}
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint that an adapter is for."""
+
+    path: str
+    config: DecoderConfig
+    tokenizer: str
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Its tensors, read when they are first asked for."""
+        return checkpoint.open_model(self.path).weights
+
+    def lacks(self, config: DecoderConfig) -> set[str]:
+        """Parameters that a model of `config` has, and this one not."""
+        return set(fresh_parameters(checkpoint.read_entries(self.path), config))
+
+
+def find_head(
+    folder: str, base: Base, task: str | None, stored: Mapping[str, Tensor]
+) -> DecoderConfig:
+    """The settings of the model that the tensors `stored` are an adapter of: those of `base`, with
+    the head that was saved whole if it has none. Raises DataError for a head of one number."""
+    config = base.config
+    if config.head not in ("tokens", "replaced"):
+        return config
+    whole = {
+        name: value for key, value in stored.items() for name, last in [split_key(key)] if not last
+    }
+    for head in HEADS.get(task, ()):
+        two = ("LABEL_0", "LABEL_1") if head == "classes" else ()
+        name = find_tensors(base.path, config.with_head(head, two)).get("head.weight")
+        if name not in whole:
+            continue
+        count = len(whole[name])
+        if head == "spans":
+            return config.with_head(head)
+        if count > 1:
+            return config.with_head(head, tuple(f"LABEL_{number}" for number in range(count)))
+        if not config.bidirectional:
+            return config.with_score_head()
+        raise DataError(
+            f"{folder}: {name} makes one number of a text, which an encoder here does not; two "
+            "labels or more would do"
+        )
+    return config
+
+
+def fill_head(
+    folder: str,
+    base: Base,
+    config: DecoderConfig,
+    lora: LoRA,
+    tensors: Mapping[str, Tensor],
+    whole: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """`tensors` of `lora` with those of a head that is trained whole: those of `whole`, or else
+    those of `base`, with what `tensors` change of them.
+
+    Raises DataError for one that is in neither, and for others of `whole` that are not the base's.
+    """
+    theirs = find_tensors(base.path, config)
+    found = {name: value for name, value in tensors.items() if not is_of_head(config, name)}
+    changes = {name: value for name, value in tensors.items() if name not in found}
+    wanted = {name for name in adapter_shapes(config, lora) if not is_adapter(name)}
+    missing = base.lacks(config) if wanted - whole.keys() else set()
+    for name in sorted(wanted):
+        if name in whole:
+            found[name] = whole[name].float()
+        elif name in missing:
+            raise DataError(
+                f"{folder}: {theirs[name]} is neither in it nor in the base at {base.path}; import "
+                "the whole model that PEFT had as its base, and name that"
+            )
+        else:
+            module = name.rpartition(".")[0]
+            own = {n: each for n, each in changes.items() if n.rpartition(".")[0] == module}
+            plain = {name: base.weights[name]}
+            found[name] = merge(plain, own if name.endswith(".weight") else {}, lora)[name]
+    for name in whole.keys() - wanted:
+        there = base.weights[name]
+        if whole[name].shape != there.shape or not torch.equal(whole[name].float(), there):
+            raise DataError(
+                f"{folder}: {theirs[name]} is saved whole, which here only modules of a head of "
+                "classes, scores or spans are; merge all with PEFT's merge_and_unload(), and "
+                "import that"
+            )
+    return found
