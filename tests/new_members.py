@@ -58,7 +58,7 @@ class SignDescent(Settings):
     lr: float = 0.001  # peak learning rate
     weight_decay: float = 0.0
 
-    def state_bytes(self, name, shape):
+    def count_state_bytes(self, name, shape):
         """Bytes of a parameter's sum."""
         import math
 

@@ -12,9 +12,9 @@ from trainrig.optim.named_groups import (
     NamedGroup,
     assign,
     build_optimizer,
+    count_state_bytes,
     count_trained,
     freeze,
-    state_bytes,
 )
 
 SIZES = {"embedding.weight": (9, 4), "layers.0.up.weight": (6, 4), "norm.weight": (4,)}
@@ -65,13 +65,13 @@ def test_what_is_frozen_has_no_gradient_no_memory_and_is_not_counted():
     built = build_optimizer(model.named_parameters(), AdamW(), groups)
     assert [names for _, names, *_ in groups_of(built)] == [["norm.weight", "norm.bias"]]
     assert count_trained(SIZES, groups) == 28
-    assert state_bytes(SIZES, AdamW(), groups) == 8 * 28
-    assert state_bytes(SIZES, SGD(momentum=0), groups) == 0
+    assert count_state_bytes(SIZES, AdamW(), groups) == 8 * 28
+    assert count_state_bytes(SIZES, SGD(momentum=0), groups) == 0
 
 
 def test_bytes_are_those_of_each_groups_optimizer():
     groups = [NamedGroup(match="layers.*", optimizer=Lion(state="bfloat16"))]
-    assert state_bytes(SIZES, AdamW(), groups) == 8 * 40 + 2 * 24
+    assert count_state_bytes(SIZES, AdamW(), groups) == 8 * 40 + 2 * 24
 
 
 @pytest.mark.parametrize(

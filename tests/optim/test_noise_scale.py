@@ -21,16 +21,16 @@ def test_it_finds_the_noise_that_was_put_in():
         small, big = (parts_VC**2).sum(1).mean(), (each_BC.mean(0) ** 2).sum()
         scale.add(estimate_noise(small, 8, big, 64))
     expected = 40 * spread**2 / (true_C**2).sum()
-    assert scale.value() == pytest.approx(expected, rel=0.1)
+    assert scale.estimate() == pytest.approx(expected, rel=0.1)
 
 
 def test_a_gradient_that_is_not_told_from_its_noise_has_no_scale():
     scale = RunningNoiseScale()
-    assert scale.value() is None
+    assert scale.estimate() is None
     scale.add(NoiseEstimate(-1.0, 3.0))
-    assert scale.value() is None
+    assert scale.estimate() is None
     scale.add(NoiseEstimate(2.0, 3.0))
-    assert scale.value() == 6.0
+    assert scale.estimate() == 6.0
 
 
 def test_batches_of_one_size_tell_nothing():

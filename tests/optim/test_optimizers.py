@@ -187,7 +187,7 @@ def test_each_declares_the_bytes_that_it_keeps(settings):
     for name, parameter in parameters.items():
         held = kept.get(id(parameter), {}).values()
         found = sum(t.nbytes for t in held if isinstance(t, torch.Tensor) and t.ndim)
-        assert settings.state_bytes(name, sizes[name]) == found
+        assert settings.count_state_bytes(name, sizes[name]) == found
 
 
 @pytest.mark.parametrize(

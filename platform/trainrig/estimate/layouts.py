@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainrig.estimate.memory import MASTER, Memory, step_memory
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.optim.named_groups import count_trained, state_bytes
+from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.recompute import Full, Recompute, Selective
 from trainrig.train.run_file import Training
@@ -151,7 +151,7 @@ def table(
         rows[name] = LayoutMemory(name, True, found)
     whole = rows.pop("0 (DDP)")
     shapes, elsewhere = parameter_shapes(model), 1 - 1 / devices
-    kept = state_bytes(shapes, training.optimizer, training.groups) * elsewhere
+    kept = count_state_bytes(shapes, training.optimizer, training.groups) * elsewhere
     gradients = MASTER * count_trained(shapes, training.groups) * elsewhere
     saved = {"1": kept, "2": kept + gradients}
     compared = [

@@ -4,7 +4,7 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
 
     weights            4 N / S                 float32 masters
     optimizer          8 N / S                 AdamW's two moments; of others what they declare
-                                               (`state_bytes` of each in optim/)
+                                               (`count_state_bytes` in optim/)
     gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
@@ -49,7 +49,7 @@ from trainrig.models.architecture.shapes import (
     count,
 )
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
-from trainrig.optim.named_groups import count_trained, state_bytes
+from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.train.run_file import Training
 
@@ -149,7 +149,7 @@ def step_memory(
             layer=layer,
             layers=model.layers,
             weights=MASTER * total / sliced,
-            optimizer=state_bytes(shapes, training.optimizer, training.groups) / sliced,
+            optimizer=count_state_bytes(shapes, training.optimizer, training.groups) / sliced,
             gradients=MASTER * trained / sliced,
         ),
         HeldActivations(kept, in_a_layer, head),

@@ -154,7 +154,7 @@ class ModelParts:
             frozen = group is not None and group.freeze
             chosen = group.optimizer if group and group.optimizer else training.optimizer
             found = _count_parameters(
-                name, size, 0 if frozen else chosen.state_bytes(name, size), frozen
+                name, size, 0 if frozen else chosen.count_state_bytes(name, size), frozen
             )
             kind, _, rest = name.partition(".")
             if kind == "layers":

@@ -33,7 +33,7 @@ class Adafactor(Settings):
     scale_by_size: bool = True
     weight_decay: Decay = 0.0  # weight decay of a step, times the learning rate
 
-    def state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Bytes of a parameter's averages."""
         elements = math.prod(shape)
         if len(shape) < 2:
@@ -46,7 +46,7 @@ class Adafactor(Settings):
 
         return AdafactorSteps(groups, self)
 
-    def step_of(
+    def compute_step(
         self,
         weight: "Tensor",
         gradient: "Tensor",
@@ -69,14 +69,16 @@ class Adafactor(Settings):
         else:
             averages = (averages[0] * keep + squares * (1 - keep),)
             change = averages[0].rsqrt() * gradient
-        change = change / (_size(change) / self.clip).clamp(min=1.0)
-        scale = _size(weight).clamp(min=self.epsilons[1]) * rate if self.scale_by_size else rate
+        change = change / (_compute_rms(change) / self.clip).clamp(min=1.0)
+        scale = (
+            _compute_rms(weight).clamp(min=self.epsilons[1]) * rate if self.scale_by_size else rate
+        )
         change = change * scale
         if weight_decay:
             change = change + weight * (weight_decay * scale)
         return change, *averages
 
 
-def _size(tensor: "Tensor") -> "Tensor":
+def _compute_rms(tensor: "Tensor") -> "Tensor":
     """Root mean square."""
     return tensor.square().mean().sqrt()

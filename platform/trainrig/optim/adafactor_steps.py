@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import zeros as sharded_zeros
 
-from trainrig.optim.elementwise import local
+from trainrig.optim.elementwise import to_local
 from trainrig.optim.groups import ParameterGroup
-from trainrig.optim.whole_matrix import Rows, WholeTask, compute_whole, rounds
+from trainrig.optim.whole_matrix import Rows, WholeTask, compute_whole, split_into_rounds
 
 AVERAGES = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
 
@@ -29,7 +29,7 @@ class AdafactorFormula(Protocol):
         """Of groups that have none of their own."""
         ...
 
-    def step_of(
+    def compute_step(
         self,
         weight: Tensor,
         gradient: Tensor,
@@ -53,17 +53,17 @@ class AdafactorSteps(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One step on every parameter that has a gradient."""
         for group in self.param_groups:
-            for parameters in rounds(p for p in group["params"] if p.grad is not None):
-                tasks = [self._task(parameter, group) for parameter in parameters]
+            for parameters in split_into_rounds(p for p in group["params"] if p.grad is not None):
+                tasks = [self._build_task(parameter, group) for parameter in parameters]
                 compute_whole(parameters[0], tasks)
                 for parameter, task in zip(parameters, tasks, strict=True):
-                    local(parameter).sub_(task.outputs[0].local)
+                    to_local(parameter).sub_(task.outputs[0].local)
 
-    def _task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
+    def _build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
         state = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)
-            state.update(_fresh(parameter))
+            state.update(_make_averages(parameter))
         state["step"] += 1
         averages = [Rows.of(state[name]) for name in AVERAGES if name in state]
         assert parameter.grad is not None
@@ -83,10 +83,10 @@ class AdafactorSteps(torch.optim.Optimizer):
         gradient: Tensor,
         *averages: Tensor,
     ) -> tuple[Tensor, ...]:
-        return self._settings.step_of(weight, gradient, averages, step, rate, decay)
+        return self._settings.compute_step(weight, gradient, averages, step, rate, decay)
 
 
-def _fresh(parameter: Tensor) -> dict[str, Tensor]:
+def _make_averages(parameter: Tensor) -> dict[str, Tensor]:
     """The averages of a parameter before its first step, sliced along dim 0 as it is."""
     if parameter.ndim < 2:
         return {"exp_avg_sq": torch.zeros_like(parameter)}
@@ -94,10 +94,10 @@ def _fresh(parameter: Tensor) -> dict[str, Tensor]:
         "exp_avg_sq_row": parameter.shape[:-1],
         "exp_avg_sq_col": parameter.shape[:-2] + parameter.shape[-1:],
     }
-    return {name: _zeros(shape, parameter) for name, shape in shapes.items()}
+    return {name: _make_zeros(shape, parameter) for name, shape in shapes.items()}
 
 
-def _zeros(shape: torch.Size, like: Tensor) -> Tensor:
+def _make_zeros(shape: torch.Size, like: Tensor) -> Tensor:
     if isinstance(like, DTensor):
         made: Tensor = sharded_zeros(
             shape, device_mesh=like.device_mesh, placements=like.placements

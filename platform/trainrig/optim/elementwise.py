@@ -59,10 +59,10 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     for name in self._settings.state_names:
                         state[name] = torch.zeros_like(parameter, dtype=dtype)
                 state["step"] += 1
-                pieces = {name: local(value) for name, value in state.items()}
-                self._settings.update(local(parameter), local(parameter.grad), pieces, group)
+                pieces = {name: to_local(value) for name, value in state.items()}
+                self._settings.update(to_local(parameter), to_local(parameter.grad), pieces, group)
 
 
-def local(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """This rank's slice of `tensor`, not a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -38,11 +38,11 @@ class Lion(Settings):
     state: StateDtype = "float32"
 
     @model_validator(mode="after")
-    def _average_moves(self) -> Self:
+    def _check_betas(self) -> Self:
         check_rounded(self.state, *self.betas)
         return self
 
-    def state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Bytes of a parameter's average."""
         return math.prod(shape) * STATE_BYTES[self.state]
 

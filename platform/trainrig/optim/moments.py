@@ -51,11 +51,11 @@ class TwoMoments(Settings):
     state: StateDtype = "float32"
 
     @model_validator(mode="after")
-    def _averages_move(self) -> Self:
+    def _check_betas(self) -> Self:
         check_rounded(self.state, *self.betas)
         return self
 
-    def state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Bytes that a parameter's two averages take."""
         elements = 1
         for size in shape:
@@ -85,10 +85,12 @@ class TwoMoments(Settings):
                 pairs = [p for p, own in zip(group["params"], taken, strict=True) if own is fused]
                 if pairs:
                     part.append(group | {"params": pairs})
-        parts = [self._torch_form(part, part is wide) for part in (wide, rest) if part]
+        parts = [self._build_torch_optimizer(part, part is wide) for part in (wide, rest) if part]
         return OptimizerSet(parts)
 
-    def _torch_form(self, groups: list[ParameterGroup], fused: bool) -> "torch.optim.Optimizer":
+    def _build_torch_optimizer(
+        self, groups: list[ParameterGroup], fused: bool
+    ) -> "torch.optim.Optimizer":
         import torch  # takes seconds, which reading a run file should not
 
         form = torch.optim.AdamW if self.decoupled else torch.optim.Adam
@@ -124,11 +126,11 @@ class TwoMoments(Settings):
 
 def _is_fused(parameter: "nn.Parameter") -> bool:
     """Whether torch's fused kernel rounds all pieces of `parameter`, cut between rows, alike."""
-    from trainrig.optim.elementwise import local
+    from trainrig.optim.elementwise import to_local
 
     if parameter.is_cuda:
         return True
-    piece = local(parameter)
+    piece = to_local(parameter)
     return piece.ndim > 1 and piece.shape[-1] % VECTOR == 0 and piece.is_contiguous()
 
 
@@ -136,13 +138,13 @@ def _lay_out_gradients(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
     """Make all gradients contiguous: the fused kernel for the CPU reads them as if they were."""
     from torch.distributed.tensor import DTensor
 
-    from trainrig.optim.elementwise import local
+    from trainrig.optim.elementwise import to_local
 
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is None or local(parameter.grad).is_contiguous():
+            if parameter.grad is None or to_local(parameter.grad).is_contiguous():
                 continue
-            rows = local(parameter.grad).contiguous()
+            rows = to_local(parameter.grad).contiguous()
             if isinstance(parameter.grad, DTensor):  # whose own strides say nothing of its piece's
                 rows = DTensor.from_local(
                     rows,

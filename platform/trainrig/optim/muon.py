@@ -57,7 +57,7 @@ class Muon(Settings):
     rest: AdamW = AdamW()  # the optimizer of all that is no matrix within a layer
 
     @model_validator(mode="after")
-    def _average_moves(self) -> Self:
+    def _check_momentum(self) -> Self:
         check_rounded(self.state, self.momentum)
         return self
 
@@ -68,10 +68,10 @@ class Muon(Settings):
         norm = any("norm" in part for part in path)
         return len(shape) in {2, 3} and not outside and not norm and last != "bias"
 
-    def state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Bytes of a parameter's average, or of what the other optimizer keeps of it."""
         if not self.takes(name, shape):
-            return self.rest.state_bytes(name, shape)
+            return self.rest.count_state_bytes(name, shape)
         return math.prod(shape) * STATE_BYTES[self.state]
 
     def build(self, groups: list[ParameterGroup]) -> "OptimizerSet":
@@ -106,7 +106,7 @@ class Muon(Settings):
         narrowing = 1 / math.sqrt(multiple) if role == "output" else 1.0
         return narrowing / (math.sqrt(multiple) if self.scale == "match_rms_adamw" else 1.0)
 
-    def direction(self, gradient: "Tensor", average: "Tensor") -> "Tensor":
+    def compute_direction(self, gradient: "Tensor", average: "Tensor") -> "Tensor":
         """Move `average` by a piece's `gradient`; where to step from, before orthogonalisation."""
         moved = average.float().mul_(self.momentum).add_(gradient * (1 - self.momentum))
         average.copy_(moved)
@@ -114,7 +114,7 @@ class Muon(Settings):
             return moved.clone()
         return (moved * self.momentum).add_(gradient * (1 - self.momentum))
 
-    def orthogonaliser(self, dtype: Any) -> "Callable[[Tensor], tuple[Tensor, ...]]":
+    def build_orthogonaliser(self, dtype: Any) -> "Callable[[Tensor], tuple[Tensor, ...]]":
         """What makes the singular values of a whole matrix, or of each of a stack, nearly 1."""
 
         def orthogonalise(matrix: "Tensor") -> "tuple[Tensor, ...]":

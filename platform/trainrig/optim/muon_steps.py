@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainrig.optim.elementwise import local
+from trainrig.optim.elementwise import to_local
 from trainrig.optim.groups import ParameterGroup
-from trainrig.optim.whole_matrix import Rows, WholeTask, compute_whole, rounds
+from trainrig.optim.whole_matrix import Rows, WholeTask, compute_whole, split_into_rounds
 
 
 class MuonFormula(Protocol):
@@ -34,11 +34,11 @@ class MuonFormula(Protocol):
         """Name of the dtype of the average."""
         ...
 
-    def direction(self, gradient: Tensor, average: Tensor) -> Tensor:
+    def compute_direction(self, gradient: Tensor, average: Tensor) -> Tensor:
         """Move `average` by a piece's `gradient`; where to step from."""
         ...
 
-    def orthogonaliser(self, dtype: Any) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    def build_orthogonaliser(self, dtype: Any) -> Callable[[Tensor], tuple[Tensor, ...]]:
         """What makes the singular values of a whole matrix nearly 1."""
         ...
 
@@ -58,9 +58,9 @@ class MuonSteps(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One step on every matrix that has a gradient."""
         settings = self._settings
-        orthogonalise = settings.orthogonaliser(getattr(torch, settings.products))
+        orthogonalise = settings.build_orthogonaliser(getattr(torch, settings.products))
         for group in self.param_groups:
-            for parameters in rounds(p for p in group["params"] if p.grad is not None):
+            for parameters in split_into_rounds(p for p in group["params"] if p.grad is not None):
                 tasks = []
                 for parameter in parameters:
                     assert parameter.grad is not None
@@ -68,11 +68,13 @@ class MuonSteps(torch.optim.Optimizer):
                     if not state:
                         dtype = getattr(torch, settings.state)
                         state["momentum"] = torch.zeros_like(parameter, dtype=dtype)
-                    along = settings.direction(local(parameter.grad), local(state["momentum"]))
+                    along = settings.compute_direction(
+                        to_local(parameter.grad), to_local(state["momentum"])
+                    )
                     rows = Rows(along, parameter.shape[0])
                     tasks.append(WholeTask([rows], [rows], orthogonalise))
                 compute_whole(parameters[0], tasks)
                 for parameter, task in zip(parameters, tasks, strict=True):
                     rate = group["lr"] * settings.step_scale(tuple(parameter.shape))
-                    weight = local(parameter).mul_(1 - group["lr"] * group["weight_decay"])
+                    weight = to_local(parameter).mul_(1 - group["lr"] * group["weight_decay"])
                     weight.sub_(task.outputs[0].local.mul_(rate))

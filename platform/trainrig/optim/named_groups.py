@@ -37,7 +37,7 @@ class NamedGroup(Settings):
     optimizer: Optimizer | None = None
 
     @model_validator(mode="after")
-    def _frozen_alone(self) -> Self:
+    def _check_frozen(self) -> Self:
         others = self.rate != 1 or self.weight_decay is not None or self.optimizer is not None
         if self.freeze and others:
             raise ValueError(
@@ -91,7 +91,7 @@ def build_optimizer(
     pairs = list(parameters)
     assigned = assign((name for name, _ in pairs), groups)
     rest = [(name, each) for name, each in pairs if name not in assigned]
-    own = _by_width(group_by_decay(rest, None), optimizer, transfer)
+    own = _split_by_width(group_by_decay(rest, None), optimizer, transfer)
     members: list[torch.optim.Optimizer | OptimizerSet] = []
     for group in groups:
         if group.freeze:
@@ -101,7 +101,7 @@ def build_optimizer(
         made = group_by_decay(theirs, group.weight_decay)
         for each in made:
             each[RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
-        made = _by_width(made, chosen, transfer)
+        made = _split_by_width(made, chosen, transfer)
         if group.optimizer is None:
             own += made
         else:
@@ -113,7 +113,7 @@ def build_optimizer(
     return built
 
 
-def _by_width(
+def _split_by_width(
     groups: list[ParameterGroup], optimizer: Optimizer, transfer: WidthTransfer | None
 ) -> list[ParameterGroup]:
     """`groups`, cut into those whose rates go with the width alike."""
@@ -131,7 +131,7 @@ def _by_width(
     return cut
 
 
-def state_bytes(
+def count_state_bytes(
     shapes: Mapping[str, tuple[int, ...]],
     optimizer: Optimizer,
     groups: Sequence[NamedGroup] = (),
@@ -143,7 +143,7 @@ def state_bytes(
         group = assigned.get(name)
         if group is None or not group.freeze:
             chosen = group.optimizer if group and group.optimizer else optimizer
-            total += chosen.state_bytes(name, shape)
+            total += chosen.count_state_bytes(name, shape)
     return total
 
 

@@ -41,7 +41,7 @@ class RunningNoiseScale:
         """One more measurement."""
         self._recent.append(estimate)
 
-    def value(self) -> float | None:
+    def estimate(self) -> float | None:
         """Targets; None while the gradient cannot be told from its noise."""
         gradient = sum(each.gradient_squared for each in self._recent)
         trace = sum(each.trace for each in self._recent)

@@ -13,7 +13,7 @@ class OptimizerSet:
     """Optimizers over groups of their own, to be used as one."""
 
     def __init__(self, members: "Sequence[torch.optim.Optimizer | OptimizerSet]") -> None:
-        self.parts: list[torch.optim.Optimizer] = list(_flat(members))
+        self.parts: list[torch.optim.Optimizer] = list(_flatten(members))
 
     @property
     def param_groups(self) -> list[ParameterGroup]:
@@ -31,7 +31,7 @@ class OptimizerSet:
             part.zero_grad(set_to_none=set_to_none)
 
 
-def _flat(
+def _flatten(
     members: "Sequence[torch.optim.Optimizer | OptimizerSet]",
 ) -> "Iterator[torch.optim.Optimizer]":
     for member in members:

@@ -150,9 +150,9 @@ class WarmupStableDecay(_Warmed):
         if step < stable:
             return 1.0
         fallen = min(1.0, (step + 1 - stable) / (steps - stable))  # share of the way down
-        return self.floor + (1 - self.floor) * self._left(fallen)
+        return self.floor + (1 - self.floor) * self._compute_left(fallen)
 
-    def _left(self, fallen: float) -> float:
+    def _compute_left(self, fallen: float) -> float:
         if self.form == "linear":
             return 1 - fallen
         if self.form == "cosine":

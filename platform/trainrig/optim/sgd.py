@@ -28,7 +28,7 @@ class SGD(Settings):
     state: StateDtype = "float32"
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
+    def _check_nesterov(self) -> Self:
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov = true needs momentum above 0; 0.9 is usual")
         return self
@@ -38,7 +38,7 @@ class SGD(Settings):
         """The sum of gradients, if one is kept."""
         return ("momentum",) if self.momentum else ()
 
-    def state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Bytes of a parameter's sum of gradients."""
         return math.prod(shape) * STATE_BYTES[self.state] if self.momentum else 0
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainrig.optim.elementwise import local
+from trainrig.optim.elementwise import to_local
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rows:
     @classmethod
     def of(cls, tensor: Tensor) -> "Rows":
         """Those of `tensor`, not a copy."""
-        return cls(local(tensor), tensor.shape[0] if tensor.ndim else 1)
+        return cls(to_local(tensor), tensor.shape[0] if tensor.ndim else 1)
 
     def share(self, rank: int, world: int) -> int:
         """How many rows a rank holds, as FSDP cuts."""
@@ -54,11 +54,11 @@ class WholeTask:
     compute: Callable[..., Sequence[Tensor]]
 
 
-def rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def split_into_rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """`parameters`, largest first, as many at a time as there are ranks to own them."""
     ordered = sorted(parameters, key=lambda each: -each.numel())
     if ordered:
-        group = _group_of(ordered[0])
+        group = _find_group(ordered[0])
         many = dist.get_world_size(group) if group else 1
         yield from (ordered[at : at + many] for at in range(0, len(ordered), many))
 
@@ -68,7 +68,7 @@ def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
 
     `like`: a parameter that is sliced as they are.
     """
-    group = _group_of(like)
+    group = _find_group(like)
     if group is None or dist.get_world_size(group) == 1:
         for task in tasks:
             # Copies lie as an owner's do: kernels may round by where memory begins.
@@ -100,7 +100,7 @@ def _exchange(
     """Send the tensors `sent[owner]` to each owner; by rank, what came of `inputs`."""
     world = dist.get_world_size(group)
     sizes = [[rows.share(each, world) * rows.width for rows in inputs] for each in range(world)]
-    flat = _all_to_all(_padded(sent, world), [sum(each) for each in sizes], group)
+    flat = _all_to_all(_pad_lists(sent, world), [sum(each) for each in sizes], group)
     parts = torch.split(flat, [size for each in sizes for size in each])
     many = len(inputs)
     return [list(parts[each * many : (each + 1) * many]) for each in range(world)]
@@ -112,14 +112,14 @@ def _take_back(
     """Send each rank its rows of what this one computed; take those of all tasks."""
     world = dist.get_world_size(group)
     sizes = [sum(rows.local.numel() for rows in task.outputs) for task in tasks]
-    flat = _all_to_all(_padded(outgoing, world), sizes + [0] * (world - len(tasks)), group)
+    flat = _all_to_all(_pad_lists(outgoing, world), sizes + [0] * (world - len(tasks)), group)
     rows_in_order = [rows for task in tasks for rows in task.outputs]
     pieces = torch.split(flat, [rows.local.numel() for rows in rows_in_order])
     for rows, piece in zip(rows_in_order, pieces, strict=True):
         rows.local.copy_(piece.view(rows.local.shape))
 
 
-def _padded(lists: Sequence[Sequence[Tensor]], world: int) -> list[Sequence[Tensor]]:
+def _pad_lists(lists: Sequence[Sequence[Tensor]], world: int) -> list[Sequence[Tensor]]:
     return [*lists, *([()] * (world - len(lists)))]
 
 
@@ -139,7 +139,7 @@ def _all_to_all(
     return incoming
 
 
-def _group_of(tensor: Tensor) -> dist.ProcessGroup | None:
+def _find_group(tensor: Tensor) -> dist.ProcessGroup | None:
     """The ranks over which `tensor` is sliced; None if it is whole here."""
     if not isinstance(tensor, DTensor):
         return None

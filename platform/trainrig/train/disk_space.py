@@ -9,7 +9,7 @@ from pathlib import Path
 from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import parameter_shapes
-from trainrig.optim.named_groups import state_bytes
+from trainrig.optim.named_groups import count_state_bytes
 from trainrig.report import short
 from trainrig.train.job import TrainingJob
 
@@ -26,12 +26,12 @@ def check_disk_space(job: TrainingJob) -> None:
         return
     shapes, training = _saved_shapes(job), job.training
     parameters = sum(map(math.prod, shapes.values()))
-    needed = WEIGHT * parameters + state_bytes(shapes, training.optimizer, training.groups)
+    needed = WEIGHT * parameters + count_state_bytes(shapes, training.optimizer, training.groups)
     for each in job.trained.values():
         beside = parameter_shapes(each.model)
         count = sum(map(math.prod, beside.values()))
         parameters += count
-        needed += WEIGHT * count + state_bytes(beside, each.optimizer)
+        needed += WEIGHT * count + count_state_bytes(beside, each.optimizer)
     free = _free_bytes(job.folder)
     kept = job.training.checkpoints.keep + 1  # the newest is whole before the oldest goes
     what = (

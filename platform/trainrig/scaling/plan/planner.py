@@ -18,7 +18,7 @@ from trainrig.flops import six_n_d
 from trainrig.hardware import Compute, Hardware
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.optim import AdamW, Optimizer
-from trainrig.optim.named_groups import state_bytes
+from trainrig.optim.named_groups import count_state_bytes
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
 from trainrig.scaling.laws.forms import Form
@@ -272,7 +272,7 @@ class _Placed:
 def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
     """Of weights and what `optimizer` keeps."""
     weights = MASTER * count_parameters(found.model).total
-    return weights + state_bytes(parameter_shapes(found.model), optimizer)
+    return weights + count_state_bytes(parameter_shapes(found.model), optimizer)
 
 
 def _place(

@@ -93,7 +93,7 @@ class StepLogger:
             if self._utilisation and (share := self._utilisation.of(local, seconds)):
                 values["speed/mfu"] = share
             self._hear_noise(values)
-            if (scale := self._noise.value()) and "noise/trace" in values:
+            if (scale := self._noise.estimate()) and "noise/trace" in values:
                 values["noise/scale"] = scale
             if self._job.training.metrics.due(step):
                 values["memory/peak_gib"] = peak_memory() / 2**30
