@@ -22,6 +22,7 @@ from trainrig.models.architecture.shapes import (
     VectorShape,
 )
 from trainrig.models.feedforward import projection
+from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.document_attention import document_attention
 from trainrig.models.norm import Norm
@@ -193,6 +194,9 @@ class Attention(nn.Module):
         mask_B1TS = sight.mask_for(query_BHTD.dtype) if way == "mask" else None
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
+            if is_learnt(mask_B1TS, query_BHTD, key_BKSD):
+                scale = self.query_scale or 1 / math.sqrt(self.head_channels)
+                return biased_attention(query_BHTD, key_BKSD, value_BKSD, mask_B1TS, scale=scale)
         elif way == "mask":
             mask_B1TS = _causal_mask(new, seen, query_BHTD.device)
         return F.scaled_dot_product_attention(
