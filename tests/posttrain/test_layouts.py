@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
@@ -120,19 +121,31 @@ def test_it_is_what_one_worker_makes_of_the_rows(
     assert_close(tmp_path / "run", tmp_path / "alone")
 
 
+@pytest.fixture
+def mixture(encoder, tmp_path):
+    """A checkpoint of a mixture of experts."""
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
+    model = Decoder(DecoderConfig(**sizes, vocabulary=320, feedforward=MIXTURE))
+    initialise(model, seed=1)
+    folder = str(tmp_path / "mixture")
+    write_model(folder, model.config, encoder.text, model.state_dict())
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, soak(None)])
-def test_so_it_is_with_divided_experts(lora, tuning, encoder, tmp_path, without_ray):
-    sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
-    config = DecoderConfig(**sizes, vocabulary=320, feedforward=MIXTURE)
-    model = Decoder(config)
-    initialise(model, seed=1)
-    mixture = str(tmp_path / "mixture")
-    write_model(mixture, config, encoder.text, model.state_dict())
-    targets = lora and lora | {"targets": ("attention.*",)}
-    posttrain(tuning(lora=targets, output="alone", start=mixture))
-    posttrain(tuning("SFT", EXPERTS, lora=targets, start=mixture))
+def test_so_it_is_with_divided_experts(lora, mixture, tuning, tmp_path, without_ray):
+    posttrain(tuning(lora=lora, output="alone", start=mixture))
+    posttrain(tuning("SFT", EXPERTS, lora=lora, start=mixture))
     assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+def test_check_says_which_layers_get_an_adapter(mixture, tuning):
+    facts = describe(tuning(lora=LORA, start=mixture))
+    assert facts["adapters"] == ", ".join(
+        f"attention.{name} x 2" for name in ("query", "key", "value", "output")
+    )
+    assert "adapters" not in describe(tuning(start=mixture))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainrig.errors import DataError, OutputTaken
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder
 from trainrig.models.lora.layers import adapter_shapes
 from trainrig.models.lora.settings import LoRA
@@ -111,6 +112,23 @@ def test_a_tensor_without_a_place_is_refused(fresh, trained, tmp_path):
     save_file(load_file(path) | {name: torch.zeros(4, 32)}, path)
     with pytest.raises(DataError, match=r"layers\.7.* has no place in the model"):
         import_adapter(str(tmp_path / "peft"), fresh, str(tmp_path / "back"))
+
+
+def test_an_adapter_of_a_router_is_refused(encoder, tmp_path):
+    sizes = {"layers": 1, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
+    mixture = {"kind": "MixtureOfExperts", "experts": 4, "active": 2, "normalise": True}
+    model = Decoder(DecoderConfig(**sizes, feedforward=mixture))
+    initialise(model, seed=1)
+    base, folder = str(tmp_path / "base"), tmp_path / "peft"
+    checkpoint.write_model(base, model.config, encoder.text, model.state_dict())
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["gate"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    below = "base_model.model.model.layers.0.block_sparse_moe.gate"
+    tensors = {f"{below}.lora_A.weight": torch.zeros(2, 32)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(DataError, match=r"gate is a router.*leave 'gate' out of target_modules"):
+        import_adapter(str(folder), base, str(tmp_path / "back"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from trainrig.estimate.worker_memory import worker_memory
 from trainrig.flops import six_n_d
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.lora.settings import LoRA
 from trainrig.objectives.denoising.row_shapes import widest_row
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import idle_share
@@ -132,6 +133,11 @@ def _flops(run: Pretraining, model: DecoderConfig) -> float:
         * position_flops(run.objective, model, stage.sequence_length, run.training.steps)
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
     )
+
+
+def describe_adapters(lora: LoRA | None, model: DecoderConfig) -> dict[str, str]:
+    """Which layers of `model` get an adapter; {} if it is trained whole."""
+    return {} if lora is None else {"adapters": lora.describe_choice(model)}
 
 
 def sizes_of(model: DecoderConfig) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.training_facts import sizes_of
+from trainrig.estimate.training_facts import describe_adapters, sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
@@ -235,7 +235,7 @@ def _comparison(
     )
 
 
-def estimate_tuning(run: FineTuning, _: object) -> dict[str, int]:
+def estimate_tuning(run: FineTuning, _: object) -> dict[str, int | str]:
     """The sizes of the model, what of it is trained, and what is in the conversations; nothing
     before it is there, and of a folder of Hugging Face, which is yet to be brought into our form.
 
@@ -249,9 +249,9 @@ def estimate_tuning(run: FineTuning, _: object) -> dict[str, int]:
         if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
             model = _taught(run, path, model, {})
         _check(run, model)
-        return sizes_of(model)
+        return sizes_of(model) | describe_adapters(run.lora, model)
     job, _inputs, counted = prepare(run)
-    return sizes_of(job.model) | counted
+    return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model)
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:

@@ -226,8 +226,7 @@ def _sharded(
         model = _built(config, mesh, training.precision, chunks).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
-            whole = build_model(config) if mesh.pipeline.group else None
-            adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32, whole)
+            adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
     if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.every_layer, training.precision)

@@ -5,9 +5,11 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
 from trainrig.models.lora.layers import (
     adapt,
-    adaptable,
     dropouts,
     held,
     initial_adapter_value,
@@ -16,7 +18,7 @@ from trainrig.models.lora.layers import (
     restore,
     unmerge,
 )
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.lora.settings import LoRA, list_matrices
 
 ALL = ("attention.*", "feedforward.*", "embedding")
 KINDS = {
@@ -160,8 +162,71 @@ def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
         adapt(whole, LoRA(targets=("attention.*", "q_proj")))
     with pytest.raises(ConfigError, match="an embedding, which has no DoRA"):
         adapt(whole, LoRA(targets=("embedding",), dora=True))
-    chosen = LoRA(targets=("layers.1.attention.*",)).chosen(adaptable(Decoder(whole.config)))
+    chosen = LoRA(targets=("layers.1.attention.*",)).choose(whole.config)
     assert chosen == [f"layers.1.attention.{n}" for n in ("query", "key", "value", "output")]
+
+
+SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 61, "positions": 24}
+EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
+CONFIGS = {
+    "tied": DecoderConfig(**SIZES, biases={"qkv": True}),
+    "learned": DecoderConfig(
+        **SIZES, tie_embeddings=False, position_embedding={"kind": "LearnedPositions"}
+    ),
+    "score": DecoderConfig(**SIZES).with_score_head(),
+    "gated": DecoderConfig(**SIZES, attention={"kind": "GatedAttention"}),
+    "mixture": DecoderConfig(**SIZES, feedforward=EXPERTS | {"shared_experts": 1}),
+    "encoder": EncoderConfig(**SIZES).with_head("classes", ("a", "b")),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_layers_that_may_be_named_are_known_without_the_model(config):
+    with torch.device("meta"):
+        model = build_model(config)
+    there = [
+        name
+        for name, each in model.named_modules()
+        if isinstance(each, torch.nn.Linear | torch.nn.Embedding)
+        and not (config.head != "tokens" and name.startswith(("head", "pooler", "transform")))
+    ]
+    assert sorted(list_matrices(config)) == sorted(there)
+
+
+def test_routers_stay_as_they_are(build):
+    mixture = build(feedforward=EXPERTS | {"shared_experts": 1}).config
+    model = Decoder(mixture)
+    adapt(model, LoRA(base="int8"))
+    router = model.layers[0].feedforward.router
+    assert type(router) is torch.nn.Linear and router.weight.dtype == torch.float32
+    assert not router.weight.requires_grad
+    assert LoRA().describe_choice(mixture) == ", ".join(
+        f"{name} x 2"
+        for name in (
+            *(f"attention.{n}" for n in ("query", "key", "value", "output")),
+            *(f"feedforward.shared.{n}" for n in ("gate", "up", "down")),
+        )
+    )
+    alone = build(feedforward=EXPERTS).config  # of which the usual targets match routers
+    assert {name.split(".")[2] for name in LoRA().choose(alone)} == {"attention"}
+    for targets, said in (
+        (("attention.*", "feedforward.router"), "'feedforward.router' names routers.*leave it out"),
+        (("router",), "'router' names routers.*there are: attention.key"),
+        (("feedforward.*",), r"'feedforward.\*' matches routers alone"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            adapt(Decoder(alone), LoRA(targets=targets))
+
+
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "int8"])
+def test_a_mixture_with_an_adapter_says_what_its_merged_weights_say(base, build, ids):
+    """Its experts and routers are in float32, however the rest is held."""
+    whole = build(seed=1, feedforward=EXPERTS | {"shared_experts": 1})
+    lora = LoRA(rank=4, alpha=8, base=base)
+    model = adapted(whole, lora, trained=True)
+    weights = {name: held(name, w, lora.base) for name, w in whole.state_dict().items()}
+    whole.load_state_dict(merge(weights, trained_part(model), lora))
+    torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=1e-3, atol=1e-3)
 
 
 def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, ids):

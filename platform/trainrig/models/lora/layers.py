@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trainrig.errors import ConfigError
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.lora.settings import LoRA, is_of_head, is_router, list_matrices
 from trainrig.randomness import RandomKey, uniforms
 
 TRAINED = ("lora_a", "lora_b", "magnitude")  # last parts of the names of trained parameters
-# First parts of the names of what a head of scores, classes or spans has of its own.
-WHOLE = ("head", "head_bias", "pooler", "transform")
 SCALES = "scales"  # of the rows of an int8 weight, beside it
 LARGEST = 127  # of int8, the same on both sides of 0
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -202,25 +200,24 @@ class LowRankEmbedding(FrozenEmbedding):
         return self.weight.to(self.compute) + self.lora_b @ self.lora_a * self.scale
 
 
-def adapt(
-    model: nn.Module,
-    lora: LoRA,
-    compute: torch.dtype = torch.float32,
-    whole: nn.Module | None = None,
-) -> None:
+def adapt(model: Decoder, lora: LoRA, compute: torch.dtype = torch.float32) -> None:
     """Freeze `model` in place and give it adapters, all on its device, before it is sharded. A head
     of something else than tokens is small, and is trained whole with what comes before it alone.
+    Experts and routers stay as they are, in float32.
 
-    `compute`: what its layers compute in. `whole`: what `model` has some layers of; None: it has
-    all.
+    `compute`: what its layers compute in. `model` may be a stage, which has some of the layers.
 
     Raises ConfigError for a pattern that matches nothing, and for an embedding with DoRA.
     """
+    config = model.config
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(_is_of_head(model, name))
-    found = adaptable(model)
-    chosen = set(lora.chosen(adaptable(whole) if whole else found))
-    for name, layer in found.items():
+        parameter.requires_grad_(is_of_head(config, name))
+    chosen = set(lora.choose(config))
+    there = dict(model.named_modules())
+    for name in list_matrices(config):
+        layer = there.get(name)
+        if layer is None or is_router(name):
+            continue
         parent, _, last = name.rpartition(".")
         replaced = (
             _replace_embedding(name, layer, lora, compute, name in chosen)
@@ -250,26 +247,6 @@ def _replace_linear(
     if chosen:
         return LowRankLinear(layer, lora, compute, name)
     return FrozenLinear(layer, lora.base, compute)
-
-
-def adaptable(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of `model` that may have an adapter, by name."""
-    return {
-        name: each
-        for name, each in model.named_modules()
-        if isinstance(each, nn.Linear | nn.Embedding) and not _is_of_head(model, name)
-    }
-
-
-def _is_of_head(model: nn.Module, name: str) -> bool:
-    config = getattr(model, "config", None)
-    return isinstance(config, DecoderConfig) and is_of_head(config, name)
-
-
-def is_of_head(config: DecoderConfig, name: str) -> bool:
-    """Whether `name`, of a layer or parameter of a model of `config`, is of a head that is trained
-    whole."""
-    return config.head != "tokens" and name.partition(".")[0] in WHOLE
 
 
 def is_adapter(name: str) -> bool:
@@ -328,9 +305,10 @@ def restore(weight_OI: Tensor, scales_O: Tensor | None) -> Tensor:
 
 def held(name: str, weight: Tensor, base: str) -> Tensor:
     """`weight` of a model, float32, as training with `base` holds and restores it."""
-    if base == "float32" or weight.ndim < 2:
+    layer = name.removesuffix(".weight")
+    if base == "float32" or weight.ndim != 2 or is_router(layer):  # experts are stacks of matrices
         return weight
-    if base == "bfloat16" or name.rpartition(".")[0].endswith("embedding"):  # none is in int8
+    if base == "bfloat16" or layer.endswith("embedding"):  # none is in int8
         return weight.bfloat16().float()
     return restore(*quantise(weight))
 

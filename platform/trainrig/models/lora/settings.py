@@ -2,13 +2,18 @@
 
 import fnmatch
 import math
-from collections.abc import Iterable
+from collections import Counter
 from typing import Literal
 
 from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+
+# First parts of the names of what a head of scores, classes or spans has of its own.
+WHOLE = ("head", "head_bias", "pooler", "transform")
+ROUTER = ".feedforward.router"  # last parts of the name of what chooses experts
 
 
 class LoRA(Settings):
@@ -18,7 +23,7 @@ class LoRA(Settings):
     # Numerator of the scale: alpha / rank, or with `rslora` alpha / sqrt(rank).
     alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     # Names of the layers that get an adapter, by their last parts, with * for any: `attention.*`,
-    # `layers.3.*`, `embedding`, `head`.
+    # `layers.3.*`, `embedding`, `head`. Routers of a mixture of experts have none.
     targets: tuple[str, ...] = Field(default=("attention.*", "feedforward.*"), min_length=1)
     # Whether the scale is alpha / sqrt(rank), which suits high ranks (arXiv:2312.03732).
     rslora: bool = False
@@ -37,20 +42,60 @@ class LoRA(Settings):
         """What B A is multiplied by."""
         return self.alpha / alpha_divisor(self.rank, self.rslora)
 
-    def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those of the layers `names` that get an adapter, in their order.
+    def choose(self, model: DecoderConfig) -> list[str]:
+        """The layers of `model` that get an adapter, in their order. A router gets none, whatever
+        matches: it decides where tokens go, and a product of it is never made by itself.
 
-        Raises ConfigError for a pattern that matches none of them.
+        Raises ConfigError for a pattern that matches no layer, and for one that names routers.
         """
-        names = list(names)
+        names = list_matrices(model)
+        routers = {name for name in names if is_router(name)}
+        there = ", ".join(sorted({_without_number(name) for name in names if name not in routers}))
+        chosen: set[str] = set()
         for pattern in self.targets:
-            if not any(_matches(name, pattern) for name in names):
-                kinds = sorted({_without_number(name) for name in names})
+            matched = {name for name in names if _matches(name, pattern)}
+            if not matched:
                 raise ConfigError(
-                    f"lora.targets: {pattern!r} matches no layer of this model; there are: "
-                    + ", ".join(kinds)
+                    f"lora.targets: {pattern!r} matches no layer of this model; there are: {there}"
                 )
-        return [name for name in names if any(_matches(name, each) for each in self.targets)]
+            if matched <= routers and "router" in pattern:
+                raise ConfigError(
+                    f"lora.targets: {pattern!r} names routers, which choose experts and stay as "
+                    f"they are; leave it out; there are: {there}"
+                )
+            chosen |= matched - routers
+        if not chosen:
+            raise ConfigError(
+                f"lora.targets: {', '.join(map(repr, self.targets))} matches routers alone, which "
+                f"have no adapter; there are: {there}"
+            )
+        return [name for name in names if name in chosen]
+
+    def describe_choice(self, model: DecoderConfig) -> str:
+        """The layers of `model` that get an adapter, by kind, each with how many there are. Raises
+        ConfigError as `choose` does."""
+        counts = Counter(map(_without_number, self.choose(model)))
+        return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in counts.items())
+
+
+def list_matrices(model: DecoderConfig) -> list[str]:
+    """Names of the layers of `model` that multiply by a matrix or look up in a table, in their
+    order; without those of a head that is trained whole. Experts are stacks of matrices."""
+    return [
+        name.removesuffix(".weight")
+        for name, size in parameter_shapes(model).items()
+        if name.endswith(".weight") and len(size) == 2 and not is_of_head(model, name)
+    ]
+
+
+def is_router(layer: str) -> bool:
+    """Whether the layer of that name chooses experts."""
+    return layer.endswith(ROUTER)
+
+
+def is_of_head(model: DecoderConfig, name: str) -> bool:
+    """Whether what has that `name` is of a head of something else than tokens."""
+    return model.head != "tokens" and name.partition(".")[0] in WHOLE
 
 
 def alpha_divisor(rank: int, rslora: bool) -> float:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule
@@ -85,8 +85,7 @@ class Pipeline(Settings):
     def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:
         """Raise ValueError unless each stage has an adapter: without, it would have nothing to
         train."""
-        names = (name.rpartition(".")[0] for name in parameter_shapes(model))
-        chosen = [name.split(".") for name in lora.chosen(dict.fromkeys(names))]
+        chosen = [name.split(".") for name in lora.choose(model)]
         there = {int(parts[1]) for parts in chosen if parts[0] == "layers"}
         for stages in cut_for_ranks(model, self.ranks, self.chunks):
             for layers in stages:

@@ -19,8 +19,8 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.layers import adapter_shapes, is_of_head
-from trainrig.models.lora.settings import LoRA, alpha_divisor
+from trainrig.models.lora.layers import adapter_shapes
+from trainrig.models.lora.settings import LoRA, alpha_divisor, is_of_head, is_router
 from trainrig.posttrain.peft_adapter.joined_layers import LowRank, split_parts
 from trainrig.posttrain.peft_adapter.names import (
     TheirLayer,
@@ -89,6 +89,11 @@ def _read_tensors(
         if last is None and name in ours:
             whole[ours[name]] = value
         elif last is not None and name in layers:
+            if any(map(is_router, layers[name].parts)):
+                raise DataError(
+                    f"{folder}: {name} is a router, which has no adapter here; leave "
+                    f"{name.rpartition('.')[2]!r} out of target_modules"
+                )
             parts[name][last] = (value.T if "lora_embedding" in key else value).float()
         else:
             raise DataError(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainrig.errors import DataError
 from trainrig.models.decoder_config import DecoderConfig, Head
-from trainrig.models.lora.layers import adapter_shapes, is_adapter, is_of_head, merge
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.lora.layers import adapter_shapes, is_adapter, merge
+from trainrig.models.lora.settings import LoRA, is_of_head
 from trainrig.posttrain.peft_adapter.names import find_tensors, split_key
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint.reader import fresh_parameters

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.training_facts import sizes_of
+from trainrig.estimate.training_facts import describe_adapters, sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
@@ -122,7 +122,7 @@ def estimate_rollouts(run: ReinforcementLearning, _: object) -> dict[str, int | 
     if run.environment:
         there = run.environment
         foreign |= _named_inputs(there.name, there.kind, there.settled().inputs())
-    return sizes_of(job.model) | counted | foreign
+    return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
 
 
 def _named_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
