@@ -179,10 +179,14 @@ LAYOUTS = {
     "HSDP": (4, {"kind": "HSDP", "replicas": 2}),
     "DDP": (2, {"kind": "DDP"}),
 }
+ALIKE = ("FSDP, layer by layer", "DDP")  # to FSDP, and to the copies of HSDP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak) if name in ALIKE else name for name in LAYOUTS],
+)
 def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path):
     """Over 50 steps, within the rounding of float32."""
     world, layout = LAYOUTS[name]
