@@ -138,7 +138,9 @@ def judged(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
     return largest | {"measured": measured} | error
 
 
-@pytest.mark.soak
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
     one_ray, tokens, tmp_path
 ):
@@ -146,7 +148,7 @@ def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
         "batches": {"sequence_length": 32, "micro_batch": 8},
         "training": {"fewest_steps": 8, "checkpoint_every": 4},
     }
-    pairs = [(n, d) for n in (6e3, 12e3, 24e3) for d in (1_500.0, 3_000.0, 6_000.0)]
+    pairs = [(n, d) for n in (6e3, 12e3) for d in (1_500.0, 3_000.0, 6_000.0)]
     undisturbed = build(tokens, tmp_path / "undisturbed", pairs, **small)
     sweep(undisturbed)
     run = build(tokens, tmp_path / "killed", pairs, **small)
@@ -290,8 +292,7 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.data
 @pytest.mark.timeout(1800)
 def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
