@@ -94,11 +94,6 @@ class TensorSplit(Settings):
     def check_model(self, model: DecoderConfig) -> None:
         """Raise ValueError unless `ranks` workers can each have an equal part of `model`."""
         other = (
-            (
-                model.head not in ("tokens", "score"),
-                f'model.head "{model.head}"',
-                'head = "tokens"',
-            ),
             (model.kind != "Decoder", f'model.kind "{model.kind}"', 'kind = "Decoder"'),
             (
                 isinstance(model.position_embedding, Alibi),
