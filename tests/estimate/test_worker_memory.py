@@ -1,10 +1,13 @@
 """What a worker holds that shares rows, layers or experts: beside real ranks, and by hand."""
 
+import itertools
+
 import pytest
 
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import MASTER, step_memory
+from trainrig.estimate.memory import MASTER, per_token_of, step_memory
+from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes, slice_parameters
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import worker_memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
@@ -34,24 +37,104 @@ AXES = {
     "pipeline": (MODEL, {"pipeline": {"ranks": 2}}),
     "expert": (EXPERTS, {"expert": {"ranks": 2}}),
     "tensor of experts": (EXPERTS, {"tensor": {"ranks": 2, "sequence_parallel": True}}),
+    "fewer key heads than workers": (MODEL, {"tensor": {"ranks": 4}}),
 }
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("axis", AXES)
-def test_the_weights_are_those_that_real_ranks_hold(ranks, make_job, tmp_path, axis, workers):
+@pytest.fixture
+def job_of(make_job, tmp_path):
+    """`job_of(MODEL, {"tensor": {"ranks": 2}}, 4)`: on rows of 64 tokens, 2 in a micro-batch."""
+
+    def make(model, parallel, workers, **settings):
+        given = {"steps": 10, "virtual_workers": 4, "parallel": {"kind": "FSDP", **parallel}}
+        return make_job(
+            tmp_path / str(model.layers),
+            workers,
+            model=model.model_dump(exclude_unset=True),
+            training=given | settings,
+            batches={"sequence_length": 64, "micro_batch": 2},
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("axis", "workers"),
+    [*itertools.product(list(AXES)[:-1], [2, 4]), ("fewer key heads than workers", 4)],
+)
+def test_the_weights_are_those_that_real_ranks_hold(ranks, job_of, axis, workers):
     model, parallel = AXES[axis]
-    job = make_job(
-        tmp_path,
-        workers,
-        model=model.model_dump(exclude_unset=True),
-        training={"steps": 10, "virtual_workers": 4, "parallel": {"kind": "FSDP", **parallel}},
-    )
+    job = job_of(model, parallel, workers)
     held = [sum(each.values()) for each in ranks(workers, "parts", job=job)]
     expected = memory(job.model, parallel, workers).weights
     # Of stages the one that needs the most memory, which may have a norm less than the last.
     assert expected in {each * MASTER for each in held}
     assert max(held) * MASTER - expected in (0, MASTER * 64 * 2 // workers)
+
+
+SHARED = MIXTURE.model_copy(update={"shared_experts": 1})
+IN_PLACES = {"tensor": {"ranks": 2, "sequence_parallel": True}}
+
+
+@pytest.mark.parametrize(
+    ("feedforward", "settings"),
+    [
+        (MIXTURE, {}),
+        (MIXTURE, {"recompute": {"kind": "Selective"}}),
+        pytest.param(None, {}, marks=pytest.mark.soak),
+        pytest.param(SHARED, {"precision": {"compute": "bfloat16"}}, marks=pytest.mark.soak),
+        pytest.param(None, {"recompute": {"kind": "Selective"}}, marks=pytest.mark.soak),
+        pytest.param(SHARED, {}, marks=pytest.mark.soak),
+        pytest.param(SHARED, {"recompute": {"kind": "Selective"}}, marks=pytest.mark.soak),
+        pytest.param(MIXTURE, {"precision": {"compute": "bfloat16"}}, marks=pytest.mark.soak),
+    ],
+)
+def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, settings, ranks, job_of):
+    """By counting tensors after a forward pass; the logarithms and roots that attention and norms
+    keep, a number of each head or place, are not reckoned, nor weights of experts in bfloat16."""
+    model = MODEL.model_copy(update={"feedforward": feedforward} if feedforward else {})
+    kept = []
+    for layers in (2, 4):
+        job = job_of(model.model_copy(update={"layers": layers}), IN_PLACES, 2, **settings)
+        kept.append(ranks(2, "kept_for_backward", job=job)[0])
+    counted = (kept[1] - kept[0]) / 2 / (2 * 64)
+    shapes, local = cut_shapes(model, 2, 1), cut_model(model, 2, 1)
+    reckoned, _ = per_token_of(shapes.layers[:1], local, job.training, 2)
+    assert 0 <= counted - reckoned < 4 * 2 + 4 + 4 * 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "workers"),
+    [
+        (MODEL, {"tensor": {"ranks": 2}}, 2),
+        (EXPERTS, {"tensor": {"ranks": 2}}, 4),
+        (EXPERTS, {"tensor": {"ranks": 2}, "expert": {"ranks": 2}}, 4),
+        (EXPERTS, {"expert": {"ranks": 2}}, 2),
+    ],
+)
+def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, parallel, workers):
+    """Of weights and of the optimizer's two moments."""
+    job = job_of(model, parallel, workers)
+    gathered = ranks(workers, "gathered_for_a_save", job=job)
+    tensor, expert = (parallel.get(axis, {"ranks": 1})["ranks"] for axis in ("tensor", "expert"))
+    counted, _ = ModelParts.of(model, job.training, tensor, expert).count_held([range(4)])
+    reckoned = slice_parameters(counted, workers // tensor, expert, tensor).rows
+    assert gathered == [reckoned] * workers
+    assert (reckoned > 0) == (tensor > 1)
+
+
+def test_a_save_counts_where_it_takes_more_than_a_step():
+    """Of few tokens: each of 4 workers has the rows of 4 workers' columns of its experts."""
+    mixture = MIXTURE.model_copy(update={"experts": 64, "active": 1})
+    wide = MODEL.model_copy(update={"feedforward": mixture, "vocabulary": 64})
+    parallel = {"tensor": {"ranks": 4}, "expert": {"ranks": 2}, "reshard": "layer"}
+    given = training(**parallel)
+    found = worker_memory(wide, given, 16, 2, 2, 8)
+    assert found.activations == found.gradients == 0
+    # 4 layers of 64 experts of 3 matrices of 64 x 128, an eighth on each rank of either axis, in
+    # weights and two moments; gathered over the tensor axis, sliced over 2 replicas.
+    experts = 3 * 4 * 4 * 64 * 3 * 64 * 128 / 2 / 2
+    assert experts < found.passing < 1.05 * experts
 
 
 def test_without_axes_it_is_the_memory_of_a_step():

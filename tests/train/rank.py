@@ -353,6 +353,14 @@ def parts(job: TrainingJob) -> dict[str, int]:
     return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
 
 
+def gathered_for_a_save(job: TrainingJob) -> int:
+    """Bytes of whole rows that this rank has beside its slices while it saves a fresh state."""
+    state = fresh_state(job, local_device())
+    held = state.counted_tensors()
+    new = (each for name, each in state.rows(held).items() if each is not held[name])
+    return sum(local_slice(each)[0].nbytes for each in new)
+
+
 def _as_numpy(tensor: Tensor) -> Any:
     """A copy; bfloat16, which numpy lacks, as float32."""
     own = tensor.detach().clone()
@@ -760,6 +768,23 @@ def peak_in_a_step(layers: int, training: dict[str, Any], count: int) -> int:
     return peak.most
 
 
+def kept_for_backward(job: TrainingJob) -> int:
+    """Bytes that a forward pass leaves behind for its backward pass, of parameters that were
+    gathered before."""
+    numerics.settle(1, job.training.deterministic)
+    state, batches = fresh_state(job, local_device()), job.make_batches()
+    micro = DeviceBatch.copy(batches.micro_batch(0, 0), local_device())
+    batch, passes = state.split.part(micro), StagePasses(state.model, state.mesh)
+    passes.forward(job.objective, batch, {})
+    gc.collect()
+    with Peak() as peak:
+        passed = passes.forward(job.objective, batch, {})
+        gc.collect()
+        left = peak.bytes
+    assert passed.computed is not None
+    return left
+
+
 def stages(job: TrainingJob) -> dict[str, int]:
     """The most micro-batches that this rank has between their passes in a step, and the bytes that
     it is sent by other stages."""
@@ -829,6 +854,8 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         attended,
         dispatched,
         stages,
+        kept_for_backward,
+        gathered_for_a_save,
     )
     actions = {each.__name__: each for each in done}
     gc.freeze()  # what was imported stays: no use to look through it after each task

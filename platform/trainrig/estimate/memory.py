@@ -268,15 +268,15 @@ def per_token_of(
     With everything kept: of the attention its input and the normed one, queries, keys, values and
     what was seen, and of each product that its kind adds (a gate) what is made of it and what that
     changes; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
-    and the product; of each norm, which computes in float32, its intermediates. Selective keeps
-    what products gave, and the layer's input; Full the input alone.
+    and the product; of each norm, which computes in float32, its intermediates. Of a mixture of
+    experts, whose router reads whole rows, see `_of_mixture`. Selective keeps what products gave,
+    those that join the stream before they are split, and the layer's input; Full the input alone.
     """
     size = training.precision.bytes
     channels = model.channels
     kinds = {layer: _everything(layer, model, size, split) for layer in set(layers)}
     everything = [kinds[layer] for layer in layers]
-    stream = size * 3 * channels / split
-    without = {layer: stream + size * _of_products(layer, model) for layer in kinds}
+    without = {layer: _of_products_alone(layer, model, size, split) for layer in kinds}
     selective = [without[layer] for layer in layers]
     again = training.recompute
     kept, computed_again = float(sum(everything)), 0.0
@@ -304,7 +304,34 @@ def _everything(layer: LayerShape, model: DecoderConfig, size: int, split: int) 
     products = _of_products(layer, model) + _between(layer) * (2 if _has_gate(layer) else 1)
     products += _count_added(layer)
     in_norms = normed * (6 if size < MASTER else 4)
-    return size * products + (size * (2 * model.channels + normed) + in_norms) / split
+    stream = (size * (2 * model.channels + normed) + in_norms) / split
+    return size * products + stream + _of_mixture(layer, model, size, split)
+
+
+def _of_products_alone(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
+    """Bytes a token that `layer` keeps if all but products is computed again: its input, and what
+    they gave. What an expert read is a copy, which is made again."""
+    mixture, channels = layer.feedforward, model.channels
+    products = _of_products(layer, model) + channels * (1 / split + 1)
+    if not isinstance(mixture, MixtureShape):
+        return size * (products + channels)
+    products -= mixture.experts.up.active * channels
+    products += 0 if mixture.shared is None else channels
+    return size * products + MASTER * mixture.router.outputs
+
+
+def _of_mixture(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
+    """Bytes a token that a mixture keeps beside what a dense part would: of each expert a logit and
+    a score, of each active one its number, its place in two orders and two weights; and the input,
+    which a router reads in float32 and as whole rows."""
+    mixture = layer.feedforward
+    if not isinstance(mixture, MixtureShape):
+        return 0.0
+    experts, active = mixture.router.outputs, mixture.experts.up.active
+    routing = 2 * MASTER * experts + 32 * active + 3 * MASTER
+    read_beside = size < MASTER and mixture.shared is not None
+    whole = MASTER + (size if read_beside else 0)
+    return routing + model.channels * (whole - size / split)
 
 
 def _of_products(layer: LayerShape, model: DecoderConfig) -> int:

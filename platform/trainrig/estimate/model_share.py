@@ -7,12 +7,13 @@ routers are alike on all of a tensor group, which each compute with on a part of
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Self
 
-from trainrig.estimate.memory import MASTER
+from trainrig.estimate.memory import MASTER, Memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.shapes import (
     DecoderShapes,
@@ -27,6 +28,12 @@ from trainrig.optim.named_groups import assign
 from trainrig.train.run_file import Training
 
 _EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
+# Last parts of the names of those that a tensor group cuts along another dimension than the first.
+_BY_COLUMNS = (
+    ".attention.output.weight",
+    ".down.weight",
+    *(f".experts.{name}" for name in ("gate", "up", "down")),
+)
 
 
 @cache
@@ -37,7 +44,7 @@ def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
     shape, mixture = model.shape, model.feedforward
     narrow: dict[str, object] = {
         "heads": shape.heads // tensor,
-        "kv_heads": max(1, shape.kv_heads // tensor),  # fewer than devices: each has one, alike
+        "kv_heads": max(1, shape.kv_heads // tensor),  # fewer than devices: each computes one
         "head_channels": shape.head_channels,
         "feedforward_channels": shape.feedforward_channels // tensor,
         "vocabulary": shape.vocabulary // tensor,
@@ -52,7 +59,8 @@ def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
 
 @cache
 def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
-    """The sizes of every parameter of `cut_model`, the router's as the whole model has them."""
+    """The sizes of every matrix that `cut_model` multiplies by, the router's as the whole model has
+    them."""
     local = cut_model(model, tensor, expert).shapes
     if expert == 1:
         return local
@@ -61,6 +69,22 @@ def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
         for mine, whole in zip(local.layers, model.shapes.layers, strict=True)
     )
     return replace(local, layers=layers)
+
+
+def _held_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
+    """The sizes of every parameter that one device holds: those of `cut_shapes`, but keys and
+    values whole where there are fewer of their heads than devices."""
+    shapes = cut_shapes(model, tensor, expert)
+    if model.shape.kv_heads % tensor == 0:
+        return shapes
+    layers = tuple(
+        replace(
+            mine,
+            attention=replace(mine.attention, key=whole.attention.key, value=whole.attention.value),
+        )
+        for mine, whole in zip(shapes.layers, model.shapes.layers, strict=True)
+    )
+    return replace(shapes, layers=layers)
 
 
 def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
@@ -80,29 +104,18 @@ class CountedParameters:
     total: int = 0
     trained: int = 0
     optimizer: int = 0
+    # Bytes of those, and of what the optimizer keeps of them, of which a tensor group has columns.
+    columns: int = 0
     experts: int = 0
     experts_trained: int = 0
     experts_optimizer: int = 0
+    experts_columns: int = 0
 
     def __add__(self, other: "CountedParameters") -> "CountedParameters":
-        return CountedParameters(
-            self.total + other.total,
-            self.trained + other.trained,
-            self.optimizer + other.optimizer,
-            self.experts + other.experts,
-            self.experts_trained + other.experts_trained,
-            self.experts_optimizer + other.experts_optimizer,
-        )
+        return CountedParameters(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "CountedParameters") -> "CountedParameters":
-        return CountedParameters(
-            self.total - other.total,
-            self.trained - other.trained,
-            self.optimizer - other.optimizer,
-            self.experts - other.experts,
-            self.experts_trained - other.experts_trained,
-            self.experts_optimizer - other.experts_optimizer,
-        )
+        return CountedParameters(*map(operator.sub, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -112,21 +125,41 @@ class Slices:
     weights: float
     optimizer: float
     gradients: float
+    # Of the whole rows that it has for a checkpoint of what it keeps columns of.
+    rows: float
     counted: CountedParameters
 
+    @property
+    def in_a_save(self) -> Memory:
+        """Of the device while it saves or loads a checkpoint, whose files hold whole rows."""
+        return Memory(
+            weights=self.weights,
+            optimizer=self.optimizer,
+            gradients=0.0,
+            gathered=0.0,
+            summing=0.0,
+            activations=0.0,
+            fleeting=0.0,
+            passing=self.rows,
+        )
 
-def slice_parameters(counted: CountedParameters, over: int, expert: int) -> Slices:
+
+def slice_parameters(counted: CountedParameters, over: int, expert: int, tensor: int = 1) -> Slices:
     """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
-    their own."""
+    their own, each the part of one of `tensor` devices."""
     fewer = max(1, over // expert)
 
     def bytes_of(all_of: int, of_experts: int) -> float:
         return (all_of - of_experts) / over + of_experts / fewer
 
+    # Devices that have columns of a row share the rows out among them; those of experts that are
+    # divided as well each have all (parallel/tensor/whole.py).
+    gathered = counted.experts_columns * (tensor if expert > 1 else 1)
     return Slices(
         weights=MASTER * bytes_of(counted.total, counted.experts),
         optimizer=bytes_of(counted.optimizer, counted.experts_optimizer),
         gradients=MASTER * bytes_of(counted.trained, counted.experts_trained),
+        rows=(counted.columns - counted.experts_columns) / over + gathered / fewer,
         counted=counted,
     )
 
@@ -144,7 +177,7 @@ class ModelParts:
     @classmethod
     def of(cls, model: DecoderConfig, training: Training, tensor: int, expert: int) -> Self:
         """As `training` trains and keeps them."""
-        shapes = cut_shapes(model, tensor, expert)
+        shapes = _held_shapes(model, tensor, expert)
         by_layer = [CountedParameters()] * len(shapes.layers)
         before = after = embedding = CountedParameters()
         first = {name for name, _ in named_sizes(replace(shapes, layers=(), norm=None, head=None))}
@@ -153,9 +186,8 @@ class ModelParts:
             group = assigned.get(name)
             frozen = group is not None and group.freeze
             chosen = group.optimizer if group and group.optimizer else training.optimizer
-            found = _count_parameters(
-                name, size, 0 if frozen else chosen.count_state_bytes(name, size), frozen
-            )
+            kept = 0 if frozen else chosen.count_state_bytes(name, size)
+            found = _count_parameters(name, size, kept, frozen, tensor > 1)
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
@@ -186,10 +218,10 @@ class ModelParts:
 
 
 def _count_parameters(
-    name: str, size: tuple[int, ...], kept: int, frozen: bool
+    name: str, size: tuple[int, ...], kept: int, frozen: bool, shared: bool
 ) -> CountedParameters:
+    """`shared`: devices of a tensor group have parts of it."""
     numbers = math.prod(size)
-    trained = 0 if frozen else numbers
-    if _EXPERTS in name:
-        return CountedParameters(numbers, trained, kept, numbers, trained, kept)
-    return CountedParameters(numbers, trained, kept)
+    columns = MASTER * numbers + kept if shared and name.endswith(_BY_COLUMNS) else 0
+    found = (numbers, 0 if frozen else numbers, kept, columns)
+    return CountedParameters(*found, *found) if _EXPERTS in name else CountedParameters(*found)

@@ -25,7 +25,12 @@ from trainrig.estimate.memory import (
     slices,
     step_memory,
 )
-from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes, slice_parameters
+from trainrig.estimate.model_share import (
+    ModelParts,
+    cut_model,
+    cut_shapes,
+    slice_parameters,
+)
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import held_at_once, turns
@@ -41,7 +46,8 @@ def worker_memory(
     sequence_length: int,
     masks: RowMasks = NO_MASKS,
 ) -> Memory:
-    """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time.
+    """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time; of a
+    save, if that takes more.
 
     Raises ConfigError while the vocabulary is not settled.
     """
@@ -64,7 +70,7 @@ def worker_memory(
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, root = parts.count_held(stages)
-        mine = slice_parameters(counted, over, expert)
+        mine = slice_parameters(counted, over, expert, tensor)
         kept, in_a_layer = 0.0, 0.0
         held = _count_held_at_once(training, rank, count)
         for chunk, layers in enumerate(stages):
@@ -92,6 +98,7 @@ def worker_memory(
             gradients=mine.gradients,
         )
         found.append(peak_memory(parameters, activations, training, replicas, count))
+        found.append(mine.in_a_save)
     return max(found, key=lambda each: each.total)
 
 

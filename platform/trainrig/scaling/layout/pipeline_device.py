@@ -167,7 +167,7 @@ class OfPipeline:
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
     def memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
-        """At the peak of a step of `turns` micro-batches."""
+        """At the peak of a step of `turns` micro-batches, or of a save, if that takes more."""
         mine = slice_parameters(self.held, *_slices(layout.degrees))
         kept, in_a_layer, head = self._activations(training)
         activations = HeldActivations(
@@ -186,7 +186,8 @@ class OfPipeline:
             optimizer=mine.optimizer,
             gradients=mine.gradients,
         )
-        return peak_memory(parameters, activations, training, layout.degrees.data, turns)
+        step = peak_memory(parameters, activations, training, layout.degrees.data, turns)
+        return max(step, mine.in_a_save, key=lambda each: each.total)
 
     def _activations(self, training: Training) -> tuple[float, float, float]:
         """Bytes of one micro-batch: kept, for a moment in a layer, for a moment at the head; the
@@ -216,9 +217,11 @@ class OfPipeline:
         return found
 
 
-def _slices(degrees: Degrees) -> tuple[int, int]:
-    """Over how many devices parameters are sliced, and how many have experts of their own."""
-    return degrees.shard * degrees.context * degrees.expert, degrees.expert
+def _slices(degrees: Degrees) -> tuple[int, int, int]:
+    """Over how many devices parameters are sliced, how many have experts of their own, and how many
+    share layers."""
+    over = degrees.shard * degrees.context * degrees.expert
+    return over, degrees.expert, degrees.tensor
 
 
 def _sum_waits(each: Exchange, repeats: bool) -> float:
