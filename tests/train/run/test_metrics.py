@@ -34,8 +34,8 @@ def loss_by_step(folder):
     return {line["step"]: line["train/loss"] for line in series(str(folder))}
 
 
-def events(folder):
-    """(attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
+def board_events(folder):
+    """The attempt and each TensorBoard event of it, file by file."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -45,13 +45,18 @@ def events(folder):
             length, crc = data[at : at + 8], data[at + 8 : at + 12]
             assert int.from_bytes(crc, "little") == masked_crc32c(length)
             size = int.from_bytes(length, "little")
-            event = Event.FromString(data[at + 12 : at + 12 + size])
+            yield path.name[-1], Event.FromString(data[at + 12 : at + 12 + size])
             at += 12 + size + 4
-            started = event.session_log.status == event.session_log.START
-            for value in event.summary.value:
-                yield path.name[-1], event.step, started, value.tag, value.simple_value
-            if started:
-                yield path.name[-1], event.step, started, None, None
+
+
+def events(folder):
+    """(attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
+    for attempt, event in board_events(folder):
+        started = event.session_log.status == event.session_log.START
+        for value in event.summary.value:
+            yield attempt, event.step, started, value.tag, value.simple_value
+        if started:
+            yield attempt, event.step, started, None, None
 
 
 def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
@@ -145,6 +150,20 @@ def test_tensorboard_gets_the_same_and_forgets_what_was_undone(tmp_path):
         ("1", 1),
         ("2", 2),
     ]
+
+
+def test_all_figures_of_a_step_are_one_tensorboard_event(tmp_path):
+    writer = MetricsWriter(str(tmp_path), 1, 0)
+    for step in (1, 2):
+        writer.write(step, {"train/loss": 2.5, "train/two words/loss": 1.5})
+    writer.close()
+    found = [
+        (event.step, {each.tag: each.simple_value for each in event.summary.value})
+        for _, event in board_events(tmp_path)
+        if event.summary.value
+    ]
+    figures = {"train/loss": 2.5, "train/two_words/loss": 1.5}
+    assert found == [(1, figures), (2, figures)]
 
 
 def test_a_run_logs_every_figure_that_has_a_name(straight):
