@@ -14,7 +14,6 @@ import torch.distributed as dist
 from trainrig import hardware
 from trainrig.errors import ConfigError, Diverged
 from trainrig.flops import detection_flops, encoder_decoder_flops, further_flops, token_flops
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.contract import Watchful
@@ -206,6 +205,7 @@ class Utilisation:
         alone = not (job.adapter or job.frozen or job.trained)
         plain = isinstance(job.objective, CausalLM | SFT) and alone
         self._model, self._peak = job.model if plain else None, 0.0  # FLOP/s of one worker
+        self._of_row = dict[tuple[int, int], float]()  # FLOPs, by what is read and written
         offers = hardware.load()
         device = offers.devices[hardware.local_device(offers)]
         try:
@@ -227,21 +227,24 @@ class Utilisation:
         ]
         places = sum(rows * length for rows, length, _ in shapes) / len(shapes)
         predicted = local.denominators[TOKENS] / (places * local.micro_batches)
-        mean = sum(self._flops(self._model, predicted, *shape) for shape in shapes) / len(shapes)
+        mean = sum(self._flops(predicted, *shape) for shape in shapes) / len(shapes)
         return mean * local.micro_batches / (seconds * self._peak * dist.get_world_size())
 
-    @staticmethod
-    def _flops(
-        model: DecoderConfig, predicted: float, rows: int, length: int, written: int
-    ) -> float:
+    def _flops(self, predicted: float, rows: int, length: int, written: int) -> float:
         """Of a micro-batch of so many rows, which a model reads, and of which it writes; a
         generator makes logits for the share `predicted`."""
-        if isinstance(model, EncoderDecoderConfig):
-            return rows * encoder_decoder_flops(model, length, written)
+        model = self._model
+        assert model is not None
         if model.generator_model is not None:
             return rows * length * detection_flops(model, length, predicted)
-        of_token = token_flops(model, length).training + further_flops(model, length)
-        return rows * length * of_token
+        if (length, written) not in self._of_row:  # to count takes longer than to write a line
+            if isinstance(model, EncoderDecoderConfig):
+                found = encoder_decoder_flops(model, length, written)
+            else:
+                of_token = token_flops(model, length).training + further_flops(model, length)
+                found = length * of_token
+            self._of_row[length, written] = found
+        return rows * self._of_row[length, written]
 
 
 def peak_memory() -> int:
