@@ -555,7 +555,8 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
     gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
     gradients.finish()
-    return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm(parameters)
+    norm = float(gradients.norm(parameters))
+    return [p.grad.full_tensor().numpy() for p in parameters], norm
 
 
 def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -587,7 +588,7 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             gradients.finish()
         whole = [parameter.grad.full_tensor().numpy().tobytes() for parameter in parameters]
         digest = hashlib.sha256(b"".join(whole)).hexdigest()
-        norm, squared = gradients.norm(parameters), gradients.part_squared()
+        norm, squared = float(gradients.norm(parameters)), float(gradients.part_squared())
         found.append({"digest": digest, "norm": norm, "squared": squared, "to": dict(sent.to)})
     return found
 

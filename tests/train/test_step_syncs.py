@@ -82,3 +82,15 @@ def test_a_step_waits_no_more_often_for_more_micro_batches(
     assert (few["nonzero"], many["nonzero"]) == (2, 8)  # one a micro-batch
     del few["nonzero"], many["nonzero"]
     assert few == many
+
+
+def test_measuring_the_noise_waits_no_more_often(alone, make_job, tmp_path):
+    plain, measured = (
+        syncs_of_a_step(
+            make_job(
+                tmp_path / str(every), training={"metrics": {"every": every, "layers_every": 0}}
+            )
+        )
+        for every in (0, 1)
+    )
+    assert Counter(plain) == Counter(measured)

@@ -4,7 +4,6 @@ ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shar
 axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
 """
 
-import math
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Protocol
@@ -163,13 +162,14 @@ class Gradients(Protocol):
         """Leave the sum over all ranks in the parameters' `grad`."""
         ...
 
-    def norm(self, parameters: Sequence[nn.Parameter]) -> float:
-        """The norm of that sum, of `parameters` alone, on every rank."""
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The norm of that sum, of `parameters` alone, on every rank; float64. Nothing waits for it
+        yet."""
         ...
 
-    def part_squared(self) -> float | None:
+    def part_squared(self) -> Tensor | None:
         """The mean squared norm of what each virtual worker added to that sum, on every rank, which
-        all call it; None: it is not known."""
+        all call it; float64. None: it is not known."""
         ...
 
 
@@ -209,7 +209,7 @@ class SummedByRank:
     def finish(self) -> None:
         """See Gradients."""
 
-    def norm(self, parameters: Sequence[nn.Parameter]) -> float:
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """See Gradients."""
         if self._shared.group is self._stages is None:
             return _norm(parameters)
@@ -218,26 +218,26 @@ class SummedByRank:
         counted = self._counted or [True] * len(parameters)
         mine = [each for each, own in zip(parameters, counted, strict=True) if own]
         own = _norm([each for each in mine if id(each) not in self._alike])
-        square = torch.tensor(own**2, dtype=torch.float64, device=parameters[0].device)
+        square = own.square().to(parameters[0].device)  # of none of them it is on the host
         if self._shared.group is not None:
             dist.all_reduce(square, group=self._shared.group)
-        square += _norm([each for each in mine if id(each) in self._alike]) ** 2
+        square += _norm([each for each in mine if id(each) in self._alike]).square()
         if self._stages is not None:
             dist.all_reduce(square, group=self._stages)
-        return math.sqrt(float(square))
+        return square.sqrt()
 
-    def part_squared(self) -> float | None:
+    def part_squared(self) -> Tensor | None:
         """See Gradients. A rank's part is added to the others' as soon as it is there."""
         return None
 
 
-def _norm(parameters: Sequence[nn.Parameter]) -> float:
+def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Of the gradients of `parameters`, of all their slices."""
     if _sliced_apart(parameters):
         return _norm_of_slices(parameters)
     gradients = [each.grad for each in parameters if each.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).double()
 
 
 def _sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
@@ -248,7 +248,7 @@ def _sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
 
 def _norm_of_slices(
     parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), sharing: int = 1
-) -> float:
+) -> Tensor:
     """The norm of the gradients of all `parameters`, sliced over ranks in several ways; its last
     bits depend on how. `alike`: of which `sharing` ranks that share layers have the same. Every
     rank must call it; it sends 8 bytes."""
@@ -261,4 +261,4 @@ def _norm_of_slices(
         held = copies(each.grad) * (sharing if id(each) in alike else 1)
         total += norm.square() / held
     dist.all_reduce(total)
-    return float(total.sqrt())
+    return total.sqrt()

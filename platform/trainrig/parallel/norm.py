@@ -38,12 +38,12 @@ def exact_norm(
     mesh: WorkerMesh,
     alike: Set[int] = frozenset(),
     places: RowPlaces | None = None,
-) -> float:
-    """The norm of the gradients of all `parameters`, each sliced along dim 0 over the `slices` of
-    `mesh`, or, of experts that are divided, over its ranks in another order; copies are alike. Of
-    those whose `id` is
-    in `alike` all ranks that share layers have the same; of others each has a part, whose rows
-    count by themselves. `places`: of their rows; None: no stage has others.
+) -> Tensor:
+    """[] the norm, float64, of the gradients of all `parameters`, each sliced along dim 0 over the
+    `slices` of `mesh`, or, of experts that are divided, over its ranks in another order; copies are
+    alike. Of those whose `id` is in `alike` all ranks that share layers have the same; of others
+    each has a part, whose rows count by themselves. `places`: of their rows; None: no stage has
+    others.
 
     A slice holds whole rows. The squares of a row are added in float64 in one order, which depends
     on its length alone; then every rank adds the rows' sums of all ranks in one order. Every rank
@@ -64,7 +64,7 @@ def exact_norm(
         rows[begin : begin + local.shape[0]] = row_sums(local)
     if divided:
         dist.all_reduce(rows)  # all but one of what is added in each place are zeros
-    return float(rows.sum().sqrt())
+    return rows.sum().sqrt()
 
 
 def row_sums(gradient: Tensor) -> Tensor:

@@ -65,6 +65,16 @@ class StepFigures:
         return self.fault or self.outlier
 
 
+@dataclass(frozen=True)
+class _Gradient:
+    """What there is to know of the gradient that a step has left with the parameters."""
+
+    loss: Loss
+    norm: float
+    other_norms: Mapping[str, float]  # of models that are trained beside, by name
+    part_squared: float | None  # mean square of the virtual workers' norms; None: not measured
+
+
 class Stepper:
     """Takes the steps of one rank of a run. All ranks take each together."""
 
@@ -151,18 +161,18 @@ class Stepper:
         if found is None:
             self._abandon()
             return None
-        loss, norm, other_norms = found
         training, state = self._training, self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
         tokens = local.denominators[TOKENS]
         rate *= state.detector.rate_share(state.data_step)
-        figures = StepFigures(loss, norm, rate, tokens, other_norms)
-        outlier = state.detector.observe(state.data_step, loss.total, figures.grad_norm)
+        figures = StepFigures(found.loss, found.norm, rate, tokens, found.other_norms)
+        outlier = state.detector.observe(state.data_step, found.loss.total, found.norm)
         figures = replace(figures, outlier=outlier)
         if figures.why_skipped:
             state.skip()
         else:
-            measured = activations | self._update(figures, local.virtual)
+            noise = self._measure_noise(figures, found.part_squared, local.virtual)
+            measured = activations | noise | self._update(figures)
             figures = replace(figures, measured=measured)
         self._forget_gradients()
         if self._some_frozen:  # no backward pass lets go of what needs no gradient
@@ -207,9 +217,8 @@ class Stepper:
 
     def _find_gradient(
         self, local: LocalBatch, statistics: Mapping[str, float]
-    ) -> tuple[Loss, float, dict[str, float]] | None:
-        """Leave the gradient of the global batch with the parameters; the loss, the gradient's
-        norm, and those of the models trained beside. None: all agreed to stop.
+    ) -> _Gradient | None:
+        """Leave the gradient of the global batch with the parameters. None: all agreed to stop.
 
         In float16, gradients that overflow are computed again from a loss that is scaled by less.
         """
@@ -222,12 +231,17 @@ class Stepper:
             if scale:
                 for parameters in (self._parameters, *self._others.values()):
                     _multiply_gradients(parameters, 1 / scale.factor)
-            norm = self._gradients.norm(self._parameters)
-            others = {name: self._gradients.norm(each) for name, each in self._others.items()}
+            norms = [self._gradients.norm(self._parameters)]
+            norms += [self._gradients.norm(each) for each in self._others.values()]
+            squared = self._gradients.part_squared()
+            # Read together: the device is waited for once.
+            norm, *found = torch.stack([*norms, *([] if squared is None else [squared])]).tolist()
+            part_squared = None if squared is None else found.pop()
+            others = dict(zip(self._others, found, strict=True))
             finite = all(map(math.isfinite, (norm, *others.values())))
             overflowed = scale and math.isfinite(loss.total) and not finite
             if not (overflowed and scale and scale.back_off()):
-                return loss, norm, others
+                return _Gradient(loss, norm, others, part_squared)
             self._forget_gradients()
 
     def _go_backward(self, local: LocalBatch, statistics: Mapping[str, float]) -> LossTable | None:
@@ -306,12 +320,10 @@ class Stepper:
         """What this rank reads of `micro`, on `device`."""
         return self._state.split.part(DeviceBatch.copy(micro, device, self._state.others))
 
-    def _update(self, figures: StepFigures, virtual: int) -> dict[str, float]:
+    def _update(self, figures: StepFigures) -> dict[str, float]:
         """Make the update; what was measured of it."""
         step, metrics = self._state.step + 1, self._training.metrics
         measured: dict[str, float] = {}
-        if metrics.due(step):
-            measured |= self._measure_noise(figures, virtual)
         if metrics.layers_due(step):
             self._norms.begin()
         with self.clock.phase("optimizer"):
@@ -323,9 +335,11 @@ class Stepper:
         norms = figures.other_norms.items()
         return measured | {f"beside/{name}/grad_norm": norm for name, norm in norms}
 
-    def _measure_noise(self, figures: StepFigures, virtual: int) -> dict[str, float]:
-        """What the gradients of the virtual workers say of the noise in that of the whole batch."""
-        squared = self._gradients.part_squared()
+    def _measure_noise(
+        self, figures: StepFigures, squared: float | None, virtual: int
+    ) -> dict[str, float]:
+        """What the gradients of the virtual workers, of the mean square `squared`, say of the noise
+        in that of the whole batch."""
         if squared is None or self._others:  # of whose gradients it would tell too
             return {}
         if self._state.loss_scale:

@@ -142,21 +142,21 @@ class SummedInTree:
             exchange.advance(self._clock)
         return found
 
-    def norm(self, parameters: Sequence[nn.Parameter]) -> float:
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """See parallel.fsdp.Gradients."""
         return exact_norm(parameters, self._mesh, self._alike, self._places)
 
-    def part_squared(self) -> float | None:
+    def part_squared(self) -> Tensor | None:
         """See parallel.fsdp.Gradients."""
         if not self._now.measured:
             return None
         device = self._parameters[0].device
         total = torch.zeros((), dtype=torch.float64, device=device)
-        for _, square in sorted(self._now.squares.items()):
-            total += square
+        if norms := [norm for _, norm in sorted(self._now.norms.items())]:
+            total += torch.stack(norms).square().sum()
         if self._units or self._mesh.copies.size > 1:
             dist.all_reduce(total)
-        return float(total) / self._now.virtual
+        return total / self._now.virtual
 
     def _take_own(self, number: int, parameter: Tensor) -> None:
         """FSDP has left the gradient of a virtual worker with `parameter`, of this `number`."""

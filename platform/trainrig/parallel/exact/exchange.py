@@ -185,7 +185,7 @@ class StepSum:
         peers: int = 1,
         measured: bool = False,
     ) -> None:
-        """`peers`: see tokens.batches.assign_micro_batches; `measured`: squares are kept."""
+        """`peers`: see tokens.batches.assign_micro_batches; `measured`: norms are kept."""
         self.micro_batches, self.virtual, self.peers = micro_batches, virtual, peers
         self.shape = micro_batches, virtual
         # Parts of virtual workers are not whole gradients, so their norms say nothing.
@@ -193,8 +193,8 @@ class StepSum:
         self.measured = measured and parts == 1
         self.summation = Summation(self, mesh, mesh.slices, mesh.parts)
         self.of_experts = Summation(self, mesh, mesh.expert_slices, Axis())
-        # Of the norms of what was added up; added themselves in the order of their keys.
-        self.squares: dict[tuple[int, int], Tensor] = {}
+        # Of what was added up; their squares are added in the order of their keys.
+        self.norms: dict[tuple[int, int], Tensor] = {}
         self.under_way: list[UnitReduction] = []  # units that were not added up yet, oldest first
         self.sent = 0  # units
         self.slot = MicroBatchSlot(0, False, 0, closes=False)
@@ -222,7 +222,7 @@ class StepSum:
 
     def _measure(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-        self.squares[key or (0, len(self.squares))] = norm.square()
+        self.norms[key or (0, len(self.norms))] = norm
 
 
 class UnitReduction:
