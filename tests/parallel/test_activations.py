@@ -29,12 +29,17 @@ def ids(length=24):
     return torch.randint(0, 64, (3, length), generator=torch.Generator().manual_seed(0))
 
 
+def figures_of(model):
+    found = ActivationStatistics(model).measure(lambda: model(ids()))
+    return {name: float(value) for name, value in found.items()}
+
+
 def test_each_layer_has_its_figures_and_the_model_is_as_it_was():
     model = made()
     before = model(ids()).hidden
     outputs = []
     handle = model.layers[1].register_forward_hook(lambda *heard: outputs.append(heard[2][0]))
-    found = ActivationStatistics(model).measure(lambda: model(ids()))
+    found = figures_of(model)
     handle.remove()
     assert set(found) == {f"layers/{n:02d}/{each}" for n in range(2) for each in FIGURES}
     assert found["layers/01/activation_rms"] == pytest.approx(
@@ -52,7 +57,7 @@ def test_a_unit_is_saturated_where_nothing_comes_through():
     handle = model.layers[0].feedforward.up.register_forward_hook(
         lambda *heard: inputs.append(heard[2])
     )
-    found = ActivationStatistics(model).measure(lambda: model(ids()))
+    found = figures_of(model)
     handle.remove()
     assert found["layers/00/saturated"] == pytest.approx(float((inputs[0] < 0).float().mean()))
     assert 0.2 < found["layers/00/saturated"] < 0.8

@@ -47,7 +47,8 @@ def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(
     before = [each.full_tensor().clone() for each in parameters]
     gradients = [each.grad.full_tensor() for each in parameters]
     torch.optim.SGD(parameters, lr=0.5).step()
-    found = norms.finish()
+    found = norms.finish({"of another": torch.tensor(0.1)})
+    assert found.pop("of another") == float(torch.tensor(0.1))
     assert found["layers/00/grad_norm"] == pytest.approx(total(gradients[:2]))
     assert found["layers/01/weight_norm"] == pytest.approx(total(before[2:]))
     assert found["layers/01/update_norm"] == pytest.approx(0.5 * total(gradients[2:]))
@@ -55,6 +56,17 @@ def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(
         found["layers/01/update_norm"] / found["layers/01/weight_norm"]
     )
     assert found["kinds/weight/grad_norm"] == pytest.approx(total([gradients[0], gradients[2]]))
+
+
+def test_a_parameter_that_is_not_used_has_a_gradient_of_0(alone):
+    model = Model()
+    shard(model, model.layers, build_mesh(local_device()).sharding)
+    norms = ParameterNorms(model)
+    model.layers[0](torch.ones(1, 3)).sum().backward()
+    norms.begin()
+    found = norms.finish({})
+    assert found["layers/01/grad_norm"] == found["layers/00/update_norm"] == 0
+    assert found["layers/00/grad_norm"] > 0 < found["layers/01/weight_norm"]
 
 
 def total(tensors):

@@ -37,13 +37,14 @@ class ActivationStatistics:
         }
         self._found: dict[str, Tensor] = {}
 
-    def measure(self, forward: Callable[[], object]) -> dict[str, float]:
-        """What `forward`, which has the model read a micro-batch, passes through it; by name."""
+    def measure(self, forward: Callable[[], object]) -> dict[str, Tensor]:
+        """What `forward`, which has the model read a micro-batch, passes through it; by name. A
+        scalar each, which nothing waits for yet."""
         # Compiled layers would have to be compiled again for what listens to them.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._listening():
             forward()
         found, self._found = self._found, {}
-        return {name: float(value) for name, value in found.items()}
+        return found
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

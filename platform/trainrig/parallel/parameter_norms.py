@@ -9,8 +9,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -51,53 +53,63 @@ class ParameterNorms:
         self._groups, self._count = groups_of(names), len(names)
         self._parameters = [own[name] for name in counted]
         self._places = [names.index(name) for name in counted]
-        self._held = [_copies(each) for each in self._parameters]
+        held = [_copies(each) for each in self._parameters]
         if shared:
             ranks = shared.axis.size
             alike = (shared.is_alike(name) for name in counted)
-            self._held = [
-                n * ranks if each else n for n, each in zip(self._held, alike, strict=True)
-            ]
+            held = [n * ranks if each else n for n, each in zip(held, alike, strict=True)]
+        device = self._parameters[0].device if self._parameters else None
+        self._held_P = torch.tensor(held, dtype=torch.float64, device=device)
         self._before: list[Tensor] = []
         self._squares: list[Tensor] = []  # of gradients and weights, [P] each
 
     def begin(self) -> None:
         """An update is about to be made of the gradients that lie with the parameters, which are
         not clipped yet. Keeps a copy of this rank's slices of the weights until `finish`."""
-        gradients = [each.grad for each in self._parameters]
-        self._before = [_local(each.detach()).clone() for each in self._parameters]
-        self._squares = [self._squares_of(gradients), self._squares_of(self._parameters)]
+        weights = self._weights()
+        self._before = [torch.empty_like(each) for each in weights]
+        torch._foreach_copy_(self._before, weights)
+        # An objective may leave a parameter unused.
+        gradients = [
+            weight.new_zeros(0) if each.grad is None else _local(each.grad.detach())
+            for each, weight in zip(self._parameters, weights, strict=True)
+        ]
+        self._squares = [self._squares_of(gradients), self._squares_of(weights)]
 
-    def finish(self) -> dict[str, float]:
-        """The update was made: the figures of it, by name."""
-        updates = []
-        for parameter, before in zip(self._parameters, self._before, strict=True):
-            updates.append(before.neg_().add_(_local(parameter.detach())))
+    def finish(self, unread: Mapping[str, Tensor]) -> dict[str, float]:
+        """The update was made: the figures of it, by name, and those of `unread`, scalars which are
+        read with them, as a device is waited for each time that something is."""
+        updates = self._before
+        torch._foreach_neg_(updates)
+        torch._foreach_add_(updates, self._weights())
         mine_3P = torch.stack([*self._squares, self._squares_of(updates)])
         squares_3P = mine_3P.new_zeros(3, self._count)
         squares_3P[:, self._places] = mine_3P
         self._before, self._squares = [], []
         if dist.get_world_size() > 1:
             dist.all_reduce(squares_3P)
-        return named_norms(self._groups, squares_3P.cpu())
+        beside = [each.double()[None] for each in unread.values()]
+        read = torch.cat([squares_3P.flatten(), *beside]).cpu().numpy()
+        squares, values = np.split(read, [3 * self._count])
+        named = dict(zip(unread, values.tolist(), strict=True))
+        return named | named_norms(self._groups, squares.reshape(3, -1))
 
-    def _squares_of(self, tensors: Sequence[Tensor | None]) -> Tensor:
+    def _weights(self) -> list[Tensor]:
+        return [_local(each.detach()) for each in self._parameters]
+
+    def _squares_of(self, tensors: list[Tensor]) -> Tensor:
         """[P] this rank's part of the sum of squares of each parameter's tensor."""
-        parts = []
-        for parameter, tensor, held in zip(self._parameters, tensors, self._held, strict=True):
-            if tensor is None:  # of a parameter that the objective does not use
-                parts.append(torch.zeros((), dtype=torch.float64, device=parameter.device))
-                continue
-            norm = torch.linalg.vector_norm(_local(tensor.detach()), dtype=torch.float64)
-            parts.append(norm.square() / held)
-        return torch.stack(parts)
+        norms_P = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64))
+        return norms_P.square() / self._held_P
 
 
-def named_norms(groups: Mapping[str, Sequence[int]], squares_3P: Tensor) -> dict[str, float]:
+def named_norms(
+    groups: Mapping[str, Sequence[int]], squares_3P: NDArray[np.float64]
+) -> dict[str, float]:
     """The norms of each group, from the squares of gradients, weights and updates by parameter."""
     values: dict[str, float] = {}
     for group, numbers in groups.items():
-        gradient, weight, update = squares_3P[:, list(numbers)].sum(1).sqrt().tolist()
+        gradient, weight, update = np.sqrt(squares_3P[:, list(numbers)].sum(1)).tolist()
         values[f"{group}/grad_norm"] = gradient
         values[f"{group}/weight_norm"] = weight
         values[f"{group}/update_norm"] = update

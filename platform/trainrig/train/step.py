@@ -172,7 +172,7 @@ class Stepper:
             state.skip()
         else:
             noise = self._measure_noise(figures, found.part_squared, local.virtual)
-            measured = activations | noise | self._update(figures)
+            measured = noise | self._update(figures, activations)
             figures = replace(figures, measured=measured)
         self._forget_gradients()
         if self._some_frozen:  # no backward pass lets go of what needs no gradient
@@ -201,7 +201,7 @@ class Stepper:
 
     def _measure_activations(
         self, local: LocalBatch, statistics: Mapping[str, float]
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         """What passes through the model, of this rank's first micro-batch; {} of parts of one, or
         of layers, which are not what a whole one is like, and of stages."""
         due, mesh = self._training.metrics.layers_due(self._state.step + 1), self._state.mesh
@@ -320,8 +320,8 @@ class Stepper:
         """What this rank reads of `micro`, on `device`."""
         return self._state.split.part(DeviceBatch.copy(micro, device, self._state.others))
 
-    def _update(self, figures: StepFigures) -> dict[str, float]:
-        """Make the update; what was measured of it."""
+    def _update(self, figures: StepFigures, activations: Mapping[str, Tensor]) -> dict[str, float]:
+        """Make the update; what was measured of it, and of `activations`."""
         step, metrics = self._state.step + 1, self._training.metrics
         measured: dict[str, float] = {}
         if metrics.layers_due(step):
@@ -329,7 +329,7 @@ class Stepper:
         with self.clock.phase("optimizer"):
             self._make_update(figures)
         if metrics.layers_due(step):
-            measured |= self._norms.finish()
+            measured |= self._norms.finish(activations)
         if metrics.due(step):
             measured |= self._find_slowest()
         norms = figures.other_norms.items()

@@ -192,7 +192,8 @@ def test_entropy_of_attention_is_measured_with_the_bias():
     model(IDS, WRITTEN)
     del attention.attend
     found = ActivationStatistics(model).measure(lambda: model(IDS, WRITTEN))
-    assert found["layers/00/attention_entropy"] == pytest.approx(float(seen["entropy"]), rel=1e-5)
+    entropy = float(found["layers/00/attention_entropy"])
+    assert entropy == pytest.approx(float(seen["entropy"]), rel=1e-5)
     assert "layers/04/attention_entropy" in found
     assert np.isfinite(list(found.values())).all()
 
