@@ -187,7 +187,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
             "virtual_workers": 1,
             "precision": {"compute": "bfloat16" if cuda else "float32"},
             "compile": {} if row.compiled else None,
-            "metrics": {"every": total, "layers_every": 0},  # the last is split by phase
+            "metrics": {"every": 0, "layers_every": 0},
             "spikes": None,
         }
     )
@@ -205,7 +205,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
         assert figures is not None and figures.why_skipped is None
 
     def finish() -> dict[str, Any]:
-        stepper.clock.take()
+        stepper.clock.begin(measured=True)  # the last is split by phase
         seconds = _timed(step, total - 1)
         split = {name: spent / seconds for name, spent in stepper.clock.take().items()}
         return {"split": split, "weights": _digest(state.model)}

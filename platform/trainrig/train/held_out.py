@@ -62,12 +62,13 @@ class HeldOutSettings(Settings):
 class Metrics(Settings):
     """Steps between the measurements that cost something; none of them changes a bit of the run."""
 
-    # Steps between measurements of the gradient noise scale, of the slowest rank, and, on
-    # accelerators, of where the time of a step goes; 0: never.
+    # Steps between measurements of the gradient noise scale, and, on CPUs, of the slowest rank; 0:
+    # never.
     every: int = Field(default=10, ge=0)
     # Steps between measurements of gradient, weight and update norms by layer and by kind, which
     # take a copy of each rank's slices of the weights for as long as an update, and of activations,
-    # which take a forward pass over one micro-batch; 0: never.
+    # which take a forward pass over one micro-batch; and, on accelerators, of where the time of a
+    # step goes and of the slowest rank, which wait for the device; 0: never.
     layers_every: int = Field(default=100, ge=0)
     # Where the figures go beside `metrics.jsonl` and TensorBoard.
     sinks: tuple[Sink, ...] = ()

@@ -152,6 +152,7 @@ def train(
                 state.skip()
                 continue
             logger.begin_step()
+            stepper.begin()
             with recorder.step(state.step + 1):
                 with stepper.clock.phase("data"):
                     if online:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -106,7 +105,7 @@ class Stepper:
         gather_once = training.parallel.reshard == "step"
         every = [*self._parameters, *itertools.chain(*self._others.values())]
         device = self._parameters[0].device
-        self.clock = PhaseClock(device)
+        self.clock, self._compares_ranks = PhaseClock(device), False
         if state.mesh.slices.size > 1:
             parts = [unit for model in self._models for unit in units(model)]
             time_collectives(parts, self.clock, device, reduces=not training.deterministic)
@@ -144,6 +143,14 @@ class Stepper:
         self._dropouts = dropouts(state.model)
         self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
 
+    def begin(self) -> None:
+        """A step begins, and its batch is about to be asked for."""
+        step, metrics = self._state.step + 1, self._training.metrics
+        on_host = self._parameters[0].device.type == "cpu"
+        # An accelerator is waited for when ranks are compared, so less often.
+        self._compares_ranks = metrics.due(step) if on_host else metrics.layers_due(step)
+        self.clock.begin(self._compares_ranks)
+
     def take(self, local: LocalBatch) -> StepFigures | None:
         """One step on a global batch of which this rank has `local`.
 
@@ -151,7 +158,6 @@ class Stepper:
         finite, or an outlier, no update is made of it: the state goes past its data and notes them
         as skipped.
         """
-        self.clock.begin(self._training.metrics.due(self._state.step + 1))
         statistics = self._measure_statistics(local)
         if statistics is None:
             self._abandon()
@@ -165,9 +171,8 @@ class Stepper:
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
         tokens = local.denominators[TOKENS]
         rate *= state.detector.rate_share(state.data_step)
-        figures = StepFigures(found.loss, found.norm, rate, tokens, found.other_norms)
         outlier = state.detector.observe(state.data_step, found.loss.total, found.norm)
-        figures = replace(figures, outlier=outlier)
+        figures = StepFigures(found.loss, found.norm, rate, tokens, found.other_norms, outlier)
         if figures.why_skipped:
             state.skip()
         else:
@@ -235,7 +240,7 @@ class Stepper:
             norms += [self._gradients.norm(each) for each in self._others.values()]
             squared = self._gradients.part_squared()
             # Read together: the device is waited for once.
-            norm, *found = torch.stack([*norms, *([] if squared is None else [squared])]).tolist()
+            norm, *found = torch.stack(norms if squared is None else [*norms, squared]).tolist()
             part_squared = None if squared is None else found.pop()
             others = dict(zip(self._others, found, strict=True))
             finite = all(map(math.isfinite, (norm, *others.values())))
@@ -330,8 +335,8 @@ class Stepper:
             self._make_update(figures)
         if metrics.layers_due(step):
             measured |= self._norms.finish(activations)
-        if metrics.due(step):
-            measured |= self._find_slowest()
+        if self._compares_ranks:
+            measured |= self.clock.find_slowest()
         norms = figures.other_norms.items()
         return measured | {f"beside/{name}/grad_norm": norm for name, norm in norms}
 
@@ -348,17 +353,6 @@ class Stepper:
         small, whole = squared * virtual**2, figures.grad_norm**2
         found = estimate_noise(small, figures.tokens / virtual, whole, figures.tokens)
         return {"noise/gradient_squared": found.gradient_squared, "noise/trace": found.trace}
-
-    def _find_slowest(self) -> dict[str, float]:
-        """The rank that has computed for longest in this step, and by how much."""
-        world = dist.get_world_size()
-        if world == 1:
-            return {}
-        busy_W = torch.zeros(world, dtype=torch.float64, device=self._parameters[0].device)
-        busy_W[dist.get_rank()] = self.clock.busy()
-        dist.all_reduce(busy_W)
-        excess = float(busy_W.max() / busy_W.median().clamp(min=1e-9)) - 1
-        return {"cluster/slowest_rank": int(busy_W.argmax()), "cluster/slowest_excess": excess}
 
     def _make_update(self, figures: StepFigures) -> None:
         _clip(self._parameters, figures.grad_norm, self._training.clip_norm)

@@ -45,6 +45,7 @@ class Metric:
 
 SAMPLED = "`training.metrics.every`"
 BY_LAYER = "`training.metrics.layers_every`"
+RANKS = f"{SAMPLED}; on accelerators {BY_LAYER}"
 TABLE = (
     Metric("train/loss", "nats per target", "all ranks, every step", "of the global batch"),
     Metric("train/loss_variance", "nats²", "all ranks, every step", "of micro-batches' means"),
@@ -92,14 +93,14 @@ TABLE = (
     Metric(
         "time/PHASE",
         "share of 1",
-        "rank 0; on accelerators " + SAMPLED,
+        "rank 0, every step; on accelerators " + BY_LAYER,
         "of the step: waiting for data, forward, backward, waiting for other ranks "
         "(communication: on accelerators only what is left after the backward pass), optimizer",
     ),
     Metric("memory/peak_gib", "GiB", "rank 0, " + SAMPLED, "most that was held at a time"),
     Metric("cluster/workers", "", "rank 0, every step", "workers of the attempt"),
-    Metric("cluster/slowest_rank", "", "all ranks, " + SAMPLED, "rank that computed for longest"),
-    Metric("cluster/slowest_excess", "share of 1", "all ranks, " + SAMPLED, "beyond the median"),
+    Metric("cluster/slowest_rank", "", "all ranks, " + RANKS, "rank that computed for longest"),
+    Metric("cluster/slowest_excess", "share of 1", "all ranks, " + RANKS, "beyond the median"),
     Metric(
         "noise/gradient_squared", "", "virtual workers, " + SAMPLED, "of the gradient without it"
     ),

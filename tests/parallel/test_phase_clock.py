@@ -1,0 +1,88 @@
+"""Where the time of a step goes, on a host and, by marks in its queue, on an accelerator."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainrig.parallel import phase_clock
+from trainrig.parallel.phase_clock import PhaseClock
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """The clock of a host that `host.pass_seconds` alone puts forward."""
+    found = SimpleNamespace(now=0.0)
+    found.pass_seconds = lambda seconds: vars(found).update(now=found.now + seconds)
+    monkeypatch.setattr(phase_clock, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    return found
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """An accelerator that comes past the marks in its queue 0.25 s after each other, once it is
+    waited for."""
+    found = SimpleNamespace(marks=[], waits=[])
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            found.marks.append(self)
+
+        def synchronize(self):
+            found.waits.append(self)
+
+        def elapsed_time(self, other):
+            return 250.0 * (found.marks.index(other) - found.marks.index(self))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    return found
+
+
+def spent(seconds):
+    return {name: each for name, each in seconds.items() if each}
+
+
+def test_a_phase_within_another_counts_once(host):
+    clock = PhaseClock(torch.device("cpu"))
+    clock.begin(measured=False)
+    with clock.phase("backward"):
+        host.pass_seconds(2.0)
+        with clock.waiting():
+            host.pass_seconds(1.0)
+        host.pass_seconds(4.0)
+    assert spent(clock.take()) == {"backward": 6.0, "communication": 1.0}
+    assert spent(clock.take()) == {}
+
+
+def test_what_a_step_took_that_came_to_nothing_is_of_no_other(host):
+    clock = PhaseClock(torch.device("cpu"))
+    for _ in range(2):
+        clock.begin(measured=False)
+        with clock.phase("forward"):
+            host.pass_seconds(1.0)
+    assert spent(clock.take()) == {"forward": 1.0}
+
+
+def test_a_device_is_not_waited_for_until_the_phases_are_read(host, device):
+    clock = PhaseClock(torch.device("cuda"))
+    clock.begin(measured=True)
+    for name in ("data", "forward", "backward", "forward", "optimizer"):
+        with clock.phase(name), clock.waiting():
+            host.pass_seconds(9.0)
+    assert not device.waits
+    taken = clock.take()
+    assert spent(taken) == {"data": 0.25, "forward": 0.5, "backward": 0.25, "optimizer": 0.25}
+    assert device.waits
+
+
+def test_a_device_is_timed_in_measured_steps_alone(host, device):
+    clock = PhaseClock(torch.device("cuda"))
+    for measured in (False, True, False):
+        clock.begin(measured)
+        with clock.phase("forward"):
+            pass
+        assert clock.measured == measured
+    assert spent(clock.take()) == {} and len(device.marks) == 2 and not device.waits
