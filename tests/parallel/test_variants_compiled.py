@@ -45,6 +45,7 @@ def test_what_is_computed_again_has_the_bits_of_the_first_time(changes):
             assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_one_graph_holds_a_whole_layer_and_gives_the_same_gradients(changes):
     torch._dynamo.reset()

@@ -231,6 +231,7 @@ def test_of_an_embedding_that_the_head_of_the_last_stage_shares(trained):
     assert_close(trained(2, "plain", STAGES), trained(1, "plain"))
 
 
+@pytest.mark.slow
 def test_what_a_stage_computes_again_drops_the_same(trained):
     """Of a micro-batch after which others have gone forward."""
     again = {"recompute": {"kind": "Full"}}

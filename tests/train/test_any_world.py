@@ -83,6 +83,7 @@ def in_a_hurry(job):
     return dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_the_number_of_ranks_does_not_change_a_bit(world, straight, same):
     # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven deal.

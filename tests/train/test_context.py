@@ -94,6 +94,7 @@ def test_copies_of_the_model_share_rows_too(layout, trained):
     assert_close(trained(4, {"kind": "Gathered", "ranks": 2}, layout), trained(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_the_number_of_data_workers_does_not_change_a_bit(kind, trained):
     (job, whole), (other, others) = (trained(world, {"kind": kind, "ranks": 2}) for world in (2, 4))

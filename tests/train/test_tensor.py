@@ -201,6 +201,7 @@ def test_shared_experts_that_are_computed_again(layout, again, trained):
     assert_same_bits(found, trained(2, "mixture", layout))
 
 
+@pytest.mark.slow
 def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
     (job, _), (alone, _) = trained(2, "mixture", IN_PLACES), trained(1, "mixture")
     found = [ranks(n, "steps", job=each, count=1)[0] for n, each in ((2, job), (1, alone))]

@@ -93,6 +93,7 @@ def same(found, expected) -> bool:
     return repr(sorted(found.items())) == repr(sorted(expected.items()))  # NaN is itself there
 
 
+@pytest.mark.slow
 @given(files, st.booleans(), st.booleans(), st.sampled_from([1, 3, 2**17]))
 @tries(max_examples=30, deadline=None)
 def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_url, held):

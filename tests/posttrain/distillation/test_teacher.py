@@ -129,6 +129,7 @@ def test_a_batch_has_at_each_target_what_the_teacher_expects_there(
         np.testing.assert_allclose(together[there], 1, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
     for workers in (0, 2):

@@ -104,6 +104,7 @@ def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
     assert made.counts["train_pairs"] == len(pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_path):
     sample_answers(sampling(workers=2))
