@@ -21,7 +21,7 @@ def begin(bench, seed):
     """The name of a model that gets about half of the sums right, and the share."""
     fresh, tuned = f"fresh-{seed}", f"tuned-{seed}"
     bench.model(fresh, 128, 10 + seed)
-    bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20)
+    bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
     for step in range(200, TUNED + 1, 20):
         name = f"{tuned}/checkpoints/step_{step:08d}"
         share, _ = bench.exact(name)
@@ -70,28 +70,41 @@ def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_r
     assert all(each["exact"] >= each["start"] + 0.12 for each in found)
 
 
-def test_what_is_not_taught_stays_as_it_was(bench, write_result):
-    """Rewards that all are worth the same, and those of another sum's answer."""
+# Worth 1 or 0 by a coin that says nothing of whether the answer is right.
+COIN = """
+import hashlib
+
+
+def reward(prompt, completion, row):
+    return float(hashlib.sha256(f"{prompt}|{completion}".encode()).digest()[0] < 128)
+"""
+# Adam's steps are as long for a gradient of noise as for one that means something: at this rate
+# without a reference 300 steps by a coin take a model from 46% right to 2%.
+NEAR = {
+    "lr": 1e-4,
+    "objective": {"kind": "GRPO", "reference": {"weight": 1.0, "estimator": "k3"}},
+}
+
+
+def test_what_rewards_do_not_say_is_not_learnt(bench, write_result):
+    """Rewards that are all the same; a coin's, and the exact answer's by the same settings."""
+    (bench.folder / "coin.py").write_text(COIN)
+    coin = {"kind": "PythonFunction", "name": "coin", "file": str(bench.folder / "coin.py")}
     found = []
     for seed in SEEDS:
         start, share = begin(bench, seed)
-        flat = {"rewards": ({"kind": "PatternShape", "pattern": "", "whole": False},)}
-        answers = [row["completion"] for row in bench.train_rows]
-        random.Random(seed).shuffle(answers)
-        rows = [
-            row | {"completion": answer}
-            for row, answer in zip(bench.train_rows, answers, strict=True)
-        ]
-        prompts = {"paths": (bench.write(f"shuffled-{seed}", rows),), "chat": True}
+        flat = {"kind": "PatternShape", "pattern": "", "whole": False}
         each = {
-            "untaught": taught(bench, f"flat-{seed}", start, seed, 100, **flat),
-            "shuffled": taught(bench, f"shuffled-{seed}", start, seed, prompts=prompts),
+            "untaught": taught(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
+            "by a coin": taught(bench, f"coin-{seed}", start, seed, rewards=(coin,), **NEAR),
+            "by the answer": taught(bench, f"right-{seed}", start, seed, **NEAR),
         }
         found.append({"seed": seed, "start": share, **each})
         write_result("controls.json", {"steps": STEPS, "seeds": found})
     for each in found:
         assert each["untaught"]["exact"] == each["start"]
-        assert abs(each["shuffled"]["exact"] - each["start"]) <= 0.05
+        assert abs(each["by a coin"]["exact"] - each["start"]) <= 0.05
+        assert each["by the answer"]["exact"] >= each["start"] + 0.1
 
 
 def reward_model(bench, start, rows):
