@@ -10,6 +10,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainrig.models.decoder import DecoderConfig
 
+# Settings of a decoder of ours that make it the GPT below.
+NANOGPT = {
+    "norm": {"kind": "LayerNorm", "bias": False},
+    "position_embedding": {"kind": "LearnedPositions"},
+    "feedforward": {"kind": "GELU", "tanh": False},
+}
+
 
 class GPTBlock(nn.Module):
     """GPT-2's layer, with one product for queries, keys and values, and torch's fused kernels."""

@@ -1,13 +1,11 @@
 """Steps of masked prediction and span corruption, against causal ones and Transformers'."""
 
 import importlib.util
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from trainrig.estimate.objective_flops import position_flops
 from trainrig.models.decoder import DecoderConfig
@@ -18,7 +16,7 @@ from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
 from trainrig.objectives.contract import find_corruption
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.mesh import local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import (
     DECODER_IDS,
@@ -84,15 +82,6 @@ def rows():
         return corruption.apply(micro, 0) if corruption else micro
 
     return make
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """This process as the only rank of a group."""
-    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-    numerics.settle(1, deterministic=False)
 
 
 def ours(model, objective, micro):

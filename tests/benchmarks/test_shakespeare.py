@@ -6,22 +6,20 @@ channels, 64 positions, 12 rows, 2,000 steps, no dropout; it names a held-out lo
 entries are 65 characters, ours the bytes: the text is ASCII, so a token is a character in both.
 """
 
-import importlib.util
 import itertools
 import json
 import math
+import runpy
 import time
-from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from trainrig.models.decoder import DecoderConfig
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import join_group
 from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
@@ -38,30 +36,7 @@ STEPS, ROWS, LENGTH = 2000, 12, 64
 RATE, LEAST_RATE, WARMUP = 1e-3, 1e-4, 100
 PUBLISHED = 1.88  # nats a character, held out
 MODEL = {"layers": 4, "channels": 128, "heads": 4, "positions": LENGTH}
-NANOGPT = {
-    "norm": {"kind": "LayerNorm", "bias": False},
-    "position_embedding": {"kind": "LearnedPositions"},
-    "feedforward": {"kind": "GELU", "tanh": False},
-}
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-peers = _load("peers")
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """This process as the only rank of a group."""
-    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-    numerics.settle(1, deterministic=False)
+peers = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("peers.py"))))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +122,7 @@ def theirs(parts, seed):
     letters = sorted(set("".join(parts)))
     numbers = {letter: number for number, letter in enumerate(letters)}
     trained, held = (torch.tensor([numbers[c] for c in part]) for part in parts)
-    sizes = DecoderConfig.model_validate({**MODEL, **NANOGPT, "vocabulary": len(letters)})
+    sizes = DecoderConfig.model_validate({**MODEL, **peers.NANOGPT, "vocabulary": len(letters)})
     model = peers.GPT(sizes)
     for name, weight in model.named_parameters():
         if weight.ndim == 2:  # that which goes into the stream is smaller, as nanoGPT draws it
@@ -203,7 +178,7 @@ def test_tiny_shakespeare_beside_nanogpt(alone, tokens, parts, tmp_path, write_r
         numerics.settle(1, deterministic=False)
         peer = theirs(parts, seed)
         default = ours(tokens, tmp_path / f"ours-{seed}", seed)
-        same = ours(tokens, tmp_path / f"gpt-{seed}", seed, **NANOGPT)
+        same = ours(tokens, tmp_path / f"gpt-{seed}", seed, **peers.NANOGPT)
         found.append(
             {
                 "seed": seed,

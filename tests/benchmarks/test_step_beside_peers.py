@@ -20,12 +20,6 @@ from trainrig.models.decoder import DecoderConfig
 pytestmark = pytest.mark.bench
 ROUNDS = 5
 SIDE = 2048  # of the square matrices whose product is the machine's measure
-NANOGPT = {
-    "norm": {"kind": "LayerNorm", "bias": False},
-    "position_embedding": {"kind": "LearnedPositions"},
-    "feedforward": {"kind": "GELU", "tanh": False},
-}
-ARCHITECTURES = {"GPT": NANOGPT, "Llama": {}}
 
 
 def _load(name):
@@ -36,7 +30,7 @@ def _load(name):
 
 
 steps, peers = _load("test_train_step"), _load("peers")
-alone = steps.alone
+ARCHITECTURES = {"GPT": peers.NANOGPT, "Llama": {}}
 
 
 def product(compute):

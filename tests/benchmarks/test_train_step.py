@@ -1,19 +1,17 @@
 """A training step as ours and as plain loops take it: equal sizes, one thread."""
 
 import importlib.util
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from trainrig.models.decoder import DecoderConfig
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.mesh import local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
@@ -56,15 +54,6 @@ class OneBatch:
 
     def micro_batch(self, step, index):
         return self._batch
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """This process as the only rank of a group."""
-    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-    numerics.settle(1, deterministic=False)
 
 
 def ours(sizes=SIZES, **settings):

@@ -87,7 +87,7 @@ class Cluster:
         return json.loads(answer)
 
     def _run_alone(self, words: list[str]) -> dict[str, Any]:
-        """As `run`, of a job that nobody submits."""
+        """State, exit code and output of the script as a process of its own, without a cluster."""
         ended = subprocess.run(
             words,
             stdout=subprocess.PIPE,

@@ -1,0 +1,20 @@
+"""What benchmarks of training steps in this process share."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from trainrig.parallel import numerics
+from trainrig.parallel.mesh import join_group
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as the only rank of a group."""
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+    numerics.settle(1, deterministic=False)
