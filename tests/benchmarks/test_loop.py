@@ -5,7 +5,7 @@ hundred thousand, where the figures mean little. Needs no Ray.
 """
 
 import functools
-import importlib.util
+import importlib
 import itertools
 import json
 import runpy
@@ -35,16 +35,15 @@ SMALL = {"layers": 2, "channels": 64, "heads": 2, "vocabulary": 256, "positions"
 NOT_COUNTED = 3  # steps at the start: they compile, and make the memory to copy to
 
 
-def made_up():
-    """The batches of tokens that mean nothing, of the ranks that other benchmarks start."""
-    spec = importlib.util.spec_from_file_location("rank", TESTS / "train" / "rank.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.MadeUp
+@pytest.fixture
+def made_up(monkeypatch):
+    """The batches of tokens that mean nothing, of the ranks that other tests start."""
+    monkeypatch.syspath_prepend(str(TESTS / "train"))  # where rank.py finds what it imports
+    return importlib.import_module("rank").MadeUp
 
 
 @pytest.fixture
-def make_job(tmp_path):
+def make_job(made_up, tmp_path):
     """`make_job("one")`: the same run in a folder of its own."""
     gpu = local_device().type == "cuda"
     model = DecoderConfig.model_validate(GPT2 if gpu else SMALL)
@@ -52,7 +51,7 @@ def make_job(tmp_path):
     settings = {"steps": steps, "checkpoints": {"every": 10}, "held_out": {"rows": 0}}
     if gpu:
         settings |= {"compile": {}, "precision": {"compute": "bfloat16"}}
-    batches = functools.partial(made_up(), 4, (rows, model.positions), model.vocabulary)
+    batches = functools.partial(made_up, 4, (rows, model.positions), model.vocabulary)
 
     def make(name):
         folder = tmp_path / name
