@@ -86,7 +86,11 @@ def rollouts(job):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("changes", "how"),
-    [({}, signal.SIGKILL), ({"lag": 2}, signal.SIGSTOP), ({"waves": 3}, signal.SIGKILL)],
+    [
+        ({}, signal.SIGKILL),
+        ({"lag": 2}, signal.SIGSTOP),
+        pytest.param({"waves": 3}, signal.SIGKILL, marks=pytest.mark.soak),
+    ],
     ids=["on-policy", "lag", "waves"],
 )
 def test_an_actor_a_rank_and_the_driver_are_killed(
@@ -116,7 +120,7 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("waves", [1, 3])
+@pytest.mark.parametrize("waves", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_one_actor_three_and_two_sample_the_same(
     waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
 ):

@@ -85,7 +85,9 @@ def tuning_job(tokens, tmp_path):
     [
         ("conversations", {"lora": {"rank": 4, "base": "int8"}}),
         ("pairs", {"objective": {"kind": "DPO"}}),
-        ("classified", {"objective": {"kind": "Classification"}}),
+        pytest.param(
+            "classified", {"objective": {"kind": "Classification"}}, marks=pytest.mark.soak
+        ),
     ],
     ids=["lora", "dpo", "classes"],
 )
