@@ -19,7 +19,7 @@ def measure(way: str) -> tuple[float, list[float]]:
     import torch.nn.functional as F
 
     from trainrig.models.output import Head
-    from trainrig.objectives.chunked_head import head_loss
+    from trainrig.objectives.chunked_head import compute_head_loss
     from trainrig.objectives.cross_entropy import token_nats
 
     torch.set_num_threads(1)
@@ -31,7 +31,7 @@ def measure(way: str) -> tuple[float, list[float]]:
         h, w = hidden[:, :tokens].clone().requires_grad_(), weight.requires_grad_()
         w.grad = None
         if way == "blocks":
-            nats = head_loss(h, Head(w), targets[:, :tokens]).nats_BT
+            nats = compute_head_loss(h, Head(w), targets[:, :tokens]).nats_BT
         else:
             nats = token_nats(F.linear(h, w), targets[:, :tokens])
         (nats.sum() / TOKENS).backward()

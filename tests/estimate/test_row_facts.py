@@ -42,8 +42,8 @@ def test_rows_are_as_wide_as_is_said_of_them(joined, encoder, make_rows):
     objective = UL2(joined=joined)
     said = describe_rows(objective, batches())
     assert said.pop("padded") == "0.0% of places"
-    assert list(said) == [f"rows_of_{each.name}" for each in objective.named()]
-    for each, text in zip(objective.named(), said.values(), strict=True):
+    assert list(said) == [f"rows_of_{each.name}" for each in objective.list_named()]
+    for each, text in zip(objective.list_named(), said.values(), strict=True):
         corruption = find_corruption(each.objective, encoder, LENGTH)
         found = corruption.apply(make_rows(MICRO_BATCH, LENGTH, mean=400), 0)
         if joined:

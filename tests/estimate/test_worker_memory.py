@@ -188,7 +188,10 @@ def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_p
         batches={"sequence_length": 4096},
         objective={"kind": "SpanCorruption", "joined": True},
     )
-    facts, places = estimate_pretraining(run, DeviceChoice()), run.objective.row_length(4096)
+    facts, places = (
+        estimate_pretraining(run, DeviceChoice()),
+        run.objective.compute_row_length(4096),
+    )
     masks = RowMasks(marks=True)
     wanted = worker_memory(run.model, run.training, 1, 8, 2, places, masks).total / 2**30
     assert places > 4096

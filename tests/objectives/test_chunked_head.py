@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import CausalLM, chunked_head, cross_entropy
-from trainrig.objectives.chunked_head import Extras, head_loss
+from trainrig.objectives.chunked_head import Extras, compute_head_loss
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.tokens.batches import IGNORE
@@ -38,12 +38,12 @@ def test_values_and_gradients_are_those_of_all_logits(case, monkeypatch, block, 
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets = case
     ours = gradients_of(
-        lambda h, w: head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight
+        lambda h, w: compute_head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight
     )
     plain = gradients_of(lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight)
     for mine, theirs in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
-    nats = head_loss(hidden, Head(weight), targets).nats_BT
+    nats = compute_head_loss(hidden, Head(weight), targets).nats_BT
     torch.testing.assert_close(nats, token_nats(F.linear(hidden, weight), targets))
     assert not nats[targets == IGNORE].any()
 
@@ -84,7 +84,7 @@ def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_a
     counts = torch.rand(targets.shape)
 
     def twice(h, w):
-        nats = head_loss(h, Head(w), targets).nats_BT
+        nats = compute_head_loss(h, Head(w), targets).nats_BT
         nats.sum().backward(retain_graph=True)
         return (nats * counts).sum() + nats.sum()
 
@@ -102,7 +102,7 @@ def test_half_precision_is_as_near_as_all_logits_are(case, dtype):
     hidden, weight, targets = case
 
     def ours(h, w):
-        return head_loss(h, Head(w), targets).nats_BT.sum()
+        return compute_head_loss(h, Head(w), targets).nats_BT.sum()
 
     exact = gradients_of(ours, hidden, weight)
     rounded = gradients_of(ours, hidden, weight, dtype)
@@ -114,7 +114,7 @@ def test_half_precision_is_as_near_as_all_logits_are(case, dtype):
 def test_a_bias_has_its_gradient(case):
     hidden, weight, targets = case
     ours, theirs = (torch.linspace(-1, 1, V).requires_grad_() for _ in range(2))
-    head_loss(hidden, Head(weight, ours), targets).nats_BT.sum().backward()
+    compute_head_loss(hidden, Head(weight, ours), targets).nats_BT.sum().backward()
     token_nats(F.linear(hidden, weight, theirs), targets).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
 
@@ -125,7 +125,7 @@ def test_no_gradient_is_computed_of_what_needs_none(case, frozen):
     leaves = {"hidden": hidden.clone(), "weight": weight.clone()}
     other = next(name for name in leaves if name != frozen)
     leaves[other].requires_grad_()
-    head_loss(leaves["hidden"], Head(leaves["weight"]), targets).nats_BT.sum().backward()
+    compute_head_loss(leaves["hidden"], Head(leaves["weight"]), targets).nats_BT.sum().backward()
     assert leaves[frozen].grad is None and leaves[other].grad.any()
 
 
@@ -133,7 +133,7 @@ def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
     hidden, weight, targets = case
     nothing = torch.full_like(targets, IGNORE)
     value, *gradients = gradients_of(
-        lambda h, w: head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
+        lambda h, w: compute_head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
     )
     assert value == 0 and not any(each.any() for each in gradients)
 
@@ -141,15 +141,17 @@ def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
 def test_huge_logits_overflow_nowhere():
     hidden, weight = torch.tensor([[[1e30]]]), torch.tensor([[1.0], [-1.0], [0.0]])
     value, of_hidden, of_weight = gradients_of(
-        lambda h, w: head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(), hidden, weight
+        lambda h, w: compute_head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(),
+        hidden,
+        weight,
     )
     assert value == 0 and not of_hidden.any() and not of_weight.any()
 
 
 def test_extras_are_no_part_of_the_nats(case):
     hidden, weight, targets = case
-    plain = head_loss(hidden, Head(weight), targets)
-    more = head_loss(hidden, Head(weight), targets, Extras(z=1.0, uniform=1.0))
+    plain = compute_head_loss(hidden, Head(weight), targets)
+    more = compute_head_loss(hidden, Head(weight), targets, Extras(z=1.0, uniform=1.0))
     assert torch.equal(plain.nats_BT, more.nats_BT)
     logits = F.linear(hidden, weight)
     trained = targets != IGNORE

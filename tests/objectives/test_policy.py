@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trainrig.objectives import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO, ReinforcePlusPlus
-from trainrig.objectives.contract import differentiable_loss
-from trainrig.objectives.divergence import ReferenceDivergence, divergence
+from trainrig.objectives.contract import compute_differentiable_loss
+from trainrig.objectives.divergence import ReferenceDivergence, estimate_divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,
@@ -49,7 +49,7 @@ LIMIT = 12
     ],
 )
 def test_advantages_have_their_known_values(objective, rewards, expected):
-    found = objective.advantages(np.array([rewards, rewards], dtype=float))
+    found = objective.compute_advantages(np.array([rewards, rewards], dtype=float))
     np.testing.assert_allclose(
         found, [expected, expected], atol=1e-4 if 1.4997 in expected else 1e-6
     )
@@ -61,9 +61,9 @@ def test_advantages_have_their_known_values(objective, rewards, expected):
 )
 def test_the_clipped_ratio_has_its_known_values(ratio, advantage, expected):
     tensors = torch.tensor([[ratio]]), torch.zeros(1, 1), torch.tensor([[float(advantage)]])
-    assert GRPO().losses(*tensors).item() == pytest.approx(expected)
+    assert GRPO().compute_losses(*tensors).item() == pytest.approx(expected)
     expected_of_dapo = -1.28 if (ratio, advantage) == (1.5, 1) else expected
-    assert DAPO().losses(*tensors).item() == pytest.approx(expected_of_dapo)
+    assert DAPO().compute_losses(*tensors).item() == pytest.approx(expected_of_dapo)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_clipped_ratio_has_its_known_values(ratio, advantage, expected):
 )
 def test_divergences_have_their_known_values(difference, k1, k2, k3):
     for name, expected in {"k1": k1, "k2": k2, "k3": k3}.items():
-        found = divergence(name, torch.tensor(float(difference)))
+        found = estimate_divergence(name, torch.tensor(float(difference)))
         assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
@@ -93,14 +93,16 @@ def test_divergences_have_their_known_values(difference, k1, k2, k3):
 def test_importance_weights_have_their_known_values(objective, expected):
     change = np.array([[0.5, 1.0, 7.0, -0.5]], dtype=np.float32)
     mask = np.array([[True, True, False, True]])
-    found = objective.importance(change, mask, 2.0)
+    found = objective.compute_importance(change, mask, 2.0)
     np.testing.assert_allclose(found, [expected], atol=1e-6)
     assert found.dtype == np.float32
 
 
 def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
-    means = {k: float((p * divergence(k, np.log(p / q))).sum()) for k in ("k1", "k2", "k3")}
+    means = {
+        k: float((p * estimate_divergence(k, np.log(p / q))).sum()) for k in ("k1", "k2", "k3")
+    }
     assert means == pytest.approx({"k1": 0.27488722, "k2": 0.29385605, "k3": 0.27488722})
 
 
@@ -179,7 +181,7 @@ def computed_loss(objective, model, device_batch, arrays, cuts):
     total = 0.0
     for batch in batches:
         computed = objective.compute(model, batch, statistics)
-        total = total + differentiable_loss(objective, computed, denominators, len(batches))
+        total = total + compute_differentiable_loss(objective, computed, denominators, len(batches))
     return total
 
 
@@ -210,7 +212,7 @@ def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
 def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, device_batch):
     arrays = rollouts(completions)
     watched = GRPO().compute(decoder(), device_batch(**arrays), {}).diagnostics
-    means = {n: float(c.rows_B().sum() / c.counts_B.sum()) for n, c in watched.items()}
+    means = {n: float(c.sum_rows_B().sum() / c.counts_B.sum()) for n, c in watched.items()}
     there = arrays[TARGETS] != IGNORE
     assert means["reward_exact"] == 1.5 and means["finished"] == 1
     assert means["completion_tokens"] == there.sum() / len(there)
@@ -228,7 +230,7 @@ def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device
     arrays[OLD] = read_tokens(model, ids, targets, 1.0, 60).log_probabilities_BT.detach().numpy()
     watched = DAPO().compute(model, device_batch(**arrays), {}).diagnostics
     for name in ("clipped_high", "clipped_low", "policy_change"):
-        assert float(watched[name].rows_B().abs().sum()) < 1e-6
+        assert float(watched[name].sum_rows_B().abs().sum()) < 1e-6
 
 
 def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_batch):
@@ -247,7 +249,8 @@ def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_b
         found = computed_loss(objective, model, device_batch, given, []).item()
         watched = objective.compute(model, device_batch(**given), {}).diagnostics
         share = (
-            watched["importance_truncated"].rows_B().sum() / watched["importance"].counts_B.sum()
+            watched["importance_truncated"].sum_rows_B().sum()
+            / watched["importance"].counts_B.sum()
         )
         return found, float(share)
 

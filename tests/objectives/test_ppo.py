@@ -6,7 +6,7 @@ import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives import GRPO, PPO
-from trainrig.objectives.contract import differentiable_loss
+from trainrig.objectives.contract import compute_differentiable_loss
 from trainrig.objectives.divergence import AdaptiveWeight, ReferenceDivergence
 from trainrig.objectives.ppo import CRITIC_MODEL, estimate_advantages, read_values
 from trainrig.tokens.batches import (
@@ -90,17 +90,17 @@ def test_rewards_come_with_the_last_token_and_penalties_with_each():
 )
 def test_the_loss_of_a_bad_token_has_a_bound(ratio, advantage, expected):
     tensors = torch.tensor([[float(ratio)]]), torch.zeros(1, 1), torch.tensor([[float(advantage)]])
-    assert PPO(clip_negative=3).losses(*tensors).item() == pytest.approx(expected)
+    assert PPO(clip_negative=3).compute_losses(*tensors).item() == pytest.approx(expected)
     if ratio == 5 and advantage < 0:
-        assert PPO().losses(*tensors).item() == pytest.approx(5)
+        assert PPO().compute_losses(*tensors).item() == pytest.approx(5)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1.0, 0.845), (0.0, 2.0), (0.6, 0.98)])
 def test_the_clipped_value_has_its_known_loss(value, expected):
     old, wanted = torch.tensor([[0.5]]), torch.tensor([[2.0]])
-    found = PPO().value_losses(torch.tensor([[value]]), old, wanted)
+    found = PPO().compute_value_losses(torch.tensor([[value]]), old, wanted)
     assert found.item() == pytest.approx(expected)
-    free = PPO(clip_value=1e9).value_losses(torch.tensor([[value]]), old, wanted)
+    free = PPO(clip_value=1e9).compute_value_losses(torch.tensor([[value]]), old, wanted)
     assert free.item() == pytest.approx((value - 2) ** 2 / 2)
 
 
@@ -109,13 +109,13 @@ def test_the_clipped_value_has_its_known_loss(value, expected):
 )
 def test_the_weight_of_the_divergence_moves_by_its_known_values(divergence, expected):
     adaptive = AdaptiveWeight(target=6, horizon=1e4)
-    assert adaptive.next_weight(0.2, divergence, 256) == pytest.approx(expected, abs=1e-9)
+    assert adaptive.compute_next_weight(0.2, divergence, 256) == pytest.approx(expected, abs=1e-9)
     objective = GRPO(reference=ReferenceDivergence(weight=0.2, adaptive=adaptive))
-    first = objective.first_carried()
+    first = objective.begin_carried()
     carried = objective.carry(first, {"completion_divergence": divergence}, {EXAMPLES: 256})
     assert first == {DIVERGENCE_WEIGHT: 0.2}
     assert carried == {DIVERGENCE_WEIGHT: pytest.approx(expected, abs=1e-9)}
-    assert GRPO().first_carried() == {} == GRPO().carry({}, {}, {})
+    assert GRPO().begin_carried() == {} == GRPO().carry({}, {}, {})
 
 
 def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
@@ -128,11 +128,11 @@ def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
         batch = {**arrays, DIVERGENCE_WEIGHT: np.full(len(arrays[IDS]), 0.25, dtype=np.float32)}
         objective = GRPO(reference=held)
         computed = objective.compute(model, device_batch(**batch), {})
-        losses.append(differentiable_loss(objective, computed, denominators, 1).item())
+        losses.append(compute_differentiable_loss(objective, computed, denominators, 1).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     away = ((arrays[OLD] - arrays[REFERENCE_TOKENS]) * (arrays[TARGETS] != IGNORE)).sum(1)
     watched = computed.diagnostics["completion_divergence"]
-    np.testing.assert_allclose(watched.rows_B().numpy(), away, atol=1e-5)
+    np.testing.assert_allclose(watched.sum_rows_B().numpy(), away, atol=1e-5)
 
 
 def critic_of(decoder):
@@ -167,7 +167,8 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
                 sums[name] += float(value)
         computed = [objective.compute(model, batch, sums) for batch in batches]
         return sum(
-            differentiable_loss(objective, each, denominators, len(batches)) for each in computed
+            compute_differentiable_loss(objective, each, denominators, len(batches))
+            for each in computed
         )
 
     def by_hand():

@@ -19,7 +19,7 @@ from trainrig.objectives import (
     SimPO,
 )
 from trainrig.objectives.contract import Watchful
-from trainrig.objectives.log_probabilities import last_places, read_completions
+from trainrig.objectives.log_probabilities import find_last_places, read_completions
 from trainrig.tokens.batches import IGNORE
 
 # Log-ratios of (chosen, rejected) answers by those of the model and of the reference.
@@ -52,7 +52,7 @@ OF_TRL = {
 def test_the_loss_of_a_pair_has_its_known_value(name):
     objective, known = KNOWN[name]
     chosen, rejected = torch.tensor(CASES, dtype=torch.float64).T
-    found = objective.pair_losses(chosen, rejected)
+    found = objective.compute_pair_losses(chosen, rejected)
     assert found.tolist() == pytest.approx(known, abs=1e-8)
 
 
@@ -62,18 +62,22 @@ def test_a_batch_of_pairs_has_the_loss_that_trl_gives_it(name):
     ratios = torch.tensor(POLICY, dtype=torch.float64) - torch.tensor(REFERENCE)
     if objective.per_token:
         ratios = ratios / torch.tensor(LENGTHS)
-    assert float(objective.pair_losses(*ratios).mean()) == pytest.approx(known, rel=1e-6, abs=1e-6)
+    assert float(objective.compute_pair_losses(*ratios).mean()) == pytest.approx(
+        known, rel=1e-6, abs=1e-6
+    )
 
 
 def test_losses_without_a_reference_have_their_known_values():
     chosen, rejected = torch.tensor([-1.0, -0.5]).double(), torch.tensor([-1.0, -2.0]).double()
     # -10 over 10 tokens against -12 over 12: no difference, so the margin alone is missing.
-    assert float(SimPO().pair_losses(chosen, rejected)[0]) == pytest.approx(1.31326169, abs=1e-8)
+    assert float(SimPO().compute_pair_losses(chosen, rejected)[0]) == pytest.approx(
+        1.31326169, abs=1e-8
+    )
     log_odds = [math.log(math.exp(x) / (1 - math.exp(x))) for x in (-0.5, -2.0)]
     expected = -math.log(1 / (1 + math.exp(log_odds[1] - log_odds[0])))
-    found = ORPO.odds_losses(chosen, rejected)
+    found = ORPO.compute_odds_losses(chosen, rejected)
     assert found.tolist() == pytest.approx([math.log(2), expected], abs=1e-12)
-    certain = ORPO.odds_losses(torch.zeros(1).double(), rejected[:1])
+    certain = ORPO.compute_odds_losses(torch.zeros(1).double(), rejected[:1])
     assert torch.isfinite(certain).all()
 
 
@@ -107,7 +111,7 @@ def test_completions_are_read_as_row_by_row_without_padding(pairs, decoder):
         lengths = (pairs[f"{side}_targets"] != IGNORE).sum(1)
         assert each.lengths_B.tolist() == lengths.tolist()
     targets = rows[0][1]
-    at = last_places(targets)
+    at = find_last_places(targets)
     assert (targets.flatten()[at] == 7).all()  # what ends each
 
 
@@ -140,15 +144,15 @@ def test_loss_and_gradient_are_those_of_plain_arithmetic(objective, pairs, decod
     sums = [plainly(model, *side) for side in sides]
     lengths = [torch.from_numpy((targets != IGNORE).sum(1)) for _, targets in sides]
     if objective.kind == "ORPO":
-        odds = ORPO.odds_losses(sums[0] / lengths[0], sums[1] / lengths[1])
+        odds = ORPO.compute_odds_losses(sums[0] / lengths[0], sums[1] / lengths[1])
         expected = -sums[0].sum() + 0.1 * odds.sum()
     elif objective.kind == "SimPO":
-        expected = objective.pair_losses(sums[0] / lengths[0], sums[1] / lengths[1]).sum()
+        expected = objective.compute_pair_losses(sums[0] / lengths[0], sums[1] / lengths[1]).sum()
     else:
         with torch.no_grad():
             theirs = [plainly(reference, *side) for side in sides]
         ratios = [mine - other for mine, other in zip(sums, theirs, strict=True)]
-        expected = objective.pair_losses(*ratios).sum()
+        expected = objective.compute_pair_losses(*ratios).sum()
     expected.backward()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     torch.testing.assert_close(gradient, model.embedding.weight.grad, rtol=1e-3, atol=1e-5)
@@ -170,7 +174,7 @@ def test_references_of_the_batch_stand_for_the_model(pairs, decoder, device_batc
 def test_diagnostics_say_what_became_of_chosen_and_rejected_answers(pairs, decoder, device_batch):
     model = decoder()
     found = DPO().compute(model, device_batch({"reference": model}, **pairs), {}).diagnostics
-    values = {name: each.rows_B().sum() / each.counts_B.sum() for name, each in found.items()}
+    values = {name: each.sum_rows_B().sum() / each.counts_B.sum() for name, each in found.items()}
     for name in ("chosen_drift", "rejected_drift", "reward_margin", "reward_accuracy"):
         assert values[name] == 0
     lengths = (pairs["chosen_targets"] != IGNORE).sum(1).mean()
@@ -181,9 +185,9 @@ def test_diagnostics_say_what_became_of_chosen_and_rejected_answers(pairs, decod
 def test_a_fall_of_the_chosen_answers_is_warned_of():
     assert isinstance(DPO(), Watchful) and not isinstance(SimPO(), Watchful)
     fallen = {"chosen_drift": -3.0, "rejected_drift": -9.0}
-    assert "3.0 nats less likely" in DPO().warning(fallen)
-    assert DPO().warning({"chosen_drift": -0.5, "rejected_drift": -9.0}) is None
-    assert APODown().warning(fallen) is None
+    assert "3.0 nats less likely" in DPO().find_warning(fallen)
+    assert DPO().find_warning({"chosen_drift": -0.5, "rejected_drift": -9.0}) is None
+    assert APODown().find_warning(fallen) is None
 
 
 @pytest.mark.parametrize("wrong", [{"label_smoothing": 0.5}, {"beta": 0}, {"beta": math.nan}])

@@ -26,9 +26,9 @@ class Scorer(torch.nn.Module):
 
 def test_ranking_has_its_known_values():
     chosen, rejected = torch.tensor([2.0, 0.0]).double(), torch.tensor([1.0, 3.0]).double()
-    found = Reward.ranking_losses(chosen, rejected, 0.0)
+    found = Reward.compute_ranking_losses(chosen, rejected, 0.0)
     assert found.tolist() == pytest.approx([0.31326169, 3.04858735], abs=1e-8)
-    found = Reward.ranking_losses(chosen[:1], rejected[:1], 0.5)
+    found = Reward.compute_ranking_losses(chosen[:1], rejected[:1], 0.5)
     assert found.tolist() == pytest.approx([0.47407698], abs=1e-8)
 
 

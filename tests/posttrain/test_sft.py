@@ -193,7 +193,7 @@ def test_noise_is_a_function_of_the_sample_and_no_part_of_evaluation(folder, fre
     parts = [DeviceBatch.copy(halves.micro_batch(0, i), torch.device("cpu")) for i in (0, 1)]
 
     def nats(objective, batch):
-        return objective.compute(model, batch, {}).terms["cross_entropy"].rows_B()
+        return objective.compute(model, batch, {}).terms["cross_entropy"].sum_rows_B()
 
     noisy, plain = SFT(noise=5.0), SFT()
     found = nats(noisy, whole)

@@ -313,7 +313,7 @@ def test_operations_of_denoisers_are_those_of_their_rows(
     plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
     total = 0.0
     for share, each in find_parts(run.objective):
-        micro = each.corruption(Encoder.load(run.tokens)).apply(plain, 0)
+        micro = each.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
         places, written = micro.ids.shape[1], int((micro.targets[0] != IGNORE).sum())
         if "decoder" in kind:
             seen = micro.arrays[PREFIXES][0].sum()

@@ -32,10 +32,10 @@ def position_flops(objective: CausalLM, model: DecoderConfig, length: int, steps
 def _row_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int) -> float:
     """Of one row."""
     if isinstance(objective, SpanCorruption):
-        read, written = objective.lengths(length)
+        read, written = objective.compute_lengths(length)
         if isinstance(model, EncoderDecoderConfig):
             return encoder_decoder_flops(model, read, written)
-        places = objective.row_length(length)  # of which `read` are a prefix
+        places = objective.compute_row_length(length)  # of which `read` are a prefix
         ahead = read * (read - 1) / (2 * places)
         share = written / places
         return places * token_flops(model, places, predicted=share, keys_ahead=ahead).training

@@ -13,7 +13,7 @@ def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]
     stages = batches.resolve_stages()
     lengths = sorted({stage.sequence_length for stage in stages})
     if isinstance(objective, DealtObjectives):
-        named = {f"rows_of_{each.name}": each.objective for each in objective.named()}
+        named = {f"rows_of_{each.name}": each.objective for each in objective.list_named()}
     else:
         named = {"rows": objective}
     described = {
@@ -33,15 +33,15 @@ def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
         said = objective.trained_share(length) * length
         read = f"{length - said:g} read from both sides and {said:g} said, on average"
         return f"{length} places: {read}"
-    read_places, said_places = objective.lengths(length)
+    read_places, said_places = objective.compute_lengths(length)
     if not objective.joined:
         return (
             f"{read_places} places of the encoder and {said_places} of the decoder, of {length} "
             "tokens"
         )
     return (
-        f"{objective.row_length(length)} places of {length} tokens: {read_places} read from both "
-        f"sides and {said_places} said, of which the last is not read"
+        f"{objective.compute_row_length(length)} places of {length} tokens: {read_places} read "
+        f"from both sides and {said_places} said, of which the last is not read"
     )
 
 
@@ -62,7 +62,11 @@ def padded_share(objective: CausalLM, stage: StageSizes) -> float:
 def _widths(objective: CausalLM, length: int) -> tuple[int, int]:
     """Places of the encoder, or of a decoder alone, and of the decoder beside an encoder."""
     if isinstance(objective, SpanCorruption):
-        return (objective.row_length(length), 0) if objective.joined else objective.lengths(length)
+        return (
+            (objective.compute_row_length(length), 0)
+            if objective.joined
+            else objective.compute_lengths(length)
+        )
     return length, 0
 
 

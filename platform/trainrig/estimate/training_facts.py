@@ -16,7 +16,7 @@ from trainrig.flops import six_n_d
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.lora.settings import LoRA
-from trainrig.objectives.denoising.row_shapes import widest_row
+from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
@@ -57,7 +57,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
             workers,
             stage.global_batch,
             stage.micro_batch,
-            widest_row(run.objective, stage.sequence_length),
+            compute_widest_row(run.objective, stage.sequence_length),
             RowMasks.of(run.objective, run.batches.attend == "document", on_cpu),
         ).total
         for stage in run.batches.resolve_stages()

@@ -64,18 +64,18 @@ class CausalLM(Settings):
     ) -> Computed:
         """Nats of each target of `batch` under `model`."""
         output = self.predict(model, batch)
-        return Computed(self.losses(output, batch.arrays[TARGETS]), output.auxiliary)
+        return Computed(self.compute_losses(output, batch.arrays[TARGETS]), output.auxiliary)
 
-    def losses(self, output: Output, targets_BT: Tensor) -> dict[str, Contributions]:
+    def compute_losses(self, output: Output, targets_BT: Tensor) -> dict[str, Contributions]:
         """What each of `targets_BT` comes to under the logits of `output`, by term."""
-        from trainrig.objectives.chunked_head import Extras, head_loss
+        from trainrig.objectives.chunked_head import Extras, compute_head_loss
 
         counts_B = (targets_BT != IGNORE).sum(1)
         # The gradients of all terms go with the cross-entropy's, by its weight: they have one
         # denominator.
         own = 1 - self.label_smoothing
         extras = Extras(self.z_loss / own, self.label_smoothing / own)
-        loss = head_loss(output.hidden, output.head, targets_BT, extras)
+        loss = compute_head_loss(output.hidden, output.head, targets_BT, extras)
         values = {CROSS_ENTROPY: loss.nats_BT, Z_LOSS: loss.z_BT, UNIFORM: loss.uniform_BT}
         return {
             name: Contributions(values_BT, counts_B)

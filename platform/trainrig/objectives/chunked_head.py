@@ -74,25 +74,25 @@ class RowLosses(Protocol):
 class PartialHead(Protocol):
     """A head that has some entries of the vocabulary, while other ranks have the others."""
 
-    def losses(self, targets_K: Tensor, extras: Extras) -> RowLosses:
+    def make_row_losses(self, targets_K: Tensor, extras: Extras) -> RowLosses:
         """What makes losses of the logits of these entries: nats, z and uniform nats."""
         ...
 
 
-def head_loss(
+def compute_head_loss(
     hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, extras: Extras | None = None
 ) -> HeadLoss:
     """The loss of each target under the logits `head(hidden_BTC)`."""
     targets_K, extras = targets_BT[targets_BT != IGNORE], extras or Extras()
     losses: RowLosses = (
-        head.losses(targets_K, extras)
+        head.make_row_losses(targets_K, extras)
         if isinstance(head, PartialHead)
         else _CrossEntropy(targets_K, Bend.of(head), extras)
     )
-    return HeadLoss(*row_losses(hidden_BTC, head, targets_BT, losses))
+    return HeadLoss(*compute_row_losses(hidden_BTC, head, targets_BT, losses))
 
 
-def row_losses(
+def compute_row_losses(
     hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, losses: RowLosses
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T] each, the three numbers of each place whose target is not IGNORE, float32, 0

@@ -17,7 +17,7 @@ from trainrig.objectives.contract import (
     DeviceBatch,
     Output,
     Term,
-    means,
+    average_rows,
 )
 from trainrig.randomness import RandomKey, uniforms
 from trainrig.tokens.batches import (
@@ -80,14 +80,14 @@ class Classification(_OfTexts):
 
         arrays = batch.arrays
         output = read_texts(model, arrays)
-        logits_BK = self._logits(output, batch.samples_B).float()
+        logits_BK = self._compute_logits(output, batch.samples_B).float()
         classes_B = arrays[CLASSES]
         losses_B = cross_entropy(
             logits_BK, classes_B, reduction="none", label_smoothing=self.label_smoothing
         )
         told_B = logits_BK.argmax(1)
         hits_B = told_B == classes_B
-        diagnostics = means(accuracy=hits_B.float())
+        diagnostics = average_rows(accuracy=hits_B.float())
         if not torch.is_grad_enabled():  # of held-out rows: those of a step are few
             for number in range(logits_BK.shape[1]):
                 told, right = told_B == number, classes_B == number
@@ -97,7 +97,7 @@ class Classification(_OfTexts):
         terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(classes_B))}
         return Computed(terms, output.auxiliary, diagnostics)
 
-    def _logits(self, output: Output, samples_B: Tensor) -> Tensor:
+    def _compute_logits(self, output: Output, samples_B: Tensor) -> Tensor:
         import torch
 
         if not self.dropout or not torch.is_grad_enabled():
@@ -140,11 +140,11 @@ class AnswerSpan(_OfTexts):
             cross_entropy(logits_BT2[:, :, 0], starts_B, reduction="none")
             + cross_entropy(logits_BT2[:, :, 1], ends_B, reduction="none")
         ) / 2
-        first_B, last_B, _ = likeliest_spans(logits_BT2, arrays[CONTEXT], self.longest_answer)
+        first_B, last_B, _ = find_likeliest_spans(logits_BT2, arrays[CONTEXT], self.longest_answer)
         exact_B = (first_B == starts_B) & (last_B == ends_B)
         shared_B = (torch.minimum(last_B, ends_B) - torch.maximum(first_B, starts_B) + 1).clamp(0)
         tokens_B = last_B - first_B + 1 + ends_B - starts_B + 1
-        diagnostics = means(exact=exact_B.float(), f1=2.0 * shared_B / tokens_B)
+        diagnostics = average_rows(exact=exact_B.float(), f1=2.0 * shared_B / tokens_B)
         terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(starts_B))}
         return Computed(terms, output.auxiliary, diagnostics)
 
@@ -171,7 +171,7 @@ def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
     return output
 
 
-def likeliest_spans(
+def find_likeliest_spans(
     logits_BT2: Tensor, context_BT: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B] first and last place of the span of at most `longest` tokens of the context with the

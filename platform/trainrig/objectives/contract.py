@@ -61,14 +61,14 @@ class DeviceBatch:
         """
         from torch import from_numpy
 
-        def there(array: NDArray[Any]) -> Tensor:
+        def move(array: NDArray[Any]) -> Tensor:
             tensor = from_numpy(array)
             if device.type == "cuda":
                 return tensor.pin_memory().to(device, non_blocking=True)
             return tensor.to(device)
 
-        arrays = {name: there(array) for name, array in micro.arrays.items()}
-        return cls(arrays, there(micro.samples), there(micro.sources), models or {})
+        arrays = {name: move(array) for name, array in micro.arrays.items()}
+        return cls(arrays, move(micro.samples), move(micro.sources), models or {})
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Contributions:
     values: Tensor  # [B, …] float32; their sum is differentiated
     counts_B: Tensor  # [B] what each row adds to the term's denominator
 
-    def rows_B(self) -> Tensor:
+    def sum_rows_B(self) -> Tensor:
         """[B] sum of each row, float64, without a gradient."""
         values = self.values.detach().double()
         if not len(values):
@@ -98,7 +98,7 @@ class Computed:
     diagnostics: Mapping[str, Contributions] = field(default_factory=dict)
 
 
-def means(**values_B: Tensor) -> dict[str, Contributions]:
+def average_rows(**values_B: Tensor) -> dict[str, Contributions]:
     """Diagnostics that are means over rows, of [B] values each."""
     import torch
 
@@ -195,7 +195,7 @@ class Objective(Protocol):
 class Watchful(Protocol):
     """An objective that knows from its diagnostics when a run goes wrong in its own way."""
 
-    def warning(self, diagnostics: Mapping[str, float]) -> str | None:
+    def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
         """What goes wrong and what to do, in one line, by the means of `diagnostics` over the
         newest steps; None: nothing does."""
         ...
@@ -215,7 +215,7 @@ class Carrying(Protocol):
     """An objective with numbers that go on from batch to batch of online ones: the weight of a
     divergence, say. They are in every checkpoint; a `BatchMaker` has them as `carried`."""
 
-    def first_carried(self) -> Mapping[str, float]:
+    def begin_carried(self) -> Mapping[str, float]:
         """Those of the first batch, by name."""
         ...
 
@@ -234,7 +234,7 @@ class Carrying(Protocol):
 class Corrupting(Protocol):
     """An objective that is trained on other rows than next-token prediction is."""
 
-    def corruption(self, encoder: Encoder) -> Corruption:
+    def make_corruption(self, encoder: Encoder) -> Corruption:
         """What it makes of rows of the ids of `encoder`.
 
         Raises DataError if that lacks a token that is needed for it.
@@ -271,13 +271,13 @@ def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corrup
     are. Raises DataError."""
     if not isinstance(objective, Corrupting):
         return None
-    corruption = objective.corruption(encoder)
+    corruption = objective.make_corruption(encoder)
     if isinstance(corruption, LengthLimited):
         corruption.check_length(longest)
     return corruption
 
 
-def differentiable_loss(
+def compute_differentiable_loss(
     objective: Objective,
     computed: Computed,
     denominators: Mapping[str, int],

@@ -30,7 +30,7 @@ class AdaptiveWeight(Settings):
     # Largest error, as a share of the target, that counts.
     largest_error: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
-    def next_weight(self, weight: float, divergence: float, completions: int) -> float:
+    def compute_next_weight(self, weight: float, divergence: float, completions: int) -> float:
         """The weight after a batch of `completions` with a mean `divergence`, had it `weight`."""
         error = divergence / self.target - 1
         error = max(-self.largest_error, min(self.largest_error, error))
@@ -55,7 +55,7 @@ class ReferenceDivergence(Settings):
     unbiased: bool = True
 
 
-def divergence(estimator: Estimator, difference: Numbers) -> Numbers:
+def estimate_divergence(estimator: Estimator, difference: Numbers) -> Numbers:
     """The estimate of each token, in nats, by the log-probability less that of the other model."""
     if estimator == "k1":
         return difference

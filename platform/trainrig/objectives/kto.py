@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, means
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, average_rows
 from trainrig.objectives.preference import PREFERENCE, REFERENCE_MODEL, Strength
 from trainrig.tokens.batches import (
     EXAMPLES,
@@ -58,14 +58,14 @@ class KTO(Settings):
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
         """What the mismatched completions of `batch` add to both."""
-        ratios_B, _, _ = _ratios(model, batch, KL_IDS, KL_TARGETS, KL_REFERENCE)
+        ratios_B, _, _ = _compute_ratios(model, batch, KL_IDS, KL_TARGETS, KL_REFERENCE)
         return {DIVERGENCE: ratios_B.sum(), ROWS: ratios_B.new_tensor(len(ratios_B))}
 
-    def reference_point(self, statistics: Mapping[str, float]) -> float:
+    def compute_reference_point(self, statistics: Mapping[str, float]) -> float:
         """z0 of the global batch, in nats."""
         return max(0.0, statistics[DIVERGENCE] / statistics[ROWS])
 
-    def losses(self, ratios_B: Tensor, wanted_B: Tensor, reference_point: float) -> Tensor:
+    def compute_losses(self, ratios_B: Tensor, wanted_B: Tensor, reference_point: float) -> Tensor:
         """[B] loss of each completion by its log-ratio and by whether it is wanted."""
         gains_B = self.beta * (ratios_B - reference_point)
         return (self.desirable_weight * (1 - gains_B.sigmoid())).where(
@@ -78,10 +78,10 @@ class KTO(Settings):
         """The loss of each completion of `batch`."""
         import torch
 
-        ratios_B, lengths_B, auxiliary = _ratios(model, batch, IDS, TARGETS, REFERENCE)
+        ratios_B, lengths_B, auxiliary = _compute_ratios(model, batch, IDS, TARGETS, REFERENCE)
         wanted_B = batch.arrays[LABELS].bool()
-        point = self.reference_point(statistics)
-        losses_B = self.losses(ratios_B, wanted_B, point)
+        point = self.compute_reference_point(statistics)
+        losses_B = self.compute_losses(ratios_B, wanted_B, point)
         rewards_B = (self.beta * ratios_B).detach()
         good = wanted_B.long()
         diagnostics = {
@@ -90,7 +90,7 @@ class KTO(Settings):
             "chosen_drift": Contributions(ratios_B.detach() * good, good),
             "rejected_drift": Contributions(ratios_B.detach() * (1 - good), 1 - good),
         }
-        diagnostics |= means(
+        diagnostics |= average_rows(
             reference_point=torch.full_like(rewards_B, point),
             completion_tokens=lengths_B.double(),
         )
@@ -98,7 +98,7 @@ class KTO(Settings):
         return Computed({PREFERENCE: term}, auxiliary, diagnostics)
 
 
-def _ratios(
+def _compute_ratios(
     model: nn.Module, batch: DeviceBatch, ids: str, targets: str, reference: str
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
     """[B] log-ratios of completions and their lengths, and the model's auxiliary terms."""

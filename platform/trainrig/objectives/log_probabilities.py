@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.objectives.chunked_head import PartialHead, head_loss
+from trainrig.objectives.chunked_head import PartialHead, compute_head_loss
 from trainrig.objectives.contract import Output
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.objectives.shared_prompts import read_answers
@@ -43,7 +43,7 @@ def read_completions(
     flat = targets_BT.flatten()
     places_N = (flat != IGNORE).nonzero().squeeze(1)
     output = read_answers(model, ids_BT, targets_BT, places_N, sets=len(rows))
-    nats_N = _nats(output, flat[places_N])
+    nats_N = _compute_nats(output, flat[places_N])
     zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
     nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)
     sums_B, lengths_B = -nats_BT.sum(1), (targets_BT != IGNORE).sum(1)
@@ -55,9 +55,9 @@ def read_completions(
     return completions, output.auxiliary
 
 
-def _nats(output: Output, targets_N: Tensor) -> Tensor:
+def _compute_nats(output: Output, targets_N: Tensor) -> Tensor:
     if isinstance(output.head, PartialHead):  # whose logits of all entries are nowhere
-        return head_loss(output.hidden, output.head, targets_N).nats_BT
+        return compute_head_loss(output.hidden, output.head, targets_N).nats_BT
     return token_nats(output.logits, targets_N)
 
 
@@ -68,7 +68,7 @@ def stack_rows(*rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return ids_BT, torch.cat([_widen(targets_BT, width, IGNORE) for _, targets_BT in rows])
 
 
-def last_places(targets_BT: Tensor) -> Tensor:
+def find_last_places(targets_BT: Tensor) -> Tensor:
     """[B] index into the B * T places of the last of each row that has a target."""
     width = targets_BT.shape[1]
     places_T = torch.arange(width, device=targets_BT.device)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, means
-from trainrig.objectives.divergence import ReferenceDivergence, divergence
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, average_rows
+from trainrig.objectives.divergence import ReferenceDivergence, estimate_divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
     BEHAVIOUR,
@@ -94,10 +94,10 @@ class PolicyGradient(Settings):
         """Nothing."""
         return {}
 
-    def advantages(self, rewards_GS: Floats) -> Floats:
+    def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """[G, S] by the rewards [G, S] of the completions of G prompts."""
         spread_G1 = rewards_GS.std(axis=1, ddof=1, keepdims=True)
-        advantages_GS: Floats = _centred(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
+        advantages_GS: Floats = _centre(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
         return advantages_GS
 
     def credit(
@@ -114,10 +114,10 @@ class PolicyGradient(Settings):
         """
         if penalties_BT is not None:
             rewards_GS = rewards_GS - penalties_BT.sum(1).reshape(rewards_GS.shape)
-        found = {REWARDS: rewards_GS, ADVANTAGES: self.advantages(rewards_GS)}
+        found = {REWARDS: rewards_GS, ADVANTAGES: self.compute_advantages(rewards_GS)}
         return {name: each.reshape(-1).astype(np.float32) for name, each in found.items()}
 
-    def first_carried(self) -> Mapping[str, float]:
+    def begin_carried(self) -> Mapping[str, float]:
         """The weight of the divergence, where it moves."""
         held = self.reference
         return {DIVERGENCE_WEIGHT: held.weight} if held and held.adaptive else {}
@@ -132,11 +132,13 @@ class PolicyGradient(Settings):
         if not (self.reference and self.reference.adaptive):
             return carried
         away, completions = diagnostics["completion_divergence"], denominators[EXAMPLES]
-        weight = self.reference.adaptive.next_weight(carried[DIVERGENCE_WEIGHT], away, completions)
+        weight = self.reference.adaptive.compute_next_weight(
+            carried[DIVERGENCE_WEIGHT], away, completions
+        )
         return {DIVERGENCE_WEIGHT: weight}
 
     @abstractmethod
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
+    def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """[B, T] loss of each token; `log_BT` are the log-probabilities, with a gradient;
         `advantages` are [B, 1], or [B, T] where each token has its own."""
 
@@ -147,11 +149,11 @@ class PolicyGradient(Settings):
             return weighed_BT
         return weighed_BT / mask_BT.sum(1, keepdim=True).clamp(min=1)
 
-    def ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, T] probability ratios by the change of log-probabilities since they were sampled."""
         return change_BT.exp()
 
-    def importance(
+    def compute_importance(
         self, change_BT: NDArray[np.float32], mask_BT: NDArray[np.bool_], limit: float
     ) -> NDArray[np.float32]:
         """[B, T] truncated importance weights by the change of log-probabilities from the weights
@@ -160,7 +162,7 @@ class PolicyGradient(Settings):
         import torch
 
         mask = torch.from_numpy(mask_BT).float()
-        ratio_BT = self.ratios(torch.from_numpy(change_BT) * mask, mask)
+        ratio_BT = self.compute_ratios(torch.from_numpy(change_BT) * mask, mask)
         weights_BT: NDArray[np.float32] = (ratio_BT.clamp(max=limit) * mask).numpy()
         return weights_BT
 
@@ -176,16 +178,18 @@ class PolicyGradient(Settings):
         mask_BT = (targets_BT != IGNORE).float()
         log_BT = read.log_probabilities_BT
         change_BT = log_BT - arrays[OLD]
-        ratio_BT = self.ratios(change_BT, mask_BT)
-        advantages = self.advantages_of(arrays, statistics)
-        losses_BT = self.losses(ratio_BT, log_BT, advantages)
+        ratio_BT = self.compute_ratios(change_BT, mask_BT)
+        advantages = self.read_advantages(arrays, statistics)
+        losses_BT = self.compute_losses(ratio_BT, log_BT, advantages)
         if IMPORTANCE in arrays:
             losses_BT = losses_BT * arrays[IMPORTANCE]
         count_B = (targets_BT != IGNORE).sum(1)
-        counts_B = self._counts(count_B, arrays)
+        counts_B = self._count_tokens(count_B, arrays)
         terms = {POLICY: Contributions(self.weigh(losses_BT, mask_BT).float(), counts_B)}
         if self.reference and self.reference.place == "loss":
-            estimate_BT = divergence(self.reference.estimator, log_BT - arrays[REFERENCE_TOKENS])
+            estimate_BT = estimate_divergence(
+                self.reference.estimator, log_BT - arrays[REFERENCE_TOKENS]
+            )
             if self.reference.unbiased:
                 estimate_BT = estimate_BT * change_BT.exp()
             if self.reference.adaptive:
@@ -196,17 +200,17 @@ class PolicyGradient(Settings):
         watched = self._watch(batch, ratio_BT, advantages, read.entropy_BT, change_BT, log_BT)
         return Computed(terms, read.auxiliary, watched)
 
-    def advantages_of(
+    def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """[B, 1], or [B, T] where each token has its own."""
-        return self.normalised(arrays[ADVANTAGES], statistics)[:, None]
+        return self.normalise_advantages(arrays[ADVANTAGES], statistics)[:, None]
 
-    def normalised(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
+    def normalise_advantages(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
         """[B] as they are."""
         return advantages_B
 
-    def _counts(self, tokens_B: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+    def _count_tokens(self, tokens_B: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
         import torch
 
         if self.per == TOKENS:
@@ -226,13 +230,13 @@ class PolicyGradient(Settings):
         mask_BT = arrays[TARGETS] != IGNORE
         count_B = mask_BT.sum(1)
 
-        def of_tokens(values_BT: Tensor) -> Contributions:
+        def average_tokens(values_BT: Tensor) -> Contributions:
             return Contributions((values_BT.detach().float() * mask_BT), count_B)
 
         change_BT, good = change_BT.detach(), advantages > 0
         high = (ratio_BT > 1 + self.clip_high) & good
         low = (ratio_BT < 1 - self.clip_low) & (advantages < 0)
-        found = means(
+        found = average_rows(
             reward=arrays[REWARDS].double(),
             advantage=arrays[ADVANTAGES].abs().double(),
             completion_tokens=count_B.double(),
@@ -246,45 +250,47 @@ class PolicyGradient(Settings):
             },
         )
         found |= {
-            "entropy": of_tokens(entropy_BT),
-            "clipped_high": of_tokens(high),
-            "clipped_low": of_tokens(low),
-            "policy_change": of_tokens(divergence("k3", -change_BT)),
-            "sampler_gap": of_tokens((arrays[SAMPLED] - arrays.get(BEHAVIOUR, arrays[OLD])).abs()),
+            "entropy": average_tokens(entropy_BT),
+            "clipped_high": average_tokens(high),
+            "clipped_low": average_tokens(low),
+            "policy_change": average_tokens(estimate_divergence("k3", -change_BT)),
+            "sampler_gap": average_tokens(
+                (arrays[SAMPLED] - arrays.get(BEHAVIOUR, arrays[OLD])).abs()
+            ),
         }
         if IMPORTANCE in arrays:
             weight_BT = arrays[IMPORTANCE]
-            found["importance"] = of_tokens(weight_BT)
+            found["importance"] = average_tokens(weight_BT)
             at_limit_BT = weight_BT >= arrays[IMPORTANCE_LIMIT][:, None]
-            found["importance_truncated"] = of_tokens(at_limit_BT)
+            found["importance_truncated"] = average_tokens(at_limit_BT)
         if STALENESS in arrays:
             stale_BT = arrays[STALENESS]
-            found["staleness"] = of_tokens(stale_BT)
-            found["stale_tokens"] = of_tokens(stale_BT > 0)
+            found["staleness"] = average_tokens(stale_BT)
+            found["stale_tokens"] = average_tokens(stale_BT > 0)
             newest_B = stale_BT.masked_fill(~mask_BT, stale_BT.max()).amin(1)
-            found |= means(
+            found |= average_rows(
                 partial=(newest_B < stale_BT.amax(1)).double(),
                 unfinished=arrays[UNFINISHED].double(),
             )
         if REFERENCE_TOKENS in arrays:
             away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
-            found["reference_divergence"] = of_tokens(divergence("k3", away_BT))
+            found["reference_divergence"] = average_tokens(estimate_divergence("k3", away_BT))
             # Of the weights that sampled: the same in all updates made of the batch.
             sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
-            found |= means(completion_divergence=sampled_BT.double().sum(1))
+            found |= average_rows(completion_divergence=sampled_BT.double().sum(1))
         if WAVES in arrays:
-            found |= means(waves=arrays[WAVES].double())
+            found |= average_rows(waves=arrays[WAVES].double())
         if TURNS in arrays:
-            found |= means(turns=arrays[TURNS].double())
+            found |= average_rows(turns=arrays[TURNS].double())
         if DIVERGENCE_WEIGHT in arrays:
-            found |= means(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
+            found |= average_rows(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
         return found
 
 
 class ClippedPolicy(PolicyGradient):
     """The worse of the ratio as it is and clipped, times the advantage."""
 
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
+    def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """See PolicyGradient."""
         import torch
 
@@ -310,9 +316,9 @@ class DrGRPO(ClippedPolicy):
         """Tokens that all completions may have."""
         return LIMIT_TOKENS
 
-    def advantages(self, rewards_GS: Floats) -> Floats:
+    def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """The reward less the group's mean."""
-        return _centred(rewards_GS)
+        return _centre(rewards_GS)
 
 
 class DAPO(ClippedPolicy):
@@ -341,7 +347,7 @@ class CISPO(PolicyGradient):
         """Tokens of all completions."""
         return TOKENS
 
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
+    def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """The log-probability, weighed."""
         weight_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
         return -weight_BT * advantages * log_BT
@@ -355,7 +361,7 @@ class GSPO(ClippedPolicy):
     clip_low: float = Field(default=3e-4, gt=0, lt=1)  # below 1 (section 5.1)
     clip_high: float = Field(default=4e-4, gt=0, allow_inf_nan=False)  # above 1
 
-    def ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, T], the same for all tokens of a completion."""
         mean_B1 = (change_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True)
         return mean_B1.exp().expand_as(change_BT)
@@ -368,13 +374,13 @@ class RLOO(ClippedPolicy):
 
     kind: Literal["RLOO"] = "RLOO"
 
-    def advantages(self, rewards_GS: Floats) -> Floats:
+    def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """The reward less the mean of the others."""
         count = rewards_GS.shape[1]
-        advantages_GS: Floats = _centred(rewards_GS) * (count / (count - 1))
+        advantages_GS: Floats = _centre(rewards_GS) * (count / (count - 1))
         return advantages_GS
 
-    def ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, T], the same for all tokens of a completion."""
         return (change_BT * mask_BT).sum(1, keepdim=True).exp().expand_as(change_BT)
 
@@ -403,11 +409,11 @@ class ReinforcePlusPlus(ClippedPolicy):
         rows = each_B.new_tensor(len(each_B))
         return {"advantages": each_B.sum(), "squares": (each_B**2).sum(), "rows": rows}
 
-    def advantages(self, rewards_GS: Floats) -> Floats:
+    def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """The reward, less the group's mean where that is the baseline."""
-        return _centred(rewards_GS) if self.baseline == "group" else rewards_GS
+        return _centre(rewards_GS) if self.baseline == "group" else rewards_GS
 
-    def normalised(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
+    def normalise_advantages(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
         """[B] by mean and standard deviation of the global batch."""
         rows = statistics["rows"]
         mean = statistics["advantages"] / rows
@@ -416,6 +422,6 @@ class ReinforcePlusPlus(ClippedPolicy):
         return (advantages_B - mean) / spread
 
 
-def _centred(rewards_GS: Floats) -> Floats:
+def _centre(rewards_GS: Floats) -> Floats:
     centred: Floats = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
     return centred

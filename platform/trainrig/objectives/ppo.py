@@ -81,7 +81,7 @@ class PPO(ClippedPolicy):
         squares = (each_N**2).sum()
         return {"advantages": each_N.sum(), "squares": squares, "tokens": mask_BT.sum().double()}
 
-    def advantages_of(
+    def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """[B, T], by mean and standard deviation of the global batch."""
@@ -104,7 +104,7 @@ class PPO(ClippedPolicy):
         assert values_BT is not None, "PPO has a critic"
         rewards_B = rewards_GS.reshape(-1)
         rewards_BT = np.zeros(mask_BT.shape)
-        rewards_BT[np.arange(len(mask_BT)), last_places(mask_BT)] = rewards_B
+        rewards_BT[np.arange(len(mask_BT)), find_last_places(mask_BT)] = rewards_B
         if penalties_BT is not None:
             rewards_BT -= penalties_BT
         advantages_BT = estimate_advantages(
@@ -119,17 +119,17 @@ class PPO(ClippedPolicy):
         }
         return {name: each.astype(np.float32) for name, each in found.items()}
 
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
+    def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """See PolicyGradient."""
         import torch
 
-        losses_BT = super().losses(ratio_BT, log_BT, advantages)
+        losses_BT = super().compute_losses(ratio_BT, log_BT, advantages)
         if self.clip_negative is None:
             return losses_BT
         most_BT = torch.minimum(losses_BT, -self.clip_negative * advantages)
         return torch.where(advantages < 0, most_BT, losses_BT)
 
-    def value_losses(self, values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor) -> Tensor:
+    def compute_value_losses(self, values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor) -> Tensor:
         """[B, T] half the squared error, the worse of the value as it is and clipped."""
         import torch
 
@@ -144,19 +144,19 @@ class PPO(ClippedPolicy):
         arrays, mask_BT = batch.arrays, batch.arrays[TARGETS] != IGNORE
         critic = batch.models[CRITIC_MODEL]
         values_BT, auxiliary = read_values(critic, arrays[IDS], arrays[TARGETS])
-        losses_BT = self.value_losses(values_BT, arrays[VALUES], arrays[RETURNS]) * mask_BT
+        losses_BT = self.compute_value_losses(values_BT, arrays[VALUES], arrays[RETURNS]) * mask_BT
         count_B = mask_BT.sum(1)
 
-        def of_tokens(each_BT: Tensor) -> Contributions:
+        def average_tokens(each_BT: Tensor) -> Contributions:
             return Contributions(each_BT.detach().float() * mask_BT, count_B)
 
         moved_BT = (values_BT - arrays[VALUES]).abs()
         watched = {
-            "value": of_tokens(arrays[VALUES]),
-            "value_error": of_tokens((arrays[VALUES] - arrays[RETURNS]) ** 2),
-            "return": of_tokens(arrays[RETURNS]),
-            "return_square": of_tokens(arrays[RETURNS] ** 2),
-            "value_clipped": of_tokens(moved_BT > self.clip_value),
+            "value": average_tokens(arrays[VALUES]),
+            "value_error": average_tokens((arrays[VALUES] - arrays[RETURNS]) ** 2),
+            "return": average_tokens(arrays[RETURNS]),
+            "return_square": average_tokens(arrays[RETURNS] ** 2),
+            "value_clipped": average_tokens(moved_BT > self.clip_value),
         }
         return Computed(
             {**computed.terms, VALUE: Contributions(losses_BT.float(), count_B)},
@@ -188,7 +188,7 @@ def estimate_advantages(
     return advantages_BT
 
 
-def last_places(mask_BT: NDArray[np.bool_]) -> NDArray[np.int64]:
+def find_last_places(mask_BT: NDArray[np.bool_]) -> NDArray[np.int64]:
     """[B] the last place of each row within the mask."""
     found: NDArray[np.int64] = mask_BT.shape[1] - 1 - mask_BT[:, ::-1].argmax(1)
     return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, means
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, average_rows
 from trainrig.tokens.batches import (
     CHOSEN_IDS,
     CHOSEN_REFERENCE,
@@ -75,7 +75,7 @@ class _Referenced(_Pairwise):
         return False
 
     @abstractmethod
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """[B] loss of each pair by the log-ratios of its answers."""
 
     def compute(
@@ -83,18 +83,18 @@ class _Referenced(_Pairwise):
     ) -> Computed:
         """The loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
-        chosen_reference_B, rejected_reference_B = references(batch)
+        chosen_reference_B, rejected_reference_B = read_references(batch)
         drifts = chosen.sums_B - chosen_reference_B, rejected.sums_B - rejected_reference_B
         ratios = drifts
         if self.per_token:
             ratios = drifts[0] / chosen.lengths_B, drifts[1] / rejected.lengths_B
-        losses_B = self.pair_losses(*ratios)
+        losses_B = self.compute_pair_losses(*ratios)
         rewards = self.beta * ratios[0], self.beta * ratios[1]
         diagnostics = _diagnose(chosen, rejected, rewards)
-        diagnostics |= means(chosen_drift=drifts[0], rejected_drift=drifts[1])
-        return Computed({PREFERENCE: _per_pair(losses_B)}, auxiliary, diagnostics)
+        diagnostics |= average_rows(chosen_drift=drifts[0], rejected_drift=drifts[1])
+        return Computed({PREFERENCE: _average_pairs(losses_B)}, auxiliary, diagnostics)
 
-    def warning(self, diagnostics: Mapping[str, float]) -> str | None:
+    def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
         """That chosen answers have become less likely than they were, which DPO and its like allow
         as long as rejected ones fall faster (Razin et al. 2024, arXiv:2410.08847)."""
         drift = diagnostics["chosen_drift"]
@@ -127,7 +127,7 @@ class DPO(_LengthOption):
     # (Mitchell 2023, https://ericmitchell.ai/cdpo.pdf, equation 3).
     label_smoothing: Share = 0.0
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """Cross-entropy of the label, smoothed."""
         from torch.nn.functional import logsigmoid
 
@@ -142,7 +142,7 @@ class RobustDPO(_LengthOption):
     kind: Literal["RobustDPO"] = "RobustDPO"
     label_smoothing: Share = 0.1  # share of pairs labelled the wrong way round
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """Its mean over wrong labels is DPO's loss on right ones; it may be below 0."""
         from torch.nn.functional import logsigmoid
 
@@ -158,7 +158,7 @@ class Hinge(_LengthOption):
 
     kind: Literal["Hinge"] = "Hinge"
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """What a margin lacks of 1."""
         return (1 - self.beta * (chosen_B - rejected_B)).relu()
 
@@ -169,7 +169,7 @@ class IPO(_Referenced):
 
     kind: Literal["IPO"] = "IPO"
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """How far the difference is from the one wanted, squared."""
         return (chosen_B - rejected_B - 1 / (2 * self.beta)).square()
 
@@ -191,7 +191,7 @@ class APOZero(_LengthOption):
 
     kind: Literal["APOZero"] = "APOZero"
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """Each answer is pulled by itself."""
         return 1 - (self.beta * chosen_B).sigmoid() + (self.beta * rejected_B).sigmoid()
 
@@ -202,12 +202,12 @@ class APODown(_LengthOption):
 
     kind: Literal["APODown"] = "APODown"
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """The chosen answer down, the margin up."""
         margin_B = self.beta * (chosen_B - rejected_B)
         return (self.beta * chosen_B).sigmoid() + 1 - margin_B.sigmoid()
 
-    def warning(self, diagnostics: Mapping[str, float]) -> str | None:
+    def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
         """None: that chosen answers become less likely is what it is for."""
         return None
 
@@ -233,16 +233,16 @@ class ORPO(_Pairwise):
     ) -> Computed:
         """Both terms of each pair."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
-        odds_B = self.odds_losses(chosen.means_B, rejected.means_B)
+        odds_B = self.compute_odds_losses(chosen.means_B, rejected.means_B)
         rewards = self.odds_weight * chosen.means_B, self.odds_weight * rejected.means_B
         terms = {
             "cross_entropy": Contributions(-chosen.sums_B.float(), chosen.lengths_B),
-            "odds_ratio": _per_pair(odds_B),
+            "odds_ratio": _average_pairs(odds_B),
         }
         return Computed(terms, auxiliary, _diagnose(chosen, rejected, rewards))
 
     @staticmethod
-    def odds_losses(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_odds_losses(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """[B] -log sigmoid of the log of the odds ratio, by mean log-probabilities of a token."""
         from torch.nn.functional import logsigmoid
 
@@ -258,7 +258,7 @@ class SimPO(_Pairwise):
     # Margin, after beta, by which the chosen answer should be ahead.
     gamma: float = Field(default=1.0, ge=0, allow_inf_nan=False)
 
-    def pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
+    def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
         """[B] by the mean log-probabilities of a token."""
         from torch.nn.functional import logsigmoid
 
@@ -269,13 +269,13 @@ class SimPO(_Pairwise):
     ) -> Computed:
         """The loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
-        losses_B = self.pair_losses(chosen.means_B, rejected.means_B)
+        losses_B = self.compute_pair_losses(chosen.means_B, rejected.means_B)
         rewards = self.beta * chosen.means_B, self.beta * rejected.means_B
         diagnostics = _diagnose(chosen, rejected, rewards)
-        return Computed({PREFERENCE: _per_pair(losses_B)}, auxiliary, diagnostics)
+        return Computed({PREFERENCE: _average_pairs(losses_B)}, auxiliary, diagnostics)
 
 
-def references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
     """[B] float64 each: what the reference makes of chosen and of rejected answers."""
     if CHOSEN_REFERENCE in batch.arrays:
         return batch.arrays[CHOSEN_REFERENCE], batch.arrays[REJECTED_REFERENCE]
@@ -299,7 +299,7 @@ def _read_pairs(
     )
 
 
-def _per_pair(losses_B: Tensor) -> Contributions:
+def _average_pairs(losses_B: Tensor) -> Contributions:
     import torch
 
     return Contributions(losses_B.float(), torch.ones_like(losses_B, dtype=torch.int64))
@@ -309,7 +309,7 @@ def _diagnose(
     chosen: Completions, rejected: Completions, rewards: tuple[Tensor, Tensor]
 ) -> dict[str, Contributions]:
     margin_B = rewards[0] - rewards[1]
-    return means(
+    return average_rows(
         chosen_reward=rewards[0],
         rejected_reward=rewards[1],
         reward_margin=margin_B,
@@ -341,5 +341,5 @@ __all__ = [
     "IPOPerToken",
     "RobustDPO",
     "SimPO",
-    "references",
+    "read_references",
 ]

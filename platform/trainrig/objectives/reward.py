@@ -20,7 +20,7 @@ from trainrig.objectives.contract import (
     DeviceBatch,
     Output,
     Term,
-    means,
+    average_rows,
 )
 from trainrig.tokens.batches import (
     CHOSEN_IDS,
@@ -71,7 +71,9 @@ class Reward(Settings):
         return {}
 
     @staticmethod
-    def ranking_losses(chosen_B: Tensor, rejected_B: Tensor, margins_B: Tensor | float) -> Tensor:
+    def compute_ranking_losses(
+        chosen_B: Tensor, rejected_B: Tensor, margins_B: Tensor | float
+    ) -> Tensor:
         """[B] loss of each pair by the scores of its answers."""
         from torch.nn.functional import logsigmoid
 
@@ -92,21 +94,23 @@ class Reward(Settings):
         margins: Tensor | float = arrays[MARGINS].float() if MARGINS in arrays else self.margin
         ones_B = torch.ones_like(chosen_B, dtype=torch.int64)
         terms = {
-            RANKING: Contributions(self.ranking_losses(chosen_B, rejected_B, margins), ones_B),
+            RANKING: Contributions(
+                self.compute_ranking_losses(chosen_B, rejected_B, margins), ones_B
+            ),
             CENTRING: Contributions((chosen_B + rejected_B).square(), ones_B),
         }
-        diagnostics = means(
+        diagnostics = average_rows(
             chosen_reward=chosen_B,
             rejected_reward=rejected_B,
             reward_margin=chosen_B - rejected_B,
             reward_accuracy=(chosen_B > rejected_B).float(),
         )
         if not torch.is_grad_enabled():  # on held-out pairs: those of a step are few
-            diagnostics |= calibration(chosen_B, rejected_B)
+            diagnostics |= measure_calibration(chosen_B, rejected_B)
         return Computed(terms, auxiliary, diagnostics)
 
 
-def calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contributions]:
+def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contributions]:
     """How often pairs come out right of which the model is so and so sure, for a reliability plot.
 
     A model is sure of the answer that it scores higher by sigmoid of the difference. Of each range
@@ -165,16 +169,16 @@ class ProcessReward(Settings):
         nats_N = binary_cross_entropy_with_logits(scores_N, right_N, reduction="none")
         counts_B = (labels_BT != IGNORE).sum(1)
 
-        def by_row(values_N: Tensor) -> Contributions:
+        def sum_by_row(values_N: Tensor) -> Contributions:
             flat = values_N.new_zeros(labels_BT.numel()).index_put((places_N,), values_N)
             return Contributions(flat.view(labels_BT.shape), counts_B)
 
         hits_N = ((scores_N > 0) == right_N.bool()).float()
         diagnostics = {
-            "step_accuracy": by_row(hits_N),
-            "share_of_right_steps": by_row(right_N),
+            "step_accuracy": sum_by_row(hits_N),
+            "share_of_right_steps": sum_by_row(right_N),
         }
-        return Computed({"step_cross_entropy": by_row(nats_N)}, output.auxiliary, diagnostics)
+        return Computed({"step_cross_entropy": sum_by_row(nats_N)}, output.auxiliary, diagnostics)
 
 
 def score_answers(
@@ -184,10 +188,10 @@ def score_answers(
     forward pass; and the model's auxiliary terms."""
     import torch
 
-    from trainrig.objectives.log_probabilities import last_places, stack_rows
+    from trainrig.objectives.log_probabilities import find_last_places, stack_rows
     from trainrig.objectives.shared_prompts import read_answers
 
     ids_BT, targets_BT = stack_rows(*rows)
-    output = read_answers(model, ids_BT, targets_BT, last_places(targets_BT), sets=len(rows))
+    output = read_answers(model, ids_BT, targets_BT, find_last_places(targets_BT), sets=len(rows))
     scores_B = output.logits.squeeze(-1).float()
     return list(torch.split(scores_B, [len(ids) for ids, _ in rows])), output.auxiliary

@@ -49,7 +49,9 @@ class SFT(CausalLM):
 
         hook = None
         if self.noise and torch.is_grad_enabled():
-            hook = model.get_submodule("embedding").register_forward_hook(self._adding_noise(batch))
+            hook = model.get_submodule("embedding").register_forward_hook(
+                self._make_noise_hook(batch)
+            )
         try:
             computed = super().compute(model, batch, statistics)
         finally:
@@ -60,11 +62,11 @@ class SFT(CausalLM):
         weighed = Contributions(plain.values * weights_BT, weights_BT.sum(1))
         return Computed({**computed.terms, CROSS_ENTROPY: weighed}, computed.auxiliary)
 
-    def _adding_noise(self, batch: DeviceBatch) -> Any:
+    def _make_noise_hook(self, batch: DeviceBatch) -> Any:
         def add(module: nn.Module, given: Any, embedded_BTC: Tensor) -> Tensor:
             shape = embedded_BTC.shape[1:]
             noise_BTC = uniform_noise(self.noise_seed, batch.samples_B, shape).to(embedded_BTC)
-            tokens_B = row_tokens(batch)
+            tokens_B = count_row_tokens(batch)
             scale_B = self.noise / (tokens_B * embedded_BTC.shape[2]).sqrt()
             return embedded_BTC + noise_BTC * scale_B[:, None, None].to(embedded_BTC)
 
@@ -81,7 +83,7 @@ def uniform_noise(seed: int, samples_B: Tensor, shape: Sequence[int]) -> Tensor:
     return (uniforms(key, places[None], samples_B[:, None]) * 2 - 1).view(-1, *shape)
 
 
-def row_tokens(batch: DeviceBatch) -> Tensor:
+def count_row_tokens(batch: DeviceBatch) -> Tensor:
     """[B] ids of each row up to its last target: what follows is padding."""
     import torch
 

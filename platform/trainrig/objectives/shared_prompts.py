@@ -38,7 +38,8 @@ def read_answers(
         layout = lay_out(ids_BT, targets_BT)
         if layout.looks < ids_BT.numel() * ids_BT.shape[1]:
             found: Output = model(
-                **layout.inputs(ids_BT), places_N=layout.on(places_N.device, layout.cells)[places_N]
+                **layout.arrange_inputs(ids_BT),
+                places_N=layout.to_device(places_N.device, layout.cells)[places_N],
             )
             return found
     apart: Output = model(ids_BT, places_N=places_N)
@@ -61,20 +62,20 @@ class SharedRows:
         rows, width = self.sources_RW.shape
         return int(rows * width * width)
 
-    def inputs(self, ids_BT: Tensor) -> Mapping[str, Tensor]:
+    def arrange_inputs(self, ids_BT: Tensor) -> Mapping[str, Tensor]:
         """What a model reads, by the name of its argument."""
         device = ids_BT.device
-        sources_RW = self.on(device, self.sources_RW)
+        sources_RW = self.to_device(device, self.sources_RW)
         ids_RW = ids_BT.flatten()[sources_RW.clamp(min=0)].where(sources_RW >= 0, 0)
         return {
             "ids_BT": ids_RW,
-            "positions_BT": self.on(device, self.positions_RW),
-            "documents_BS": self.on(device, self.documents_RW),
-            "branches_BT": self.on(device, self.branches_RW),
+            "positions_BT": self.to_device(device, self.positions_RW),
+            "documents_BS": self.to_device(device, self.documents_RW),
+            "branches_BT": self.to_device(device, self.branches_RW),
         }
 
     @staticmethod
-    def on(device: torch.device, array: NDArray[Any]) -> Tensor:
+    def to_device(device: torch.device, array: NDArray[Any]) -> Tensor:
         """`array` on `device`."""
         return torch.from_numpy(array).to(device)
 

@@ -216,7 +216,7 @@ class DealtCorruption(Protocol):
         the first sample of its micro-batch too."""
         ...
 
-    def by_sample(self) -> Corruption:
+    def deal_by_sample(self) -> Corruption:
         """The same kinds, each row's chosen by its own sample."""
         ...
 

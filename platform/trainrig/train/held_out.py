@@ -129,7 +129,7 @@ class HeldOutSets:
         """The same rows as `corruption` makes them, each time alike; of several kinds, each row by
         itself, so that a few rows have all of them."""
         if isinstance(corruption, DealtCorruption):
-            corruption = corruption.by_sample()
+            corruption = corruption.deal_by_sample()
         return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
 
     def _of(self, source: str) -> Iterator[tuple[int, MicroBatch]]:

@@ -85,7 +85,7 @@ class LossTable:
         for name, total in self._counts.items():
             total += computed.auxiliary[name].to(torch.int64)
         for number, found in enumerate(computed.diagnostics.values()):
-            self._diagnostics_MD2[slot.index, number, 0] = found.rows_B().sum()
+            self._diagnostics_MD2[slot.index, number, 0] = found.sum_rows_B().sum()
             self._diagnostics_MD2[slot.index, number, 1] = found.counts_B.sum()
 
     def expect(self, auxiliary: Mapping[str, Tensor], diagnostics: tuple[str, ...] = ()) -> None:
@@ -112,7 +112,7 @@ class LossTable:
         count = len(self._sources)
         values = found.values.detach()
         sums_K[0] = (values.double() if self._double else values).sum()
-        sums_K[1 : 1 + count].index_add_(0, sources_B, found.rows_B())
+        sums_K[1 : 1 + count].index_add_(0, sources_B, found.sum_rows_B())
         sums_K[1 + count :].index_add_(0, sources_B, found.counts_B.double())
 
     def reduce(self, denominators: Mapping[str, int] | None = None) -> Loss:

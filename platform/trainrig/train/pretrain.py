@@ -16,7 +16,7 @@ from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.contract import find_corruption
-from trainrig.objectives.denoising.row_shapes import further_heads_of
+from trainrig.objectives.denoising.row_shapes import count_further_heads
 from trainrig.parallel.compiled import check_compiler
 from trainrig.parallel.pipeline.schedule import idle_share
 from trainrig.processes import lease
@@ -164,7 +164,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
             raise ConfigError(str(error)) from None
         return model, None
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
-    model, heads = begun.model, further_heads_of(run.objective)
+    model, heads = begun.model, count_further_heads(run.objective)
     try:
         run.check_positions(model)
     except ValueError as error:

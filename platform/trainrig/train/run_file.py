@@ -31,7 +31,11 @@ from trainrig.objectives import (
     SpanCorruption,
 )
 from trainrig.objectives.contract import find_parts
-from trainrig.objectives.denoising.row_shapes import check_rows, further_heads_of, widest_row
+from trainrig.objectives.denoising.row_shapes import (
+    check_rows,
+    compute_widest_row,
+    count_further_heads,
+)
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -317,14 +321,14 @@ class Pretraining(TrainingRunFile):
             length = [stage for stage in batches if stage.from_step <= step][-1].sequence_length
             trained = step > 0 or self.continue_from is not None
             setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
-            places = widest_row(self.objective, length)
+            places = compute_widest_row(self.objective, length)
             check_positions(length, model_of(models, step), setting, places)
 
 
 def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
     """Raise ValueError unless `model` has just the generator and the further heads that `objective`
     trains."""
-    heads = further_heads_of(objective)
+    heads = count_further_heads(objective)
     if heads != model.further_heads and not model.bidirectional:
         raise ValueError(
             f"model.further_heads ({model.further_heads}) is not the {heads} further tokens that "

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainrig.models.lora.layers import dropouts
-from trainrig.objectives.contract import DeviceBatch, differentiable_loss
+from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.optimizer_set import OptimizerSet
@@ -304,7 +304,7 @@ class Stepper:
         """What this rank goes backward from: the loss, or the gradient of what it has passed on."""
         if passed.computed is None:
             return self._passes.loss_of(passed)
-        loss = differentiable_loss(
+        loss = compute_differentiable_loss(
             self._objective, passed.computed, local.denominators, local.micro_batches
         )
         scale = self._state.loss_scale

@@ -17,7 +17,7 @@ from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, Relativ
 from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import CrossCache, find_buckets
 from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
-from trainrig.objectives.denoising.span_corruption import shifted
+from trainrig.objectives.denoising.span_corruption import shift_targets
 from trainrig.parallel.activations import ActivationStatistics
 
 SIZES = {
@@ -172,7 +172,7 @@ def test_decoders_read_what_transformers_shifts(transformers):
     theirs = transformers.T5ForConditionalGeneration(config)
     labels = torch.cat([WRITTEN, torch.full((3, 2), -100)], dim=1)
     segments = (labels != -100).long()
-    ours = shifted(labels.numpy(), segments.numpy(), 0)
+    ours = shift_targets(labels.numpy(), segments.numpy(), 0)
     np.testing.assert_array_equal(ours[:, :9], theirs._shift_right(labels).numpy()[:, :9])
 
 

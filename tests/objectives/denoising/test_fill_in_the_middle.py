@@ -39,7 +39,7 @@ def restored(piece, corruption):
 
 def test_every_text_comes_back_but_for_the_tokens_that_made_room(encoder, make_rows):
     micro = make_rows(40, 256, mean=50)
-    corruption = FillInTheMiddle(rate=1.0).corruption(encoder)
+    corruption = FillInTheMiddle(rate=1.0).make_corruption(encoder)
     moved = corruption.apply(micro, 0)
     assert moved.ids.shape == micro.ids.shape
     np.testing.assert_array_equal(moved.pieces, micro.pieces)
@@ -59,7 +59,7 @@ def test_every_text_comes_back_but_for_the_tokens_that_made_room(encoder, make_r
 
 def test_rows_stay_rows_of_next_token_prediction(encoder, make_rows):
     micro = make_rows(30, 128, padded=True)
-    corruption = FillInTheMiddle(rate=0.8).corruption(encoder)
+    corruption = FillInTheMiddle(rate=0.8).make_corruption(encoder)
     moved = corruption.apply(micro, 0)
     np.testing.assert_array_equal(moved.targets == IGNORE, micro.targets == IGNORE)
     inner = moved.targets[:, :-1] != IGNORE
@@ -73,7 +73,7 @@ def test_rows_stay_rows_of_next_token_prediction(encoder, make_rows):
 
 def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
-    corruption = FillInTheMiddle(rate=0.6, spm_rate=0.25).corruption(encoder)
+    corruption = FillInTheMiddle(rate=0.6, spm_rate=0.25).make_corruption(encoder)
     moved = corruption.apply(micro, 0)
     pairs = [
         (before, after)
@@ -90,7 +90,7 @@ def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
     micro = make_rows(6, 128, first=100)
-    corruption = FillInTheMiddle(rate=1.0).corruption(encoder)
+    corruption = FillInTheMiddle(rate=1.0).make_corruption(encoder)
     together = corruption.apply(micro, 0)
     for row in range(6):
         mine = micro.pieces[:, 0] == row
@@ -104,7 +104,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         found = corruption.apply(alone, 9)
         np.testing.assert_array_equal(found.ids[0], together.ids[row])
         np.testing.assert_array_equal(found.targets[0], together.targets[row])
-    other = FillInTheMiddle(rate=1.0, corruption_seed=1).corruption(encoder).apply(micro, 0)
+    other = FillInTheMiddle(rate=1.0, corruption_seed=1).make_corruption(encoder).apply(micro, 0)
     assert (other.ids != together.ids).any()
     np.testing.assert_array_equal(micro.ids, make_rows(6, 128, first=100).ids)  # not in place
 
@@ -112,7 +112,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
 def test_a_tokenizer_without_sentinels_is_refused_with_what_would_work():
     plain = Encoder(ByteLevelBPE(vocabulary=264, extra=("<fim_suffix>",)).train([]).decode())
     with pytest.raises(DataError, match=r"<\|fim_prefix\|>, <\|fim_middle\|>.*`extra = \["):
-        FillInTheMiddle().corruption(plain)
+        FillInTheMiddle().make_corruption(plain)
 
 
 def test_a_prompt_to_fill_a_gap_is_what_rows_have_before_the_middle(encoder, make_rows):
@@ -125,7 +125,7 @@ def test_a_prompt_to_fill_a_gap_is_what_rows_have_before_the_middle(encoder, mak
         arrays={"ids": whole[None, :-1], "targets": whole[None, 1:]},
         pieces=np.array([[0, 0, 0]]),
     )
-    corruption = FillInTheMiddle(rate=1.0, spm_rate=0.0).corruption(encoder)
+    corruption = FillInTheMiddle(rate=1.0, spm_rate=0.0).make_corruption(encoder)
     ids = corruption.apply(micro, 0).ids[0].tolist()
     middle, suffix = ids.index(corruption.middle), ids.index(corruption.suffix)
     gap = Gap(encoder.decode(ids[1:suffix]), encoder.decode(ids[suffix + 1 : middle]))

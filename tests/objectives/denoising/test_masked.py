@@ -24,7 +24,7 @@ def four_sigma(count: int, share: float) -> float:
 @pytest.mark.parametrize("unit", UNITS)
 def test_rates_are_those_asked_for_within_binomial_error(unit, encoder, make_rows):
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
-    corruption = MaskedLM(unit=unit).corruption(encoder)
+    corruption = MaskedLM(unit=unit).make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
     predicted = hidden.targets != IGNORE
     text = int((micro.targets != IGNORE).sum())
@@ -42,7 +42,7 @@ def test_rates_are_those_asked_for_within_binomial_error(unit, encoder, make_row
 @pytest.mark.parametrize("unit", UNITS)
 def test_targets_are_what_was_hidden_and_special_tokens_stay(unit, encoder, make_rows):
     micro = make_rows(64, 256, mean=12, padded=True)
-    corruption = MaskedLM(unit=unit, rate=0.4).corruption(encoder)
+    corruption = MaskedLM(unit=unit, rate=0.4).make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
     predicted = hidden.targets != IGNORE
     assert (hidden.targets[predicted] == micro.ids[predicted]).all()
@@ -60,7 +60,7 @@ def test_rows_of_special_tokens_alone_have_the_targets_that_were_counted(encoder
     micro = make_rows(3, 40)
     ids = np.full_like(micro.ids, encoder.end_of_text)
     micro = dataclasses.replace(micro, arrays={**micro.arrays, "ids": ids})
-    corruption = MaskedLM(rate=0.5).corruption(encoder)
+    corruption = MaskedLM(rate=0.5).make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
     np.testing.assert_array_equal(hidden.ids, ids)
     counted = corruption.denominators(0, micro.samples, (micro.targets != IGNORE).sum(1))
@@ -74,7 +74,7 @@ def test_whole_words_are_hidden_whole_but_for_one_of_a_row(encoder, make_rows):
     micro = make_rows(50, ids.shape[1], mean=1e6)
     targets = np.roll(ids, -1, axis=1)
     micro = dataclasses.replace(micro, arrays={"ids": ids, "targets": targets})
-    corruption = MaskedLM(unit="word", rate=0.2).corruption(encoder)
+    corruption = MaskedLM(unit="word", rate=0.2).make_corruption(encoder)
     predicted = corruption.apply(micro, 0).targets != IGNORE
     letters = text.decode() * 4
     words = np.cumsum([0, *(
@@ -92,12 +92,14 @@ def test_whole_words_are_hidden_whole_but_for_one_of_a_row(encoder, make_rows):
 
 def test_spans_are_as_long_as_asked_for(encoder, make_rows):
     micro = make_rows(100, 512, mean=1e6)
-    corruption = MaskedLM(unit="span", rate=0.15, mean_span=3.0, longest_span=8).corruption(encoder)
+    corruption = MaskedLM(unit="span", rate=0.15, mean_span=3.0, longest_span=8).make_corruption(
+        encoder
+    )
     groups = np.concatenate(
         [
-            np.unique(corruption._groups(ids, np.zeros(512), int(sample)), return_counts=True)[1][
-                :-1
-            ]
+            np.unique(
+                corruption._number_groups(ids, np.zeros(512), int(sample)), return_counts=True
+            )[1][:-1]
             for ids, sample in zip(micro.ids, micro.samples, strict=True)
         ]
     )
@@ -109,7 +111,7 @@ def test_spans_are_as_long_as_asked_for(encoder, make_rows):
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
     micro = make_rows(6, 128, first=100)
-    corruption = MaskedLM(unit="word").corruption(encoder)
+    corruption = MaskedLM(unit="word").make_corruption(encoder)
     together = corruption.apply(micro, 0)
     for row in range(6):
         mine = micro.pieces[:, 0] == row
@@ -123,7 +125,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         found = corruption.apply(alone, 9)
         np.testing.assert_array_equal(found.ids[0], together.ids[row])
         np.testing.assert_array_equal(found.targets[0], together.targets[row])
-    other = MaskedLM(unit="word", corruption_seed=1).corruption(encoder).apply(micro, 0)
+    other = MaskedLM(unit="word", corruption_seed=1).make_corruption(encoder).apply(micro, 0)
     assert (other.targets != together.targets).any()
 
 
@@ -134,7 +136,7 @@ def test_the_rate_goes_in_a_line_to_its_end(encoder, make_rows):
     )
     exact = sum(objective.rate_at(step) for step in range(400)) / 400
     assert objective.mean_rate(400) == pytest.approx(exact, rel=2e-3)
-    micro, corruption = make_rows(50, 256), objective.corruption(encoder)
+    micro, corruption = make_rows(50, 256), objective.make_corruption(encoder)
     early, late = ((corruption.apply(micro, step).targets != IGNORE).sum() for step in (0, 500))
     assert early == pytest.approx(2 * late, rel=0.05)
 
@@ -142,7 +144,7 @@ def test_the_rate_goes_in_a_line_to_its_end(encoder, make_rows):
 def test_a_tokenizer_without_a_mask_is_refused_with_what_would_work():
     plain = Encoder(ByteLevelBPE(vocabulary=263).train([]).decode())
     with pytest.raises(DataError, match=r"<\|mask\|>, which objective MaskedLM needs.*`extra = \["):
-        MaskedLM().corruption(plain)
+        MaskedLM().make_corruption(plain)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ KINDS = {"decoder": DECODER, "spans": SPANS, "spans by sample": BY_SAMPLE, "mask
 @pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
 def test_each_row_is_what_its_objective_alone_makes_of_it(given, encoder, make_rows):
     objective = MixtureOfObjectives.model_validate(given)
-    corruption = objective.corruption(encoder)
+    corruption = objective.make_corruption(encoder)
     micro = make_rows(24, 64, padded=True, first=1000)
     found = corruption.apply(micro, 3)
     of_B = found.arrays[MEMBERS]
@@ -85,7 +85,7 @@ def test_each_row_is_what_its_objective_alone_makes_of_it(given, encoder, make_r
 
 
 def test_samples_are_dealt_by_weight_and_by_their_numbers_alone(encoder):
-    corruption = MixtureOfObjectives.model_validate(DECODER).corruption(encoder)
+    corruption = MixtureOfObjectives.model_validate(DECODER).make_corruption(encoder)
     samples = np.arange(100_000)
     of = corruption.deal(samples)
     for number, share in enumerate((0.5, 0.25, 0.25)):
@@ -95,7 +95,7 @@ def test_samples_are_dealt_by_weight_and_by_their_numbers_alone(encoder):
     np.testing.assert_array_equal(corruption.deal(dice), of[dice])
     other = (
         MixtureOfObjectives.model_validate({**DECODER, "mixture_seed": 1})
-        .corruption(encoder)
+        .make_corruption(encoder)
         .deal(samples)
     )
     assert (other != of).mean() > 0.5
@@ -111,7 +111,7 @@ def test_a_row_without_prefixes_has_none_and_places_of_padding_begin_no_document
     micro = MicroBatch(
         {**plain.arrays, POSITIONS: positions}, plain.samples, plain.sources, plain.pieces
     )
-    found = MixtureOfObjectives.model_validate(DECODER).corruption(encoder).apply(micro, 0)
+    found = MixtureOfObjectives.model_validate(DECODER).make_corruption(encoder).apply(micro, 0)
     np.testing.assert_array_equal(found.arrays[POSITIONS], positions)
     of_B = found.arrays[MEMBERS]
     assert not found.arrays[PREFIXES][of_B != 2].any()
@@ -120,8 +120,8 @@ def test_a_row_without_prefixes_has_none_and_places_of_padding_begin_no_document
 
 def test_narrow_rows_are_padded_to_the_widest_of_their_micro_batch(encoder, make_rows):
     objective = MixtureOfObjectives.model_validate(BY_SAMPLE)
-    found = objective.corruption(encoder).apply(make_rows(24, 64), 0)
-    short, dense = (member.objective.lengths(64) for member in objective.members)
+    found = objective.make_corruption(encoder).apply(make_rows(24, 64), 0)
+    short, dense = (member.objective.compute_lengths(64) for member in objective.members)
     assert (found.ids.shape[1], found.targets.shape[1]) == (
         max(short[0], dense[0]),
         max(short[1], dense[1]),
@@ -134,7 +134,7 @@ def test_no_place_is_wasted_where_rows_of_a_micro_batch_are_dealt_together(encod
     """Of 0.15 beside 0.5 of noise, as many of both: 23% where each row is dealt by itself."""
     wasted = {}
     for given in (SPANS, BY_SAMPLE):
-        corruption = MixtureOfObjectives.model_validate(given).corruption(encoder)
+        corruption = MixtureOfObjectives.model_validate(given).make_corruption(encoder)
         places = filled = 0
         for first in range(0, 160, 8):
             found = corruption.apply(make_rows(8, 512, first=first), 0)
@@ -147,8 +147,8 @@ def test_no_place_is_wasted_where_rows_of_a_micro_batch_are_dealt_together(encod
 
 def test_micro_batches_are_dealt_by_weight_and_by_their_first_sample_alone(encoder):
     three = {"members": (*SPANS["members"], {"objective": SPANS["members"][0]["objective"]})}
-    corruption = MixtureOfObjectives.model_validate(three).corruption(encoder)
-    alone = corruption.by_sample()
+    corruption = MixtureOfObjectives.model_validate(three).make_corruption(encoder)
+    alone = corruption.deal_by_sample()
     firsts = np.arange(0, 40_000, 4)
     of = np.array([corruption.deal(np.arange(first, first + 4)) for first in firsts.tolist()])
     assert (of == of[:, :1]).all()
@@ -183,7 +183,7 @@ def test_a_mixture_that_cannot_be_is_refused(changes, message):
 def test_what_one_of_them_lacks_is_refused():
     plain = Encoder(ByteLevelBPE(vocabulary=263 + 2, sentinels=2).train([]).decode())
     with pytest.raises(DataError, match=r"no special token .*fim_prefix"):
-        MixtureOfObjectives.model_validate(DECODER).corruption(plain)
+        MixtureOfObjectives.model_validate(DECODER).make_corruption(plain)
     with pytest.raises(DataError, match="no special token <extra_id_2>"):
         find_corruption(MixtureOfObjectives.model_validate(SPANS), plain, 64)
 

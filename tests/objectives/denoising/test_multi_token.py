@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives import CausalLM, MultiTokenPrediction
-from trainrig.objectives.contract import DeviceBatch, differentiable_loss
-from trainrig.objectives.denoising.multi_token import FurtherTargets, further_targets
+from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
+from trainrig.objectives.denoising.multi_token import FurtherTargets, find_further_targets
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, MicroBatch
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 50, "positions": 16}
@@ -27,7 +27,7 @@ def rows(seed=0, length=12):
 
 def test_targets_further_ahead_are_those_of_the_row_and_counted_before_it_is_read():
     micro = rows()
-    made = MultiTokenPrediction(further_weights=WEIGHTS).corruption(None).apply(micro, 0)
+    made = MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(micro, 0)
     np.testing.assert_array_equal(made.ids, micro.ids)
     for ahead in (2, 3):
         found, plain = made.arrays[f"ahead_{ahead}"], micro.targets
@@ -55,7 +55,7 @@ def test_a_row_that_was_read_in_part_has_its_own_text_ahead_and_as_many_as_are_c
         2: [IGNORE, 14, 15, IGNORE, IGNORE, 18, IGNORE, IGNORE],
         9: [IGNORE] * 8,
     }.items():
-        np.testing.assert_array_equal(further_targets(ids, targets, places), [expected])
+        np.testing.assert_array_equal(find_further_targets(ids, targets, places), [expected])
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,12 @@ def model():
 
 def test_the_loss_is_that_of_each_head_by_its_weight(model):
     objective = MultiTokenPrediction(further_weights=WEIGHTS, z_loss=0.01)
-    micro = objective.corruption(None).apply(rows(), 0)
+    micro = objective.make_corruption(None).apply(rows(), 0)
     batch = DeviceBatch.copy(micro, torch.device("cpu"))
     denominators = {TOKENS: 31, "tokens_2": 29, "tokens_3": 23}
-    loss = differentiable_loss(objective, objective.compute(model, batch, {}), denominators, 1)
+    loss = compute_differentiable_loss(
+        objective, objective.compute(model, batch, {}), denominators, 1
+    )
     loss.backward()
     gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
     model.zero_grad()
@@ -108,7 +110,7 @@ def test_the_next_token_is_that_of_the_model_without_further_heads(model):
     ids = torch.arange(10)[None]
     assert torch.equal(alone(ids).logits, model(ids).logits)
     batch = DeviceBatch.copy(
-        MultiTokenPrediction(further_weights=WEIGHTS).corruption(None).apply(rows(), 0),
+        MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(rows(), 0),
         torch.device("cpu"),
     )
     several = MultiTokenPrediction(further_weights=WEIGHTS).compute(model, batch, {})

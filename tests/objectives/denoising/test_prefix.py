@@ -54,7 +54,7 @@ DOCUMENTS = [[10, 1, 13], [24], [1, 1, 22], [12, 12]]
 def test_half_of_a_row_by_hand():
     """Of 5 and 3 tokens, 3 targets: 8 x 3/8 = 3 = 1 of the first (floor 15/8), 2 of the second."""
     micro = rows_of([[5, 3]])
-    found = cut(PrefixLM(prefix_tokens=3).corruption(None), micro)
+    found = cut(PrefixLM(prefix_tokens=3).make_corruption(None), micro)
     assert found.arrays[PREFIXES].astype(int).tolist() == [[1, 1, 0, 0, 0, 1, 1, 1]]
     kept = [place for place, target in enumerate(found.targets[0]) if target != IGNORE]
     assert kept == [1, 2, 3, 4, 7]
@@ -71,7 +71,7 @@ def seen_by_brute_force(prefixes, positions):
 
 
 def test_the_mask_is_that_of_brute_force():
-    found = cut(PrefixLM().corruption(None), rows_of(DOCUMENTS, first=3))
+    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
     prefixes, positions = found.arrays[PREFIXES], found.positions
     assert prefixes.any() and not prefixes.all()
     numbers = document_numbers(torch.from_numpy(positions))
@@ -109,7 +109,7 @@ def naive_attention(layer, x, mask, positions):
 
 def test_logits_are_those_of_a_naive_implementation():
     model = decoder()
-    found = cut(PrefixLM().corruption(None), rows_of(DOCUMENTS, first=3))
+    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
     ids, positions = torch.from_numpy(found.ids), torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_logits_are_those_of_a_naive_implementation():
 def test_no_target_is_seen_by_the_place_that_predicts_it():
     """Another token in place of a target changes no logit that it is predicted from."""
     model = decoder()
-    found = cut(PrefixLM().corruption(None), rows_of(DOCUMENTS, first=3))
+    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
     positions = torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     ids = torch.from_numpy(found.ids)
@@ -150,7 +150,7 @@ def test_no_target_is_seen_by_the_place_that_predicts_it():
 @pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.parametrize("tokens", [None, 0, 9, 23])
 def test_denominators_are_known_before_rows_are_read(tokens, padding):
-    corruption = PrefixLM(prefix_tokens=tokens).corruption(None)
+    corruption = PrefixLM(prefix_tokens=tokens).make_corruption(None)
     micro = rows_of(DOCUMENTS * 10, padding=padding)
     found = cut(corruption, micro)
     counts = (micro.targets != IGNORE).sum(1)
@@ -167,7 +167,7 @@ def test_denominators_are_known_before_rows_are_read(tokens, padding):
 def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
     objective = PrefixLM()
-    found = cut(objective.corruption(encoder), micro)
+    found = cut(objective.make_corruption(encoder), micro)
     left = (found.targets != IGNORE).sum(1)
     # Each count of a row is as likely: a mean of 200 uniform draws.
     assert abs(left.mean() - 512 * objective.trained_share(512)) < 4 * 512 / np.sqrt(12 * 200)
@@ -184,7 +184,7 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
 
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it():
-    corruption, micro = PrefixLM().corruption(None), rows_of(DOCUMENTS, first=50)
+    corruption, micro = PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=50)
     together = cut(corruption, micro)
     for row in range(4):
         mine = micro.pieces[:, 0] == row
@@ -198,13 +198,13 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it():
         found = corruption.apply(alone, 9)
         for name in (PREFIXES, "targets"):
             np.testing.assert_array_equal(found.arrays[name][0], together.arrays[name][row])
-    other = cut(PrefixLM(corruption_seed=1).corruption(None), micro)
+    other = cut(PrefixLM(corruption_seed=1).make_corruption(None), micro)
     assert (other.targets != together.targets).any()
 
 
 def test_the_loss_is_that_of_the_suffixes_alone():
     model, micro = decoder(), rows_of(DOCUMENTS, first=3)
-    found = cut(PrefixLM().corruption(None), micro)
+    found = cut(PrefixLM().make_corruption(None), micro)
     batch = DeviceBatch.copy(found, torch.device("cpu"))
     with torch.no_grad():
         computed = PrefixLM().compute(model, batch, {})

@@ -12,7 +12,7 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import ReplacedTokenDetection
-from trainrig.objectives.contract import DeviceBatch, differentiable_loss
+from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
 from trainrig.objectives.denoising.replaced_tokens import draw_entries
 from trainrig.tokens.batches import (
     DRAWS,
@@ -34,7 +34,7 @@ SIZES = {
 
 def test_rates_and_draws_are_those_asked_for_and_special_tokens_stay(encoder, make_rows):
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
-    corruption = ReplacedTokenDetection().corruption(encoder)
+    corruption = ReplacedTokenDetection().make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
     drawn, text = hidden.arrays[DRAWS], micro.targets != IGNORE
     predicted = hidden.targets != IGNORE
@@ -51,7 +51,7 @@ def test_rates_and_draws_are_those_asked_for_and_special_tokens_stay(encoder, ma
 
 def test_denominators_are_known_of_rows_that_are_padded_or_special(encoder, make_rows):
     micro = make_rows(64, 256, mean=3, padded=True)
-    corruption = ReplacedTokenDetection(rate=0.95).corruption(encoder)
+    corruption = ReplacedTokenDetection(rate=0.95).make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
     counts = (micro.targets != IGNORE).sum(1)
     assert corruption.denominators(0, micro.samples, counts) == {
@@ -64,7 +64,7 @@ def test_denominators_are_known_of_rows_that_are_padded_or_special(encoder, make
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
     both, first = make_rows(2, 128, first=7), make_rows(1, 128, first=7)
-    corruption = ReplacedTokenDetection().corruption(encoder)
+    corruption = ReplacedTokenDetection().make_corruption(encoder)
     together, alone = corruption.apply(both, 0), corruption.apply(first, 5)
     for name in (TARGETS, DRAWS):
         np.testing.assert_array_equal(alone.arrays[name][0], together.arrays[name][0])
@@ -103,12 +103,12 @@ def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model)
     """The generator's of hidden tokens, the detection's of all text, weighted 1 and 50; nothing
     goes back through what is drawn."""
     objective = ReplacedTokenDetection(rate=0.4)
-    micro = objective.corruption(encoder).apply(make_rows(3, 40, padded=True), 0)
+    micro = objective.make_corruption(encoder).apply(make_rows(3, 40, padded=True), 0)
     micro.arrays[POSITIONS] = np.tile(np.arange(40) % 13, (3, 1))
     batch = DeviceBatch.copy(micro, torch.device("cpu"))
     denominators = {TOKENS: 31, PLACES: 97}
     computed = objective.compute(model, batch, {})
-    loss = differentiable_loss(objective, computed, denominators, 1)
+    loss = compute_differentiable_loss(objective, computed, denominators, 1)
     loss.backward()
     gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
     model.zero_grad()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainrig.errors import DataError
 from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.noise_spans import Noise, Spans, draw_spans, leave_out
-from trainrig.objectives.denoising.span_corruption import SpanCorruption, shifted
+from trainrig.objectives.denoising.span_corruption import SpanCorruption, shift_targets
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import (
     DECODER_IDS,
@@ -67,7 +67,7 @@ def sides(micro, row):
 @pytest.mark.parametrize("closing", [False, True])
 def test_every_text_comes_back_and_no_special_token_is_left_out(encoder, make_rows, closing):
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
-    corruption = SpanCorruption(closing_sentinel=closing).corruption(encoder)
+    corruption = SpanCorruption(closing_sentinel=closing).make_corruption(encoder)
     found = corruption.apply(micro, 0)
     noise = 0
     for row in range(200):
@@ -125,13 +125,13 @@ def test_counts_follow_from_lengths_and_fit_the_widest_row(length, density, mean
 
 def test_short_rows_are_padded_and_counted_as_they_are(encoder, make_rows):
     micro = make_rows(64, 64, padded=True)
-    corruption = SpanCorruption().corruption(encoder)
+    corruption = SpanCorruption().make_corruption(encoder)
     found = corruption.apply(micro, 0)
     texts = (micro.targets != IGNORE).sum(1)
     assert corruption.denominators(0, micro.samples, texts) == {
         TOKENS: (found.targets != IGNORE).sum()
     }
-    assert found.ids.shape[1], found.targets.shape[1] == SpanCorruption().lengths(64)
+    assert found.ids.shape[1], found.targets.shape[1] == SpanCorruption().compute_lengths(64)
     for row in range(64):
         ids, targets = sides(found, row)
         if texts[row] < 2:
@@ -139,7 +139,7 @@ def test_short_rows_are_padded_and_counted_as_they_are(encoder, make_rows):
         else:
             wanted = micro.targets[row][micro.targets[row] != IGNORE].tolist()
             assert rebuilt(ids, targets, corruption) == wanted
-    full = SpanCorruption().lengths(64)
+    full = SpanCorruption().compute_lengths(64)
     assert (found.ids.shape[1], found.targets.shape[1]) == full
 
 
@@ -151,7 +151,7 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
     by_document = dataclasses.replace(
         micro, arrays=token_arrays(micro.ids, micro.targets, positions)
     )
-    corruption = SpanCorruption().corruption(encoder)
+    corruption = SpanCorruption().make_corruption(encoder)
     found, plain = corruption.apply(by_document, 0), corruption.apply(micro, 0)
     assert set(np.unique(plain.arrays[SEGMENTS])) == {1}
     for name in (IDS, TARGETS):
@@ -177,7 +177,7 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
 
 def test_pieces_say_where_documents_begin_in_what_is_encoded(encoder, make_rows):
     micro = make_rows(20, 128, mean=30)
-    corruption = SpanCorruption().corruption(encoder)
+    corruption = SpanCorruption().make_corruption(encoder)
     found = corruption.apply(micro, 0)
     np.testing.assert_array_equal(found.pieces[:, [0, 2]], micro.pieces[:, [0, 2]])
     for (row, before, _), (_, after, _) in zip(micro.pieces, found.pieces, strict=True):
@@ -188,7 +188,7 @@ def test_pieces_say_where_documents_begin_in_what_is_encoded(encoder, make_rows)
 
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
-    corruption = SpanCorruption().corruption(encoder)
+    corruption = SpanCorruption().make_corruption(encoder)
     together, later = make_rows(6, 64, first=40), make_rows(6, 64, first=40)
     found = corruption.apply(together, 0)
     again = corruption.apply(later, 7)
@@ -200,7 +200,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
 def test_a_decoder_reads_each_target_one_place_later():
     targets = np.array([[5, 6, 7, 8, IGNORE, IGNORE]])
     segments = np.array([[1, 1, 2, 2, 0, 0]])
-    assert shifted(targets, segments, 0).tolist() == [[0, 5, 0, 7, 0, 0]]
+    assert shift_targets(targets, segments, 0).tolist() == [[0, 5, 0, 7, 0, 0]]
 
 
 def test_too_few_sentinels_are_refused_with_how_many_are_needed(encoder):

@@ -70,7 +70,7 @@ def rebuilt(read, said, corruption):
 def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
     """Counts by hand, and every text comes back from what is read and said."""
     mode, density, mean = TABLE[number]
-    objective = UL2(joined=joined).named()[number].objective
+    objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
     micro = make_rows(24, LENGTH, mean=400, first=number * 1000)
     found = corruption.apply(micro, 0)
@@ -84,14 +84,14 @@ def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
         assert len(read) == 1 + LENGTH - left_out + spans + 1
         if mean is None:
             assert said[1:-1] == micro.targets[row, -left_out:].tolist()
-    assert objective.lengths(LENGTH) == (len(read), len(said))
-    assert found.ids.shape[1] == (objective.row_length(LENGTH) if joined else len(read))
+    assert objective.compute_lengths(LENGTH) == (len(read), len(said))
+    assert found.ids.shape[1] == (objective.compute_row_length(LENGTH) if joined else len(read))
 
 
 def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows):
     micro = make_rows(8, 128, padded=True)
     for two, one in zip(UL2().parts(), UL2(joined=True).parts(), strict=True):
-        apart, together = (each.corruption(encoder).apply(micro, 0) for _, each in (two, one))
+        apart, together = (each.make_corruption(encoder).apply(micro, 0) for _, each in (two, one))
         np.testing.assert_array_equal(apart.pieces, together.pieces)
         for row in range(8):
             read, said = read_and_said(apart, row)
@@ -140,7 +140,7 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
     """Each text comes back from what is read and said of it alone; as many targets as rows that
     are one text."""
     mode, _, mean = TABLE[number]
-    objective = UL2(joined=joined).named()[number].objective
+    objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
     micro = make_rows(16, LENGTH, mean=60, first=number * 1000)
     found = corruption.apply(apart(micro), 0)
@@ -243,7 +243,7 @@ def test_all_rows_of_a_micro_batch_are_of_one_denoiser_and_none_is_padded(
         found = corruption.apply(micro, 0)
         (number,) = set(found.arrays[MEMBERS].tolist())
         seen.add(number)
-        read, said = objective.parts()[number][1].lengths(LENGTH)
+        read, said = objective.parts()[number][1].compute_lengths(LENGTH)
         if joined:
             assert found.ids.shape == (4, read + said - 1)
         else:
@@ -258,7 +258,7 @@ def test_all_rows_of_a_micro_batch_are_of_one_denoiser_and_none_is_padded(
 
 
 def test_denoisers_are_as_likely_each_unless_weighed(encoder):
-    corruption = UL2().corruption(encoder).by_sample()
+    corruption = UL2().make_corruption(encoder).deal_by_sample()
     of = corruption.deal(np.arange(70_000))
     sigma = math.sqrt(70_000 / 7 * 6 / 7)
     assert np.abs(np.bincount(of, minlength=7) - 10_000).max() < 4 * sigma
@@ -270,13 +270,15 @@ def test_denoisers_are_as_likely_each_unless_weighed(encoder):
             )
         }
     )
-    assert [each.name for each in weighed.named()] == ["R-0.15-3", "S-0.25-end"]
+    assert [each.name for each in weighed.list_named()] == ["R-0.15-3", "S-0.25-end"]
     assert [share for share, _ in weighed.parts()] == [0.75, 0.25]
 
 
 def test_a_row_is_a_function_of_its_sample_and_the_seed(encoder, make_rows):
     micro = make_rows(16, 128)
-    alike, other = (UL2(corruption_seed=seed).parts()[3][1].corruption(encoder) for seed in (0, 1))
+    alike, other = (
+        UL2(corruption_seed=seed).parts()[3][1].make_corruption(encoder) for seed in (0, 1)
+    )
     found = alike.apply(micro, 0)
     np.testing.assert_array_equal(found.ids, alike.apply(micro, 9).ids)
     assert (found.ids != other.apply(micro, 0).ids).any()
@@ -284,7 +286,7 @@ def test_a_row_is_a_function_of_its_sample_and_the_seed(encoder, make_rows):
 
 def test_modes_go_by_the_names_of_the_papers_checkpoints_too():
     theirs = tokenizer_with(100, ("[NLU]", "[S2S]", "[NLG]"))
-    found = UL2().corruption(theirs)
+    found = UL2().make_corruption(theirs)
     wanted = [theirs.special_ids[name] for name in ("[NLU]", "[S2S]", "[NLG]")]
     assert sorted({each.mode for each in found.corruptions}) == sorted(wanted)
 
@@ -293,11 +295,11 @@ def test_what_a_tokenizer_lacks_is_refused_with_what_would_add_it():
     with pytest.raises(
         DataError, match=r"no special token \[S\], \[X\], which objective UL2 needs"
     ):
-        UL2().corruption(tokenizer_with(100, ("[R]",)))
+        UL2().make_corruption(tokenizer_with(100, ("[R]",)))
     with pytest.raises(DataError, match=r"<extra_id_4> to <extra_id_84>.* `sentinels = 85`"):
         find_corruption(UL2(), tokenizer_with(4, ("[R]", "[S]", "[X]")), LENGTH)
     with pytest.raises(DataError, match=r"\[X\], which objective SpanCorruption needs"):
-        SpanCorruption(mode="X").corruption(tokenizer_with(100, ("[R]",)))
+        SpanCorruption(mode="X").make_corruption(tokenizer_with(100, ("[R]",)))
 
 
 @pytest.mark.parametrize(

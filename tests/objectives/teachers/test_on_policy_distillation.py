@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import OnPolicyDistillation, chunked_head, cross_entropy
-from trainrig.objectives.contract import differentiable_loss
+from trainrig.objectives.contract import compute_differentiable_loss
 from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 from trainrig.objectives.token_log_probabilities import read_tokens
@@ -80,7 +80,9 @@ def test_what_is_sampled_has_the_gradient_of_the_whole_on_average():
             credit = SAMPLED_ONE.credit(np.zeros((3, 1)), mask, away, None)
             ratio = (log_p - p.log()).exp()[:, None]
             advantages = torch.from_numpy(credit[TOKEN_ADVANTAGES])
-            loss = (p[:, None] * SAMPLED_ONE.losses(ratio, log_p[:, None], advantages)).sum()
+            loss = (
+                p[:, None] * SAMPLED_ONE.compute_losses(ratio, log_p[:, None], advantages)
+            ).sum()
             assert loss.item() == pytest.approx(KL, abs=1e-6)
         loss.backward()
         gradients.append(logits.grad)
@@ -172,7 +174,9 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
                 some = {name: array[part] for name, array in arrays.items()}
                 batch = device_batch({TEACHER_MODEL: teacher}, **some)
                 computed = objective.compute(model, batch, {})
-                loss = loss + differentiable_loss(objective, computed, denominators, len(parts))
+                loss = loss + compute_differentiable_loss(
+                    objective, computed, denominators, len(parts)
+                )
         loss.backward()
         found.append((loss.item(), [each.grad for each in model.parameters()]))
         assert all(each.grad is None for each in teacher.parameters())
@@ -192,14 +196,14 @@ def test_what_is_watched_is_what_training_reads(decoder, completions, device_bat
     watched = FULL.compute(model, device_batch({TEACHER_MODEL: teacher}, **arrays), {}).diagnostics
     tokens = (targets != IGNORE).sum()
     entropy = watched["entropy"]
-    assert entropy.rows_B().sum() == pytest.approx(read.entropy_BT.sum().item(), rel=1e-5)
-    assert float(watched["policy_change"].rows_B().sum()) < 1e-6
-    assert watched["teacher_divergence"].rows_B().sum() / tokens == pytest.approx(
+    assert entropy.sum_rows_B().sum() == pytest.approx(read.entropy_BT.sum().item(), rel=1e-5)
+    assert float(watched["policy_change"].sum_rows_B().sum()) < 1e-6
+    assert watched["teacher_divergence"].sum_rows_B().sum() / tokens == pytest.approx(
         by_hand(FULL, model, teacher, arrays).item(), rel=1e-5
     )
     sampled = SAMPLED_ONE.compute(model, device_batch(**arrays), {}).diagnostics
     away = (arrays[OLD] - arrays[TEACHER_TOKENS]).sum()
-    assert sampled["teacher_divergence"].rows_B().sum() == pytest.approx(away, rel=1e-4)
+    assert sampled["teacher_divergence"].sum_rows_B().sum() == pytest.approx(away, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.huggingface import HubFolder
 from trainrig.models.lora.layers import is_adapter
 from trainrig.objectives import AnswerSpan, Classification
-from trainrig.objectives.classification import likeliest_spans
+from trainrig.objectives.classification import find_likeliest_spans
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.posttrain.classification.batches import TextBatches
 from trainrig.posttrain.conversation_run import ConversationEncoding
@@ -301,14 +301,14 @@ def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
     hidden = torch.ones(50, 400)
     output = type("O", (), {"hidden": hidden, "head": lambda _, x: x, "logits": hidden})()
     objective, samples = Classification(dropout=0.25), torch.arange(100, 150)
-    read = objective._logits(output, samples)
+    read = objective._compute_logits(output, samples)
     assert torch.equal(read.unique(), torch.tensor([0.0, 1 / 0.75]))
     four_sigma = 4 * (0.25 * 0.75 / hidden.numel()) ** 0.5
     assert float((read == 0).double().mean()) == pytest.approx(0.25, abs=four_sigma)
     assert not torch.equal(read[0], read[1])
-    assert torch.equal(objective._logits(output, samples.flip(0)), read.flip(0))
+    assert torch.equal(objective._compute_logits(output, samples.flip(0)), read.flip(0))
     with torch.no_grad():
-        assert objective._logits(output, samples) is hidden
+        assert objective._compute_logits(output, samples) is hidden
 
 
 def test_losses_and_f1_are_those_by_hand():
@@ -334,7 +334,7 @@ def test_losses_and_f1_are_those_by_hand():
     wanted = torch.nn.functional.cross_entropy(logits, right, reduction="none")
     assert torch.equal(computed.terms["cross_entropy"].values, wanted)
     means = {
-        name: float(each.rows_B().sum() / each.counts_B.sum())
+        name: float(each.sum_rows_B().sum() / each.counts_B.sum())
         for name, each in computed.diagnostics.items()
     }
     # Of class 0 told twice, right once; of 1 told once, there twice; of 2 once, and rightly.
@@ -348,7 +348,7 @@ def test_the_likeliest_span_is_that_of_a_search():
     logits = torch.randn(5, 9, 2, generator=generator)
     context = (torch.rand(5, 9, generator=generator) < 0.7).long()
     context[:, 0] = 0
-    first, last, best = likeliest_spans(logits, context, 3)
+    first, last, best = find_likeliest_spans(logits, context, 3)
     for row in range(5):
         spans = [(0, 0)] + [
             (a, b) for a in range(9) for b in range(a, min(a + 3, 9))

@@ -168,7 +168,7 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     wide = planned(by.model_copy(update={"objective": serialise_objective(spans)}), **asked)
     assert wide.placement.memory == step_memory(
         wide.model, laid_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
-        spans.row_length(2048),
+        spans.compute_row_length(2048),
     ).total  # fmt: skip
     assert wide.size.tokens == plain.size.tokens
     falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)

@@ -103,7 +103,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
         assert trial.ladder_model.parameters == count_parameters(alone).layers
         assert of_token > position_flops(CausalLM(), alone, 32)
     if kind == "EncoderDecoder":
-        row = encoder_decoder_flops(model, *sweep.objective.lengths(32))
+        row = encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
         assert of_token == pytest.approx(row / 32)
     assert {read(each) for each in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)

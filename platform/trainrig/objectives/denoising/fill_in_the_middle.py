@@ -47,7 +47,7 @@ class FillInTheMiddle(CausalLM):
     spm_rate: float = Field(default=0.5, ge=0, le=1)
     corruption_seed: int = 0  # random seed of what is rearranged, and where it is cut
 
-    def corruption(self, encoder: Encoder) -> MovedMiddles:
+    def make_corruption(self, encoder: Encoder) -> MovedMiddles:
         """What moves middles. Raises DataError without the three sentinels, or an end of text."""
         prefix, suffix, middle = find_infilling_tokens(encoder)
         special = encoder.special_tokens
@@ -119,18 +119,20 @@ class MovedMiddles:
             np.array([[sample]], dtype=np.int64),
         )
         for (begin, past), (chosen, form, *cuts) in zip(
-            self._pieces(places, row, filled), drawn_P4.tolist(), strict=True
+            self._find_pieces(places, row, filled), drawn_P4.tolist(), strict=True
         ):
             whole = (targets[begin : past - 1] != IGNORE).all()
             if chosen < self.rate and whole:
-                moved = self._moved(row[begin:past], form < self.spm_rate, sorted(cuts))
+                moved = self._move_middle(row[begin:past], form < self.spm_rate, sorted(cuts))
                 if moved is not None:
                     row[begin:past] = moved
         ids[:] = row[:length]
         kept = targets != IGNORE
         targets[kept] = row[1:][kept]
 
-    def _pieces(self, places: Integers, row: Integers, filled: int) -> Iterator[tuple[int, int]]:
+    def _find_pieces(
+        self, places: Integers, row: Integers, filled: int
+    ) -> Iterator[tuple[int, int]]:
         """Where each piece begins in `row`, and ends."""
         last = len(row) - 1
         if filled > last and row[last - 1] == self.end:
@@ -138,7 +140,7 @@ class MovedMiddles:
         ends = [*places[1:].tolist(), filled]
         return ((begin, min(end, filled)) for begin, end in zip(places.tolist(), ends, strict=True))
 
-    def _moved(self, piece: Integers, spm: bool, cuts: list[float]) -> Integers | None:
+    def _move_middle(self, piece: Integers, spm: bool, cuts: list[float]) -> Integers | None:
         """`piece` with its middle at its end, as long as it was; None: it is too short."""
         head = piece[: int(len(piece) > 0 and piece[0] == self.begin)]
         ended = len(piece) > 0 and piece[-1] == self.end

@@ -80,12 +80,12 @@ class MaskedLM(CausalLM):
         middle = (self.rate + self.rate_at(changing)) / 2
         return (middle * changing + self.final_rate * (steps - changing)) / steps
 
-    def corruption(self, encoder: Encoder) -> MaskedTokens:
+    def make_corruption(self, encoder: Encoder) -> MaskedTokens:
         """What hides tokens. Raises DataError without a mask token."""
         mask = encoder.special_tokens.mask
         special = np.array(sorted(encoder.special_ids.values()), dtype=np.int64)
         words = np.setdiff1d(np.arange(encoder.vocabulary_size), special)
-        begins, ends = letters_at_ends(encoder)
+        begins, ends = find_letters_at_ends(encoder)
         return MaskedTokens(
             settings=self,
             mask=mask.id if mask else need_tokens(encoder, self.kind, [_NAMES])[0],
@@ -99,19 +99,19 @@ class MaskedLM(CausalLM):
 _NAMES = (MASK, *PUBLISHED_NAMES[MASK])
 
 
-def letters_at_ends(encoder: Encoder) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def find_letters_at_ends(encoder: Encoder) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """[V] whether the text of each id begins, and ends, with a letter, a digit or a part of a
     character. A token that begins so continues the word of one that ends so."""
     texts = [encoder.decode_bytes([number]) for number in range(encoder.vocabulary_size)]
     special = set(encoder.special_ids.values())
 
-    def of_word(byte: bytes) -> bool:
+    def is_of_word(byte: bytes) -> bool:
         return byte.isalnum() or byte > b"\x7f"
 
     kept = [b"" if number in special else text for number, text in enumerate(texts)]
     return (
-        np.array([of_word(text[:1]) for text in kept], dtype=bool),
-        np.array([of_word(text[-1:]) for text in kept], dtype=bool),
+        np.array([is_of_word(text[:1]) for text in kept], dtype=bool),
+        np.array([is_of_word(text[-1:]) for text in kept], dtype=bool),
     )
 
 
@@ -123,60 +123,62 @@ class MaskedTokens:
     mask: int
     special: Integers  # ids that are never replaced
     words: Integers  # ids that may replace one
-    begins: NDArray[np.bool_]  # [V] see `letters_at_ends`
+    begins: NDArray[np.bool_]  # [V] see `find_letters_at_ends`
     ends: NDArray[np.bool_]
 
     def identity(self) -> dict[str, Any]:
         """See Corruption."""
         return {**self.settings.model_dump(mode="json"), "mask": self.mask}
 
-    def counts(self, step: int, samples: Integers, targets: Integers) -> Integers:
+    def count_predicted(self, step: int, samples: Integers, targets: Integers) -> Integers:
         """[R] how many tokens of each row are predicted: the rate of its `targets`, rounded up as
         often as makes that rate on average; one at least, of a row that has any."""
-        rounded = uniforms(self._key("count"), np.zeros_like(samples), samples)
+        rounded = uniforms(self._make_key("count"), np.zeros_like(samples), samples)
         counts = np.floor(self.settings.rate_at(step) * targets + rounded).astype(np.int64)
         bounded: Integers = np.minimum(np.maximum(counts, 1), targets)
         return bounded
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """See Corruption."""
-        return {TOKENS: int(self.counts(step, samples, targets).sum())}
+        return {TOKENS: int(self.count_predicted(step, samples, targets).sum())}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
         """`micro`, of the same shape. A place that had a target is one of text; the last of a row,
         whose target was in the next one, has none: so each token is in one row of an epoch once."""
         ids_BT, text_BT = micro.ids, micro.targets != IGNORE
-        counts_B = self.counts(step, micro.samples, text_BT.sum(1))
+        counts_B = self.count_predicted(step, micro.samples, text_BT.sum(1))
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
-        drawn_BT = uniforms(self._key("order"), places_T, micro.samples[:, None])
+        drawn_BT = uniforms(self._make_key("order"), places_T, micro.samples[:, None])
         scores_BT = drawn_BT + SPECIAL * np.isin(ids_BT, self.special) + OUTSIDE * ~text_BT
         if self.settings.unit != "token":
             for row, scores_T in enumerate(scores_BT):
-                groups_T = self._groups(ids_BT[row], scores_T, int(micro.samples[row]))
-                scores_BT[row] = _together(scores_T, groups_T, int(counts_B[row]))
+                groups_T = self._number_groups(ids_BT[row], scores_T, int(micro.samples[row]))
+                scores_BT[row] = _rank_groups(scores_T, groups_T, int(counts_B[row]))
         ranks_BT = np.argsort(np.argsort(scores_BT, axis=1, kind="stable"), axis=1)
         predicted_BT = ranks_BT < counts_B[:, None]
         arrays = {
             **micro.arrays,
-            IDS: self._hidden(micro, predicted_BT),
+            IDS: self._hide_tokens(micro, predicted_BT),
             TARGETS: np.where(predicted_BT, ids_BT, IGNORE),
         }
         return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 
-    def _hidden(self, micro: MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
+    def _hide_tokens(self, micro: MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
         """[B, T] the ids, those that are predicted masked, replaced or as they were."""
         ids_BT, settings = micro.ids, self.settings
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         samples_B1 = micro.samples[:, None]
-        how_BT = uniforms(self._key("how"), places_T, samples_B1)
-        other_BT = uniforms(self._key("replacement"), places_T, samples_B1)
+        how_BT = uniforms(self._make_key("how"), places_T, samples_B1)
+        other_BT = uniforms(self._make_key("replacement"), places_T, samples_B1)
         random_BT = self.words[(other_BT * len(self.words)).astype(np.int64)]
         free_BT = predicted_BT & ~np.isin(ids_BT, self.special)
         changed_BT = np.where(free_BT & (how_BT < settings.masked), self.mask, ids_BT)
         random = (how_BT >= settings.masked) & (how_BT < settings.masked + settings.replaced)
         return np.where(free_BT & random, random_BT, changed_BT)
 
-    def _groups(self, ids_T: Integers, scores_T: NDArray[np.float64], sample: int) -> Integers:
+    def _number_groups(
+        self, ids_T: Integers, scores_T: NDArray[np.float64], sample: int
+    ) -> Integers:
         """[T] the number of the word or span of each place, ascending from 0; special tokens and
         what is no text are one each."""
         alone_T = scores_T >= SPECIAL
@@ -187,7 +189,7 @@ class MaskedTokens:
         else:
             # Of spans that lie end to end, each is as long as a geometric draw says.
             draws = uniforms(
-                self._key("spans"), np.arange(len(ids_T), dtype=np.int64), np.array([sample])
+                self._make_key("spans"), np.arange(len(ids_T), dtype=np.int64), np.array([sample])
             )
             mean, longest = self.settings.mean_span, self.settings.longest_span
             lengths = np.ones(len(ids_T), dtype=np.int64)
@@ -203,11 +205,13 @@ class MaskedTokens:
         """Whether each of `ids` is never replaced."""
         return np.isin(ids, self.special)
 
-    def _key(self, what: str) -> RandomKey:
+    def _make_key(self, what: str) -> RandomKey:
         return RandomKey(self.settings.corruption_seed, "masked prediction", what)
 
 
-def _together(scores_T: NDArray[np.float64], groups_T: Integers, count: int) -> NDArray[np.float64]:
+def _rank_groups(
+    scores_T: NDArray[np.float64], groups_T: Integers, count: int
+) -> NDArray[np.float64]:
     """[T] scores by which `count` places come first that are whole groups, in the order of the
     score of each group's first place; a group that would be too many is passed over, and if no
     other is left, the first of those is taken in part."""

@@ -115,14 +115,14 @@ class DealtObjectives(CausalLM):
     # place where objectives make rows of different widths; None: together if they do.
     deal: Literal["sample", "micro_batch"] | None = None
 
-    def named(self) -> tuple[NamedObjective, ...]:
+    def list_named(self) -> tuple[NamedObjective, ...]:
         """The objectives."""
         raise NotImplementedError
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
         """The objectives that samples are dealt to, each with its share of them."""
-        whole = sum(each.weight for each in self.named())
-        return tuple((each.weight / whole, each.objective) for each in self.named())
+        whole = sum(each.weight for each in self.list_named())
+        return tuple((each.weight / whole, each.objective) for each in self.list_named())
 
     @property
     def deals_micro_batches(self) -> bool:
@@ -131,22 +131,22 @@ class DealtObjectives(CausalLM):
             return self.deal == "micro_batch"
         shapes = {
             each.objective.shape if isinstance(each.objective, SpanCorruption) else None
-            for each in self.named()
+            for each in self.list_named()
         }
         return len(shapes) > 1
 
-    def corruption(self, encoder: Encoder) -> DealtRows:
+    def make_corruption(self, encoder: Encoder) -> DealtRows:
         """What deals rows to objectives and has each corrupt its own. Raises DataError if the
         tokenizer lacks what one of them needs."""
         return DealtRows(
             kind=self.kind,
-            names=tuple(each.name for each in self.named()),
+            names=tuple(each.name for each in self.list_named()),
             shares=tuple(share for share, _ in self.parts()),
             corruptions=tuple(
-                each.objective.corruption(encoder)
+                each.objective.make_corruption(encoder)
                 if isinstance(each.objective, Corrupting)
                 else None
-                for each in self.named()
+                for each in self.list_named()
             ),
             seed=self.mixture_seed,
             by_micro_batch=self.deals_micro_batches,
@@ -168,9 +168,9 @@ class DealtObjectives(CausalLM):
         """Nats of each target of `batch`, and beside them the loss of each objective."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
-        rows_B, members_B = found.rows_B(), batch.arrays[MEMBERS]
+        rows_B, members_B = found.sum_rows_B(), batch.arrays[MEMBERS]
         losses = {}
-        for number, each in enumerate(self.named()):
+        for number, each in enumerate(self.list_named()):
             mine_B = members_B == number
             losses[LOSS_OF + each.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
         return replace(computed, diagnostics=losses)
@@ -196,7 +196,7 @@ class MixtureOfObjectives(DealtObjectives):
                 )
         return self
 
-    def named(self) -> tuple[NamedObjective, ...]:
+    def list_named(self) -> tuple[NamedObjective, ...]:
         """The members."""
         return tuple(
             NamedObjective(each.called, each.weight, each.objective) for each in self.members
@@ -215,7 +215,7 @@ class DealtRows:
     by_micro_batch: bool  # whether all samples of a micro-batch are dealt together
     padding: int  # id
 
-    def by_sample(self) -> DealtRows:
+    def deal_by_sample(self) -> DealtRows:
         """The same, but that each sample is dealt by itself."""
         return replace(self, by_micro_batch=False)
 
@@ -235,7 +235,7 @@ class DealtRows:
         """Raise DataError if rows of `longest` positions are too long for one of them: for that
         which needs the most."""
         spans = [each for each in self.corruptions if isinstance(each, SpansLeftOut)]
-        spans.sort(key=lambda each: -each.needed_sentinels(longest))
+        spans.sort(key=lambda each: -each.count_needed_sentinels(longest))
         for each in (*spans, *self.corruptions):
             if isinstance(each, LengthLimited):
                 each.check_length(longest)

@@ -30,12 +30,12 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def term_of(ahead: int) -> str:
+def name_term(ahead: int) -> str:
     """The name of the term, and of the array of targets, of the token so many places ahead."""
     return f"ahead_{ahead}"
 
 
-def denominator_of(ahead: int) -> str:
+def name_denominator(ahead: int) -> str:
     """The name of how many targets there are so many places ahead."""
     return f"{TOKENS}_{ahead}"
 
@@ -58,12 +58,12 @@ class MultiTokenPrediction(CausalLM):
     def terms(self) -> tuple[Term, ...]:
         """The next token's, and what the settings ask for beside it; then those of the others."""
         further = (
-            Term(term_of(ahead), per=denominator_of(ahead), weight=weight)
+            Term(name_term(ahead), per=name_denominator(ahead), weight=weight)
             for ahead, weight in zip(self.ahead, self.further_weights, strict=True)
         )
         return (*super().terms, *further)
 
-    def corruption(self, encoder: Encoder) -> FurtherTargets:
+    def make_corruption(self, encoder: Encoder) -> FurtherTargets:
         """What adds the targets of the further heads; ids stay as they are."""
         return FurtherTargets(tuple(self.ahead))
 
@@ -89,16 +89,16 @@ class MultiTokenPrediction(CausalLM):
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
         """Nats of each target of `batch` under the heads of `model`."""
-        from trainrig.objectives.chunked_head import head_loss
+        from trainrig.objectives.chunked_head import compute_head_loss
 
         arrays = batch.arrays
         rows = {} if POSITIONS not in arrays else {"positions_BT": arrays[POSITIONS]}
         first, *others = model(arrays[IDS], further=True, **rows)
-        terms = self.losses(first, arrays[TARGETS])
+        terms = self.compute_losses(first, arrays[TARGETS])
         for ahead, output in zip(self.ahead, others, strict=True):
-            targets_BT: Tensor = arrays[term_of(ahead)]
-            nats_BT = head_loss(output.hidden, output.head, targets_BT).nats_BT
-            terms[term_of(ahead)] = Contributions(nats_BT, (targets_BT != IGNORE).sum(1))
+            targets_BT: Tensor = arrays[name_term(ahead)]
+            nats_BT = compute_head_loss(output.hidden, output.head, targets_BT).nats_BT
+            terms[name_term(ahead)] = Contributions(nats_BT, (targets_BT != IGNORE).sum(1))
         return Computed(terms, first.auxiliary)
 
 
@@ -120,7 +120,7 @@ class FurtherTargets:
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """See Corruption."""
         further = {
-            denominator_of(each): int(np.maximum(targets - (each - 1), 0).sum())
+            name_denominator(each): int(np.maximum(targets - (each - 1), 0).sum())
             for each in self.ahead
         }
         return {TOKENS: int(targets.sum()), **further}
@@ -129,11 +129,11 @@ class FurtherTargets:
         """`micro` with an array of targets for each head."""
         arrays = dict(micro.arrays)
         for ahead in self.ahead:
-            arrays[term_of(ahead)] = further_targets(micro.ids, micro.targets, ahead - 1)
+            arrays[name_term(ahead)] = find_further_targets(micro.ids, micro.targets, ahead - 1)
         return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 
 
-def further_targets(ids_BT: Integers, targets_BT: Integers, places: int) -> Integers:
+def find_further_targets(ids_BT: Integers, targets_BT: Integers, places: int) -> Integers:
     """[B, T] at each target of a row what its text has `places` further; IGNORE at the last ones,
     as many as that."""
     text_BT = np.concatenate([ids_BT[:, 1:], targets_BT[:, -1:]], axis=1)

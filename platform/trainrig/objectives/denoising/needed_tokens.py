@@ -17,8 +17,8 @@ def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) ->
     found = [find_named(encoder.special_ids, names) for names in wanted]
     lacking = [names[0] for names, number in zip(wanted, found, strict=True) if number is None]
     if lacking:
-        what, setting = ", ".join(lacking), f"extra = {_toml(lacking)}"
-        raise lacking_tokens(encoder.files.where, kind, what, setting, lacking[0])
+        what, setting = ", ".join(lacking), f"extra = {_format_toml(lacking)}"
+        raise make_lack_error(encoder.files.where, kind, what, setting, lacking[0])
     return [number for number in found if number is not None]
 
 
@@ -40,10 +40,10 @@ def check_sentinels(where: str, kind: str, there: int, needed: int) -> None:
     if there < needed:
         last = sentinel(needed - 1)
         what = last if there == needed - 1 else f"{sentinel(there)} to {last}"
-        raise lacking_tokens(where, kind, what, f"sentinels = {needed}", sentinel(there))
+        raise make_lack_error(where, kind, what, f"sentinels = {needed}", sentinel(there))
 
 
-def lacking_tokens(where: str, kind: str, what: str, setting: str, first: str) -> DataError:
+def make_lack_error(where: str, kind: str, what: str, setting: str, first: str) -> DataError:
     """What to raise where the tokenizer at `where` lacks `what`, of which `first` is the first."""
     return DataError(
         f"{where}: no special token {what}, which objective {kind} needs; train a tokenizer with "
@@ -52,5 +52,5 @@ def lacking_tokens(where: str, kind: str, what: str, setting: str, first: str) -
     )
 
 
-def _toml(names: Sequence[str]) -> str:
+def _format_toml(names: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"

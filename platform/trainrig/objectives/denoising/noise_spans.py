@@ -63,9 +63,9 @@ def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans
     if not count:
         return Spans(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     # Which of the tokens left out begin a span, and before which of the others spans stand.
-    cuts = _chosen(key, sample, 0, tokens - 1, count - 1) + 1
+    cuts = _draw_numbers(key, sample, 0, tokens - 1, count - 1) + 1
     lengths = np.diff(np.concatenate([[0], cuts, [tokens]]))
-    gaps = _chosen(key, sample, length, length - tokens + 1, count)
+    gaps = _draw_numbers(key, sample, length, length - tokens + 1, count)
     begins = gaps + np.concatenate([[0], np.cumsum(lengths)[:-1]])
     return _clear(Spans(begins, lengths), walls)
 
@@ -123,7 +123,7 @@ def _divide(
     return None
 
 
-def _chosen(key: RandomKey, sample: int, first: int, choices: int, count: int) -> Integers:
+def _draw_numbers(key: RandomKey, sample: int, first: int, choices: int, count: int) -> Integers:
     """`count` different numbers below `choices`, ascending; drawn at the places from `first` on."""
     drawn = words(key, np.arange(first, first + choices), np.array([sample]))
     return np.sort(np.argsort(drawn, kind="stable")[:count])
@@ -139,20 +139,20 @@ def _clear(spans: Spans, walls: Flags) -> Spans:
     free = 0
     for number, length in enumerate(lengths):
         begin = max(begins[number], free)
-        while (found := _walls_within(at, begin, begin + length)).size:
+        while (found := _find_walls(at, begin, begin + length)).size:
             begin = int(found[-1]) + 1
         begins[number], free = begin, begin + length + 1
     free = len(walls)
     for number in range(len(lengths) - 1, -1, -1):
         end = min(begins[number] + lengths[number], free)
-        while (found := _walls_within(at, end - lengths[number], end)).size:
+        while (found := _find_walls(at, end - lengths[number], end)).size:
             end = int(found[0])
         begins[number] = end - lengths[number]
         free = begins[number] - 1
     return spans if begins[0] < 0 else Spans(np.array(begins, dtype=np.int64), spans.lengths)
 
 
-def _walls_within(at: Integers, begin: int, end: int) -> Integers:
+def _find_walls(at: Integers, begin: int, end: int) -> Integers:
     first, past = np.searchsorted(at, [begin, end])
     return at[first:past]
 

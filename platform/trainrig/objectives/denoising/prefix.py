@@ -40,7 +40,7 @@ class PrefixLM(CausalLM):
     prefix_tokens: int | None = Field(default=None, ge=0)
     corruption_seed: int = 0  # random seed of where rows are cut
 
-    def corruption(self, encoder: Encoder) -> Prefixes:
+    def make_corruption(self, encoder: Encoder) -> Prefixes:
         """What cuts rows; needs no special token."""
         return Prefixes(self.prefix_tokens, self.corruption_seed)
 
@@ -85,7 +85,7 @@ class Prefixes:
         """See Corruption."""
         return {"kind": "PrefixLM", **asdict(self)}
 
-    def counts(self, samples: Integers, targets: Integers) -> Integers:
+    def count_prefix(self, samples: Integers, targets: Integers) -> Integers:
         """[R] how many targets of each row, of `targets`, its prefixes take; one is left at least,
         of a row that has any."""
         if self.tokens is not None:
@@ -95,13 +95,13 @@ class Prefixes:
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """See Corruption."""
-        return {TOKENS: int((targets - self.counts(samples, targets)).sum())}
+        return {TOKENS: int((targets - self.count_prefix(samples, targets)).sum())}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
         """`micro`, of the same shape, with PREFIXES."""
         targets_BT = micro.targets.copy()
         prefixes_BT = np.zeros(targets_BT.shape, dtype=np.bool_)
-        counts_B = self.counts(micro.samples, (targets_BT != IGNORE).sum(1))
+        counts_B = self.count_prefix(micro.samples, (targets_BT != IGNORE).sum(1))
         length = targets_BT.shape[1]
         for row, count in enumerate(counts_B.tolist()):
             trained = np.flatnonzero(targets_BT[row] != IGNORE)

@@ -61,10 +61,10 @@ class ReplacedTokenDetection(MaskedLM):
         """The generator's, and what the settings ask for beside it; and the detection's."""
         return (*super().terms, Term(DETECTION, per=PLACES, weight=self.detection_weight))
 
-    def corruption(self, encoder: Encoder) -> DrawnTokens:
+    def make_corruption(self, encoder: Encoder) -> DrawnTokens:
         """What hides tokens and says by what numbers others are drawn. Raises DataError without a
         mask token."""
-        return DrawnTokens(**vars(super().corruption(encoder)))
+        return DrawnTokens(**vars(super().make_corruption(encoder)))
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
@@ -88,7 +88,7 @@ class ReplacedTokenDetection(MaskedLM):
         nats_BT = binary_cross_entropy_with_logits(
             logits_BT, replaced_BT.float(), reduction="none"
         ).masked_fill(~text_BT, 0.0)
-        terms = self.losses(generated, targets_BT)
+        terms = self.compute_losses(generated, targets_BT)
         terms[DETECTION] = Contributions(nats_BT, text_BT.sum(1))
         told_BT = logits_BT.detach() > 0
 

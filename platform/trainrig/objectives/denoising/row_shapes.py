@@ -19,18 +19,18 @@ def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
             each.check_packing(batches.packing)
 
 
-def widest_row(objective: CausalLM, length: int) -> int:
+def compute_widest_row(objective: CausalLM, length: int) -> int:
     """Places that the widest rows of a decoder fill, of rows of `length` tokens."""
     parts = [each for _, each in find_parts(objective) if isinstance(each, SpanCorruption)]
-    return max([length, *(each.row_length(length) for each in parts)])
+    return max([length, *(each.compute_row_length(length) for each in parts)])
 
 
-def further_heads_of(objective: CausalLM) -> int:
+def count_further_heads(objective: CausalLM) -> int:
     """How many heads for the tokens after the next `objective` trains."""
     return len(objective.further_weights) if isinstance(objective, MultiTokenPrediction) else 0
 
 
-def model_kind_of(objective: CausalLM) -> str:
+def find_model_kind(objective: CausalLM) -> str:
     """The kind of model that `objective` teaches from fresh weights."""
     parts = [each for _, each in find_parts(objective)]
     if all(isinstance(each, MaskedLM) for each in parts):

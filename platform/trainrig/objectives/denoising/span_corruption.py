@@ -83,7 +83,7 @@ class SpanCorruption(CausalLM):
     joined: bool = False
     corruption_seed: int = 0  # random seed of what is left out
 
-    def corruption(self, encoder: Encoder) -> SpansLeftOut:
+    def make_corruption(self, encoder: Encoder) -> SpansLeftOut:
         """What leaves spans out. Raises DataError without an end of text."""
         special = encoder.special_tokens
         return SpansLeftOut(
@@ -109,17 +109,17 @@ class SpanCorruption(CausalLM):
         """What widths of rows follow from: alike for objectives whose rows are as wide."""
         return self._noise, self.closing_sentinel, self.mode is None, self.joined
 
-    def lengths(self, sequence_length: int) -> tuple[int, int]:
+    def compute_lengths(self, sequence_length: int) -> tuple[int, int]:
         """Tokens of the text, and of the spans, that a row of so many positions gives: places of
         the encoder and of the decoder."""
         noise, spans = self._noise.count(np.array([sequence_length]))
         encoded = sequence_length - noise + spans + 1 + (self.mode is not None)
         return int(encoded[0]), int(noise[0] + spans[0]) + 1 + self.closing_sentinel
 
-    def row_length(self, sequence_length: int) -> int:
+    def compute_row_length(self, sequence_length: int) -> int:
         """Places that a decoder's row of so many positions fills; the last span's end is not
         read."""
-        return sum(self.lengths(sequence_length)) - 1 if self.joined else sequence_length
+        return sum(self.compute_lengths(sequence_length)) - 1 if self.joined else sequence_length
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """What gives the logits of the decoder's targets."""
@@ -160,18 +160,18 @@ class SpansLeftOut:
 
     def check_length(self, longest: int) -> None:
         """Raise DataError if rows of `longest` positions have more spans than sentinels."""
-        needed = self.needed_sentinels(longest)
+        needed = self.count_needed_sentinels(longest)
         check_sentinels(self.tokenizer, "SpanCorruption", len(self.sentinels), needed)
 
-    def needed_sentinels(self, longest: int) -> int:
+    def count_needed_sentinels(self, longest: int) -> int:
         """How many rows of `longest` positions take."""
         return int(self.noise.count(np.array([longest]))[1][0]) + self.closing_sentinel
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """Tokens left out, sentinels and ends."""
-        return {TOKENS: int(self._lengths(targets)[1].sum())}
+        return {TOKENS: int(self._compute_lengths(targets)[1].sum())}
 
-    def _lengths(self, texts: Integers) -> tuple[Integers, Integers]:
+    def _compute_lengths(self, texts: Integers) -> tuple[Integers, Integers]:
         """[R] places of the encoder and of the decoder that texts of so many tokens fill; none
         where nothing can be left out."""
         noise, spans = self.noise.count(texts)
@@ -185,8 +185,8 @@ class SpansLeftOut:
         if self.joined:
             return self._join(micro)
         rows = len(micro.ids)
-        made = self._texts(micro)
-        encoded, decoded = self._widths(micro)
+        made = self._corrupt_texts(micro)
+        encoded, decoded = self._compute_widths(micro)
         # Documents apart have a mode each, and an end each: more is read then.
         encoded = max([encoded, *(len(found.ids) for _, found in made.values())])
         ids_BS, segments_BS = np.full((rows, encoded), self.padding), np.zeros((rows, encoded), int)
@@ -205,7 +205,7 @@ class SpansLeftOut:
         arrays = {
             IDS: ids_BS,
             SEGMENTS: segments_BS,
-            DECODER_IDS: shifted(targets_BT, segments_BT, self.padding),
+            DECODER_IDS: shift_targets(targets_BT, segments_BT, self.padding),
             DECODER_SEGMENTS: segments_BT,
             TARGETS: targets_BT,
         }
@@ -213,9 +213,9 @@ class SpansLeftOut:
 
     def _join(self, micro: MicroBatch) -> MicroBatch:
         """`micro` with the text of each row as a prefix, and the spans after it."""
-        made = self._texts(micro)
-        encoded, decoded = self._widths(micro)
-        joined = {row: self._parts(*made[row], micro.positions is not None) for row in made}
+        made = self._corrupt_texts(micro)
+        encoded, decoded = self._compute_widths(micro)
+        joined = {row: self._join_parts(*made[row], micro.positions is not None) for row in made}
         widths = [sum(len(part.ids) for part in parts) for parts in joined.values()]
         shape = len(micro.ids), max([encoded + decoded - 1, *widths])
         ids_BT, targets_BT = np.full(shape, self.padding), np.full(shape, IGNORE)
@@ -244,22 +244,22 @@ class SpansLeftOut:
             arrays[POSITIONS] = places_BT
         return MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
-    def _widths(self, micro: MicroBatch) -> tuple[int, int]:
+    def _compute_widths(self, micro: MicroBatch) -> tuple[int, int]:
         """Places of the encoder and of the decoder that whole rows of `micro` fill as one text."""
-        encoded, decoded = self._lengths(np.array([micro.ids.shape[1]]))
+        encoded, decoded = self._compute_lengths(np.array([micro.ids.shape[1]]))
         return int(encoded[0]), int(decoded[0])
 
-    def _texts(self, micro: MicroBatch) -> dict[int, tuple[RowText, Denoising]]:
+    def _corrupt_texts(self, micro: MicroBatch) -> dict[int, tuple[RowText, Denoising]]:
         """By row: its text, and what it is without some of its spans; but of rows too short."""
         found = {}
         apart = micro.positions is not None
         for row, text in enumerate(read_texts(micro, self.special, self.end)):
-            made = self._corrupted(int(micro.samples[row]), text, apart)
+            made = self._corrupt_text(int(micro.samples[row]), text, apart)
             if made is not None:
                 found[row] = text, made
         return found
 
-    def _parts(self, text: RowText, found: Denoising, apart: bool) -> list[JoinedText]:
+    def _join_parts(self, text: RowText, found: Denoising, apart: bool) -> list[JoinedText]:
         """The texts of a row, each with what is said of it: one, or where documents are `apart`
         one of each that something is said of."""
         if not apart:
@@ -270,7 +270,7 @@ class SpansLeftOut:
             for each in np.unique(of_targets).tolist()
         ]
 
-    def _spans(self, sample: int, text: RowText, apart: bool) -> Spans:
+    def _draw_spans(self, sample: int, text: RowText, apart: bool) -> Spans:
         noise, spans = self.noise.count(np.array([len(text.ids)]))
         some = spans > 0
         most = len(self.sentinels) - self.closing_sentinel
@@ -283,10 +283,10 @@ class SpansLeftOut:
             return draw_ends(self.noise, text.documents, most)
         return Spans((len(text.ids) - noise)[some], noise[some])
 
-    def _corrupted(self, sample: int, text: RowText, apart: bool) -> Denoising | None:
+    def _corrupt_text(self, sample: int, text: RowText, apart: bool) -> Denoising | None:
         """The text of `sample` without some of its spans, both sides ended, and with its mode, of
         each document where they are `apart`; None: it is too short."""
-        spans = self._spans(sample, text, apart)
+        spans = self._draw_spans(sample, text, apart)
         if not len(spans.begins):
             return None
         sentinels = np.array(self.sentinels)
@@ -295,7 +295,7 @@ class SpansLeftOut:
         last = len(text.ids) - 1
         ids, places = found.ids, found.places
         if self.mode is not None:
-            firsts = _firsts(text.documents) if apart else np.zeros(1, dtype=np.int64)
+            firsts = _find_firsts(text.documents) if apart else np.zeros(1, dtype=np.int64)
             before = np.searchsorted(places, firsts)
             ids, places = np.insert(ids, before, self.mode), np.insert(places, before, firsts)
         return Denoising(
@@ -323,7 +323,7 @@ def join_text(ids: Integers, targets: Integers, document: int) -> JoinedText:
     return JoinedText(whole, np.concatenate([none, targets]), len(ids), document)
 
 
-def _firsts(documents: Integers) -> Integers:
+def _find_firsts(documents: Integers) -> Integers:
     """The place of the first token of each document."""
     return np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
 
@@ -349,7 +349,7 @@ def _move_pieces(pieces: Integers, row: int, text: RowText, found: Denoising) ->
     pieces[mine[:1], 1] = 0
 
 
-def shifted(targets_BT: Integers, segments_BT: Integers, start: int) -> Integers:
+def shift_targets(targets_BT: Integers, segments_BT: Integers, start: int) -> Integers:
     """[B, T] what a decoder reads that is to say `targets_BT`: `start`, then each but the last, and
     `start` again where another segment begins."""
     read_BT = np.full_like(targets_BT, start)

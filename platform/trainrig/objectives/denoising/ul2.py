@@ -69,19 +69,19 @@ class UL2(DealtObjectives):
             raise ValueError(f"denoisers: {count} are {name}; give one of them more weight")
         return self
 
-    def named(self) -> tuple[NamedObjective, ...]:
+    def list_named(self) -> tuple[NamedObjective, ...]:
         """The denoisers."""
         return tuple(
-            NamedObjective(each.called, each.weight, self._objective(each))
+            NamedObjective(each.called, each.weight, self._make_objective(each))
             for each in self.denoisers
         )
 
-    def corruption(self, encoder: Encoder) -> DealtRows:
+    def make_corruption(self, encoder: Encoder) -> DealtRows:
         """What deals rows to denoisers. Raises DataError without a mode's token."""
         find_modes(encoder, self.kind, sorted({each.mode for each in self.denoisers}))
-        return super().corruption(encoder)
+        return super().make_corruption(encoder)
 
-    def _objective(self, denoiser: Denoiser) -> SpanCorruption:
+    def _make_objective(self, denoiser: Denoiser) -> SpanCorruption:
         found = SpanCorruption(
             noise_density=denoiser.noise_density,
             suffix=denoiser.mean_span is None,

@@ -74,7 +74,7 @@ class Distillation(Settings):
     ) -> Computed:
         """The terms of each target of `batch`, each times its weight in hundredths; beside them
         the share of targets whose likeliest entry is the teacher's."""
-        from trainrig.objectives.chunked_head import Bend, row_losses
+        from trainrig.objectives.chunked_head import Bend, compute_row_losses
         from trainrig.objectives.teachers.soft_targets import SoftTargets, TeacherRows
 
         arrays = batch.arrays
@@ -97,7 +97,7 @@ class Distillation(Settings):
             self.rest == "bucket",
             (1 - self.share) / self.share,  # the gradients of both go with the divergence's
         )
-        found = row_losses(output.hidden, output.head, targets_BT, losses)
+        found = compute_row_losses(output.hidden, output.head, targets_BT, losses)
         divergence_BT, nats_BT, agree_BT = found
         weight_B, count_B = weights_BT.sum(1), there_BT.sum(1)
         values = {DIVERGENCE: divergence_BT * weights_BT, CROSS_ENTROPY: nats_BT * weights_BT}

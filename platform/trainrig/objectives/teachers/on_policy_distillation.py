@@ -98,7 +98,7 @@ class OnPolicyDistillation(ClippedPolicy):
             }
         return {name: each.astype(np.float32) for name, each in found.items()}
 
-    def advantages_of(
+    def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """[B, T], each token's own."""

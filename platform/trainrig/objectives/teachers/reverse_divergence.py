@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainrig.objectives.chunked_head import Bend, put_back, row_losses
+from trainrig.objectives.chunked_head import Bend, compute_row_losses, put_back
 from trainrig.objectives.contract import Output, OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
@@ -93,7 +93,7 @@ def read_beside_teacher(
         temperature,
         entries,
     )
-    parts = row_losses(output.hidden, output.head, targets_N, losses)
+    parts = compute_row_losses(output.hidden, output.head, targets_N, losses)
     zeros = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
     divergence, log, entropy = (
         zeros.index_put((places_N,), each_N).view(targets_BT.shape) for each_N in parts

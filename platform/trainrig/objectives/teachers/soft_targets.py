@@ -56,13 +56,13 @@ class SoftTargets:
             left = self.bend.apply(x)
             ids_RE, targets_R1 = self.teacher.ids_KE[own], self.targets_K[own, None]
             parts_3R[2, some] = (x.argmax(1) == ids_RE[:, 0]).float()
-            hard_RV = self._cross_entropy(x, targets_R1, parts_3R[1, some])
-            self._divergence(x, own, parts_3R[0, some])
+            hard_RV = self._fill_cross_entropy(x, targets_R1, parts_3R[1, some])
+            self._fill_divergence(x, own, parts_3R[0, some])
             if hard_RV is not None:
                 x.add_(hard_RV)
             put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
 
-    def _cross_entropy(self, x: Tensor, targets_R1: Tensor, nats_R: Tensor) -> Tensor | None:
+    def _fill_cross_entropy(self, x: Tensor, targets_R1: Tensor, nats_R: Tensor) -> Tensor | None:
         """Fill `nats_R`; the gradients of them times `hard`, None: there are none."""
         normaliser_R = x.logsumexp(1)
         nats_R.copy_(normaliser_R - x.gather(1, targets_R1).squeeze(1))
@@ -72,7 +72,7 @@ class SoftTargets:
         gradients_RV.scatter_add_(1, targets_R1, x.new_full(targets_R1.shape, -1.0))
         return gradients_RV.mul_(self.hard)
 
-    def _divergence(self, x: Tensor, own: slice, found_R: Tensor) -> None:
+    def _fill_divergence(self, x: Tensor, own: slice, found_R: Tensor) -> None:
         """Fill `found_R`, and overwrite the logits `x` with gradients.
 
         With p the teacher's and q the student's probabilities at the temperature T, the gradient of

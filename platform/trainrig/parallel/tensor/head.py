@@ -35,7 +35,7 @@ class PartHead(Head):
         """Nothing: no rank has the logits of all entries."""
         raise NotImplementedError("the logits of all entries are on no rank")
 
-    def losses(self, targets_K: Tensor, extras: Extras) -> "SplitCrossEntropy":
+    def make_row_losses(self, targets_K: Tensor, extras: Extras) -> "SplitCrossEntropy":
         """See PartialHead."""
         return SplitCrossEntropy(targets_K, Bend.of(self), extras, self.part)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
-from trainrig.objectives.classification import AnswerSpan, likeliest_spans, read_texts
+from trainrig.objectives.classification import AnswerSpan, find_likeliest_spans, read_texts
 from trainrig.parallel.mesh import local_device
 from trainrig.posttrain.classification.encoding import TextReader
 from trainrig.posttrain.classification.rows import TextRow
@@ -104,7 +104,7 @@ class TextPredictor:
         there_BT1 = arrays[SEGMENTS][:, :, None]
         masked_BT2 = logits_BT2.masked_fill(there_BT1 == 0, -1e30)
         longest = AnswerSpan().longest_answer
-        found = likeliest_spans(masked_BT2, arrays["in"], longest)
+        found = find_likeliest_spans(masked_BT2, arrays["in"], longest)
         told: list[Told] = []
         for row, first, last, score in zip(rows, *(each.tolist() for each in found), strict=True):
             characters_T2, context = row.encoded.characters, row.text.second or ""

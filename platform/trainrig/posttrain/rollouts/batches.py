@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import identity
 from trainrig.errors import DataError
-from trainrig.objectives.divergence import divergence
+from trainrig.objectives.divergence import estimate_divergence
 from trainrig.objectives.policy import Floats
 from trainrig.objectives.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
@@ -234,7 +234,7 @@ class RolloutBatches(RolloutMaker):
         change_BT, mask_BT = arrays[OLD] - arrays[BEHAVIOUR], arrays[TARGETS] != IGNORE
         limit = np.full(len(mask_BT), self._run.rollouts.importance_limit, dtype=np.float32)
         arrays[IMPORTANCE_LIMIT] = limit
-        weights_BT = self._run.objective.importance(change_BT, mask_BT, float(limit[0]))
+        weights_BT = self._run.objective.compute_importance(change_BT, mask_BT, float(limit[0]))
         arrays[IMPORTANCE] = weights_BT
 
     def _credited(
@@ -255,7 +255,7 @@ class RolloutBatches(RolloutMaker):
             weight = self.carried.get(DIVERGENCE_WEIGHT, held.weight)
             if held.place == "reward":
                 away_BT = (arrays[OLD] - found[REFERENCE_TOKENS]).astype(np.float64)
-                penalties_BT = weight * divergence(held.estimator, away_BT) * mask_BT
+                penalties_BT = weight * estimate_divergence(held.estimator, away_BT) * mask_BT
             if held.adaptive:
                 found[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
         if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":

@@ -16,7 +16,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.contract import find_parts
-from trainrig.objectives.denoising.row_shapes import widest_row
+from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.cluster import Cluster
@@ -94,7 +94,7 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         share * (each.mean_rate(run.training.steps) if isinstance(each, MaskedLM) else 1.0)
         for share, each in find_parts(run.objective)
     )
-    places = widest_row(run.objective, stage.sequence_length)
+    places = compute_widest_row(run.objective, stage.sequence_length)
     if places != stage.sequence_length:
         notes.append(
             f"Planned for rows of {places} places, the widest that objective {run.objective.kind} "

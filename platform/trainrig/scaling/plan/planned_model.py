@@ -4,9 +4,9 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.objective_flops import position_flops
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives.denoising.row_shapes import (
-    further_heads_of,
-    model_kind_of,
-    widest_row,
+    compute_widest_row,
+    count_further_heads,
+    find_model_kind,
 )
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.objective_names import read
@@ -24,11 +24,11 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
     Raises ConfigError where there is none.
     """
     objective = read(law.objective)
-    positions = widest_row(objective, length)
-    kind = model_kind_of(objective)
+    positions = compute_widest_row(objective, length)
+    kind = find_model_kind(objective)
     if kind == "Decoder":
         found = ladder_model_of(parameters, law.parameters_count, vocabulary, positions)
-        return with_further_heads(found, further_heads_of(objective))
+        return with_further_heads(found, count_further_heads(objective))
     if law.parameters_count == "total":
         raise ConfigError(
             f"plan: the law of {objective.kind} counts embeddings among parameters, and sizes of "
@@ -39,7 +39,7 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
 
 def row_places(law: Law, length: int) -> int:
     """Places that the widest rows of the objective of `law` fill, of `length` tokens of text."""
-    return widest_row(read(law.objective), length)
+    return compute_widest_row(read(law.objective), length)
 
 
 def training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:

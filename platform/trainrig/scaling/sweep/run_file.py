@@ -21,7 +21,11 @@ from trainrig.models.architecture.width_transfer import MuP
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
 from trainrig.objectives.contract import find_parts
-from trainrig.objectives.denoising.row_shapes import check_rows, further_heads_of, model_kind_of
+from trainrig.objectives.denoising.row_shapes import (
+    check_rows,
+    count_further_heads,
+    find_model_kind,
+)
 from trainrig.optim.moments import Momentum
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
@@ -184,7 +188,7 @@ class Sweep(RunFile):
 
     @model_validator(mode="after")
     def _the_objective_fits(self) -> Self:
-        kind = model_kind_of(self.objective)
+        kind = find_model_kind(self.objective)
         if self.tasks and kind != "Decoder":
             raise ValueError(
                 f"tasks: only decoders are asked, and objective {self.objective.kind} trains "
@@ -209,7 +213,7 @@ class Sweep(RunFile):
             )
         check_rows(self.objective, self.batches.settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
-        model = with_further_heads(smallest, further_heads_of(self.objective)).model
+        model = with_further_heads(smallest, count_further_heads(self.objective)).model
         for _, each in find_parts(self.objective):
             check_fit(each, model, convert=False)
         return self

@@ -20,7 +20,11 @@ from trainrig.flops import six_n_d
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.objectives.contract import find_corruption
-from trainrig.objectives.denoising.row_shapes import further_heads_of, model_kind_of, widest_row
+from trainrig.objectives.denoising.row_shapes import (
+    compute_widest_row,
+    count_further_heads,
+    find_model_kind,
+)
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import whole_sequences
 from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, with_further_heads
@@ -150,12 +154,12 @@ def flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> float:
 
 def model_of(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     """The model of about so many parameters, for the sequences, tokens and objective of `sweep`."""
-    length = widest_row(sweep.objective, sweep.batches.sequence_length)
-    kind = model_kind_of(sweep.objective)
+    length = compute_widest_row(sweep.objective, sweep.batches.sequence_length)
+    kind = find_model_kind(sweep.objective)
     found = find_ladder_model_of(
         kind, parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup
     )
-    return with_further_heads(found, further_heads_of(sweep.objective))
+    return with_further_heads(found, count_further_heads(sweep.objective))
 
 
 def _trial(

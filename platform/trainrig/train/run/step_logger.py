@@ -112,7 +112,7 @@ class StepLogger:
             for name in diagnostics
             if all(name in each for each in self._newest)
         }
-        if problem := objective.warning(means):
+        if problem := objective.find_warning(means):
             self._warned = True
             number = self._attempt.number
             self._folder.record("objective_warning", attempt=number, step=step, what=problem)
