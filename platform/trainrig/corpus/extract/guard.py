@@ -30,6 +30,7 @@ from trainrig.config import Settings
 from trainrig.corpus.extract.extract_page import extract
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
 from trainrig.corpus.read import RawPage
+from trainrig.processes.process_group import end_process
 
 Outcome = Extracted | NotExtracted
 Cause = Literal["cpu_time", "memory", "crashed"]
@@ -205,12 +206,7 @@ class _Child:
 
     def close(self) -> None:
         """End the child and give back the memory."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        end_process(self._process)
         os.close(self._shared)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainrig.errors import ConfigError
+from trainrig.processes.process_group import hold_group
 
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 START_SECONDS = 5.0  # for two interpreters to start, on a busy machine
@@ -56,22 +57,18 @@ def run_confined(program: str, seconds: float, memory_mib: int) -> ProgramOutcom
             "seconds": math.ceil(seconds) + 1,
             "environment": {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
         }
-        process = subprocess.Popen(
+        with hold_group(
             [sys.executable, "-I", "-S", LAUNCHER, json.dumps(spec)],
             stdin=given,
             stdout=printed,
             stderr=said,
             cwd=folder,
             env={"LANG": "C.UTF-8"},
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(seconds + START_SECONDS)
-        except subprocess.TimeoutExpired:
-            return ProgramOutcome("timed out")
-        finally:
-            process.kill()  # one process: it can start no other
-            process.wait()
+        ) as process:
+            try:
+                code = process.wait(seconds + START_SECONDS)
+            except subprocess.TimeoutExpired:
+                return ProgramOutcome("timed out")
         said.seek(0)
         words = said.read()[-SAID:].decode("utf-8", "replace")
         printed.seek(0)

@@ -4,14 +4,13 @@ It logs in to the head by SSH and tries again for as long as it takes. Here it h
 is ended with all that it started.
 """
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from trainrig.errors import ClusterError
+from trainrig.processes.process_group import hold_group
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
@@ -21,23 +20,20 @@ def launch(config: Path, log: Path, seconds: float) -> None:
 
     What it says goes to `log`. Raises ClusterError, with the last of that.
     """
-    with log.open("ab") as output:
-        process = subprocess.Popen(
+    with (
+        log.open("ab") as output,
+        hold_group(
             [sys.executable, "-m", __name__, str(config)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=ENVIRONMENT | dict(os.environ),
-            start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise ClusterError(f"{log}: the head was not up after {seconds:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     if status:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise ClusterError(f"{log}: Ray's launcher: {lines[-1] if lines else 'it said nothing'}")

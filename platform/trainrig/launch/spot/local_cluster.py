@@ -3,10 +3,8 @@
 They listen where Ray finds this machine's address, as `ray start` has it, and want the token.
 """
 
-import contextlib
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from trainrig.errors import ClusterError
 from trainrig.launch.spot.drain import live_nodes
+from trainrig.processes.process_group import kill_group
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 HEAD = "the head"
@@ -69,10 +68,7 @@ class LocalCluster:
 
     def kill(self, node: str) -> None:
         """End a node at once."""
-        process = self._processes.pop(node)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_group(self._processes.pop(node))
 
     def close(self) -> None:
         """End all that is left, the head last."""

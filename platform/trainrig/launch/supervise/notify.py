@@ -1,12 +1,12 @@
 """Tells a command of the user's how a run ended."""
 
-import contextlib
 import os
 import shlex
-import signal
 import subprocess
 from collections.abc import Mapping
 from typing import Any
+
+from trainrig.processes.process_group import kill_group
 
 SAID = 300  # characters of what the command said, for the record
 
@@ -32,9 +32,7 @@ def notify(command: str, seconds: float, facts: Mapping[str, str]) -> dict[str, 
     try:
         said, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # what left its group holds the pipe
-            process.communicate(timeout=1.0)
+        kill_group(process)
         return {"problem": f"took more than {seconds:g} s"}
     result: dict[str, Any] = {"exit_code": process.returncode}
     if process.returncode:

@@ -4,7 +4,6 @@ does.
 It is trusted as the run file is, and not confined; it is never taken from a checkpoint.
 """
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -24,6 +23,7 @@ from trainrig.config import Settings
 from trainrig.config.field_marks import SHIPPED
 from trainrig.errors import ConfigError
 from trainrig.manifest import digest
+from trainrig.processes.process_group import end_process
 
 START_SECONDS = 120.0  # for imports of the user's own, which may be torch
 READ = 64 * 2**10  # bytes of an answer taken at a time
@@ -106,7 +106,7 @@ class UserCode:
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            _end(self._process)
+            end_process(self._process)
             self._process = None
 
     def _start(self) -> None:
@@ -115,7 +115,7 @@ class UserCode:
         self._process = subprocess.Popen(
             [sys.executable, "-P", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, end_process, self._process)
         self._rest = b""
         self.starts += 1
         given, source = self._settings, None
@@ -159,12 +159,3 @@ class UserCode:
                 self._rest += new
         line, _, self._rest = self._rest.partition(b"\n")
         return line
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()

@@ -5,9 +5,9 @@ working folder of its own, no console, no display, no browser and no site-packag
 raises, hangs or kills the interpreter costs its own page and nothing else.
 """
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainrig.processes.process_group import hold_group
 from trainrig.quickstart.site import pydoc_child
 from trainrig.quickstart.site.article import Article, Markup
 
@@ -110,24 +111,21 @@ def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tupl
         job.write_text(
             json.dumps({"modules": modules, "folders": folders, "seconds": seconds}), "utf-8"
         )
-        child = subprocess.Popen(
-            [sys.executable, *_FLAGS, pydoc_child.__file__, str(job), str(results)],
-            cwd=home,
-            env={"HOME": str(home), "TMPDIR": str(home), "PATH": os.defpath, "TZ": "UTC"}
-            | {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TERM": "dumb"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
+        # Also what the modules may have started and left running ends with it.
+        with (
+            hold_group(
+                [sys.executable, *_FLAGS, pydoc_child.__file__, str(job), str(results)],
+                cwd=home,
+                env={"HOME": str(home), "TMPDIR": str(home), "PATH": os.defpath, "TZ": "UTC"}
+                | {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TERM": "dumb"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as child,
             # The child ends itself when a module is late; this is for one that prevents that.
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
             child.wait(timeout=seconds * len(modules) + 10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        finally:
-            _end_group(child.pid)
         if not results.exists():
             return [], False
         late = results.with_name("results.jsonl.late")
@@ -135,14 +133,6 @@ def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tupl
         return results.read_text("utf-8").split("\n")[
             :-1
         ], late.exists() and late.stat().st_size > 0
-
-
-def _end_group(leader: int) -> None:
-    """End what the modules may have started and left running."""
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _outcomes(lines: Iterable[str], late: bool) -> Iterator[Article | Skipped]:
