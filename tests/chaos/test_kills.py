@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+import ray
 import trouble
 
 from trainrig.train.elastic import trainer
@@ -83,6 +84,9 @@ def test_a_rank_that_stands_still_is_killed_with_the_others(
     assert (tmp_path / "stood").exists() and (tmp_path / "in evaluation").exists()
     (hang,) = events.all("hang_seen")
     assert "hangs: no progress" in hang["problem"]
+    assert hang["problem"].endswith("the others wait for rank 1")
+    node = next(e["node"] for e in events.all("attempt_failed") if e["seen_by"] == "heartbeats")
+    assert node in {each["NodeID"] for each in ray.nodes()}
     assert_equal(job, straight)
 
 

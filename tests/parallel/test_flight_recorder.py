@@ -1,6 +1,8 @@
 import json
 import os
 
+import pytest
+
 from trainrig.parallel import flight_recorder
 
 
@@ -44,3 +46,20 @@ def test_a_rank_that_waits_for_another_tells_which_collective_it_waits_for(ranks
     last = entries[-1]
     # Rank 1 never joins it while that is written.
     assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[5]])
+
+
+@pytest.mark.parametrize(
+    ("entries", "pending"),
+    [
+        ([("gloo:all_reduce", "scheduled", True)], None),
+        ([("gloo:all_reduce", "scheduled", True), ("gloo:barrier", "scheduled", False)], 1),
+        # Put into the stream, which has not come to it: this device computes.
+        ([("nccl:all_gather", "completed", True), ("nccl:all_gather", "scheduled", False)], None),
+        ([("nccl:all_gather", "started", False), ("nccl:broadcast", "scheduled", False)], 0),
+    ],
+)
+def test_a_rank_waits_in_the_first_collective_that_it_came_to_and_others_did_not(entries, pending):
+    names = ("profiling_name", "state", "retired")
+    dumped = json.dumps({"entries": [dict(zip(names, entry, strict=True)) for entry in entries]})
+    found = flight_recorder.find_pending(dumped.encode())
+    assert found == (None if pending is None else entries[pending][0])

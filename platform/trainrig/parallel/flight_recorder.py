@@ -4,6 +4,7 @@ What every rank was waiting for when a run hung tells which of them did not come
 of them in memory, for gloo and for NCCL; nothing is written until it is asked for.
 """
 
+import json
 import os
 from typing import Any
 
@@ -32,4 +33,19 @@ def dump(source: Any = None) -> bytes | None:
         found: bytes | None = recorder(includeCollectives=True) if recorder else None
         if found and b'"record_id"' in found:
             return found
+    return None
+
+
+def find_pending(dumped: bytes) -> str | None:
+    """The name of the first collective of a dump in which its process waits for others; None: it
+    waits in none, so that others wait for it.
+
+    NCCL's are put into a stream long before the device comes to them: one that has not started
+    waits for this device's own work. Of gloo's, none is said to have started.
+    """
+    for entry in json.loads(dumped)["entries"]:
+        name: str = entry["profiling_name"]
+        entered = entry["state"] == "started" or name.startswith("gloo:")
+        if entered and not entry["retired"]:
+            return name
     return None

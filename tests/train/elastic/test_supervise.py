@@ -158,6 +158,7 @@ def play(tmp_path, monkeypatch):
     def run(*plays, workers=1, rooms=None, at=(), damages=(), **faults):
         job = FakeJob(str(tmp_path), FakeTraining(Faults(**faults)))
         cluster = FakeCluster(clock, plays)
+        cluster.folder = job.folder
         cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(bounds(workers).most)}
         monkeypatch.setattr(module, "newest_valid", newest_of(cluster, damages))
         clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
@@ -298,6 +299,35 @@ def test_a_hang_is_seen_and_all_ranks_are_killed(play):
     failed = only(play.folder, "attempt_failed")
     assert (failed["seen_by"], failed["problem"]) == ("heartbeats", seen["problem"])
     assert outcome.restarts == 1
+
+
+def waits(rank, name):
+    """A rank of the first attempt writes, before it is ended, what it waits in."""
+
+    def record(cluster):
+        where = {"rank": rank, "step": 5, "doing": "train", "file": "-"}
+        RunFolder(cluster.folder).record("collectives_dumped", attempt=1, waits_in=name, **where)
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("dumps", "absent"),
+    [
+        ({0: "gloo:all_reduce", 2: "gloo:all_reduce"}, 1),  # too still to write anything
+        ({0: "gloo:all_reduce", 1: None, 2: "gloo:all_reduce"}, 1),
+        ({0: "gloo:all_reduce"}, None),  # of two nodes
+        ({0: "gloo:all_reduce", 1: "gloo:all_reduce", 2: "gloo:all_reduce"}, None),
+        ({0: None, 1: None, 2: None}, None),
+        ({}, None),
+    ],
+)
+def test_a_hang_is_laid_to_the_one_node_whose_ranks_the_others_wait_for(play, dumps, absent):
+    at = [(8.0, waits(rank, name)) for rank, name in dumps.items()]
+    play(Play(stuck_at=5, saves=False), Play(), workers=3, at=at, hang_seconds=4.0)
+    failed = only(play.folder, "attempt_failed")
+    assert failed["problem"].endswith(f"; the others wait for rank {absent}") == bool(absent)
+    assert failed.get("node") == (None if absent is None else f"node{absent}")
 
 
 def test_a_killed_attempt_that_ray_never_ends_is_left(play):

@@ -1,7 +1,8 @@
-"""Determines why a worker group failed, from the errors of its ranks."""
+"""Determines why a worker group failed: by the errors of its ranks, or by what they wait for."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from trainrig.errors import InputError
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
@@ -81,6 +82,24 @@ def find_cause(
     line = last_line(failures[rank])
     memory = is_out_of_memory(_whole(failures[rank]))
     return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
+
+
+def find_absent_ranks(
+    events: Iterable[Mapping[str, Any]], attempt: int, world: int
+) -> frozenset[int]:
+    """Of the `world` ranks of a hung `attempt`, those that have not said that they wait in a
+    collective: those that came to it wait, and who says nothing, or waits in none, did not come.
+
+    Empty if no rank has said so, or all have: a network that fails looks alike from both its ends.
+    """
+    waiting = {
+        event["rank"]
+        for event in events
+        if event["event"] == "collectives_dumped"
+        and event["attempt"] == attempt
+        and event["waits_in"]
+    }
+    return frozenset(range(world)) - waiting if waiting else frozenset()
 
 
 def _is_broken_device(error: BaseException) -> bool:

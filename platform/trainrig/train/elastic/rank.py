@@ -109,6 +109,7 @@ def dump_collectives(folder: RunFolder, attempt: TrainingAttempt, heartbeat: Hea
         rank=heartbeat.rank,
         step=heartbeat.step,
         doing=heartbeat.doing,
+        waits_in=flight_recorder.find_pending(found),
         file=name,
     )
 
