@@ -2,7 +2,7 @@
 
 torch's own kernels for CPUs give such numbers no gradient, so it falls back on plain products, with
 a softmax that looks for rows that see nothing, and a pass for the sum. Here the sum is made in the
-product, and nothing is looked for: the same bits, where queries are not scaled.
+product, and nothing is looked for: the same within rounding, to the bit on some processors.
 
 Shapes: B rows, T queries, S keys, H heads, D channels of one head.
 """
