@@ -190,6 +190,7 @@ def test_the_chain_is_one() -> None:
     assert min(CHAIN, key=len) == CHAIN[1]
 
 
+@pytest.mark.slow
 def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
     kept = {row["id"] for row in read_rows(curated, KEPT, ["id"])}
     copies = list(read_rows(curated, DROPPED, ["dropped_by", "duplicate_of", "similarity"]))
@@ -203,6 +204,7 @@ def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
     assert Counter(row["dropped_by"] for row in copies)["near_duplicate"] >= 1
 
 
+@pytest.mark.slow
 def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path: Path) -> None:
     original, near = prose(9, 30), prose(9, 29)  # the longer one is kept
     pages = [plain("a/near", near), plain("a/original", original), plain("a/again", near.upper())]
@@ -270,6 +272,7 @@ def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
     assert verdicts(output)["web.example/private"] == ["PII.too_many"]
 
 
+@pytest.mark.slow
 def test_each_source_is_held_to_its_own_rules(archives: str, tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     path = f"{archives}/web/a.warc.gz"
@@ -509,6 +512,7 @@ def test_other_ways_to_find_copies_decide_again_too(
     assert result(decided) == result(fresh)
 
 
+@pytest.mark.slow
 def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
     archives: str, decided: str, loosely_curated: str
 ) -> None:
@@ -585,6 +589,7 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
     assert result(output) == result(curated)
 
 
+@pytest.mark.slow
 def test_of_one_url_one_document_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     pages = [plain("a/page", prose(1)), plain("a/page#top", prose(2, 25)), plain("b/", prose(3))]
     kept = curate(run_on_pages(tmp_path, pages)).counts
@@ -593,6 +598,7 @@ def test_of_one_url_one_document_is_kept_where_that_is_asked_for(tmp_path: Path)
     assert (once["documents_kept"], once["dropped_by"]) == (2, {"url_duplicate": 1})
 
 
+@pytest.mark.slow
 def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path: Path) -> None:
     pages = [plain(f"a/{n}", prose(n, 10 + n)) for n in range(10)]
     thirds = Buckets(signal="words", shares=(0.3, 0.6))
@@ -609,6 +615,7 @@ def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path
         Buckets(shares=(0.6, 0.3))
 
 
+@pytest.mark.slow
 def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("river\nbridge\n")
     pages = [plain(f"a/{n}", prose(n)) for n in range(6)]
@@ -629,6 +636,7 @@ def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
         curate(run.model_copy(update={"sources": (stricter,)}))
 
 
+@pytest.mark.slow
 def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
     text = f"{prose(1)}\n12345\n{prose(2)}\n3 likes"
     run = run_on_pages(tmp_path, [plain("a/page", text), plain("b/page", prose(3))])
@@ -659,6 +667,7 @@ def test_a_rule_about_what_nothing_counts_is_refused() -> None:
     config.build(Curation, data, "run.toml")
 
 
+@pytest.mark.slow
 def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
     pages = [plain(f"a/{n}", prose(1)) for n in range(30)] + [plain("a/else", prose(2))]
     run = run_on_pages(tmp_path, pages)
@@ -747,6 +756,7 @@ def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> No
     assert not Path(run.output).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"Just a text.\n", b"\x1f\x8b\x08\x00 and no more"])
 def test_a_file_that_is_not_what_its_name_says_is_counted(
     archives: str, tmp_path: Path, content: bytes
@@ -763,6 +773,7 @@ def test_a_file_that_is_not_what_its_name_says_is_counted(
     assert sum(counts["quarantined"].values()) == 2  # with an image
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) -> None:
     whole = Path(archives, "web/a.warc.gz").read_bytes()
     (tmp_path / "a.warc.gz").write_bytes(whole[: len(whole) // 2])
@@ -776,6 +787,7 @@ def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) ->
     assert json.loads(line)["where"].startswith("a.warc.gz: record ")
 
 
+@pytest.mark.slow
 def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
     pages = [
         *(plain(f"a/{n}", f"Too short, number {n}.") for n in range(3)),

@@ -117,6 +117,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
     assert (made.content, made.counts) == (straight.content, straight.counts)
 
 
+@pytest.mark.slow
 def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def files_of(run):
 ALL = ("pick", "write", "follow", "text")
 
 
+@pytest.mark.slow
 def test_a_scorecard_says_what_its_rows_add_up_to(ask):
     run = ask("card", *ALL)
     done = evaluate(run)
@@ -132,6 +133,7 @@ def test_a_scorecard_says_what_its_rows_add_up_to(ask):
         assert said in page
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_goes_on_and_has_the_same_bytes(ask, monkeypatch):
     whole = ask("whole", *ALL)
     evaluate(whole)

@@ -247,6 +247,7 @@ def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
     assert ["pip" in job["runtime_env"] for job in sent] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
     run = Home(str(user.folder / "home")).create("tokenizer", str(user.folder / "tokenizer"))
     run.take_attempt("job", user.cluster.address, "", {"pending": 0.0})

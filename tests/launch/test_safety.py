@@ -20,6 +20,7 @@ def own_processes():
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_local_ray_listens_on_loopback_alone(local_ray):
     listening = [
@@ -169,6 +170,7 @@ def test_the_page_names_the_native_parsers_that_are_loaded():
     }
 
 
+@pytest.mark.slow
 def test_no_archive_is_unpacked():
     unpacking = {("zipfile", "extractall"), ("tarfile", "open"), ("shutil", "unpack_archive")}
     assert not [name for name, module, function, _ in calls() if (module, function) in unpacking]

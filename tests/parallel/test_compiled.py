@@ -48,6 +48,7 @@ def graphs():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 def test_all_layers_share_one_graph_and_names_stay():
     torch._dynamo.utils.counters.clear()
     model = build(Compile(backend="aot_eager"))
@@ -58,6 +59,7 @@ def test_all_layers_share_one_graph_and_names_stay():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [None, Full(), Selective()])
 def test_the_graph_without_a_compiler_gives_the_bits_of_the_plain_layers(again):
     plain, graph = gradients(build(None)), gradients(build(Compile(backend="aot_eager"), again))
@@ -98,6 +100,7 @@ def test_a_machine_without_a_compiler_is_told_so_before_workers_start(cxx, named
     check_compiler(None)
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_for_compiling_is_refused_before_workers_start(
     make_run, monkeypatch, tmp_path
 ):

@@ -72,6 +72,7 @@ def kept_for_the_backward_pass(way):
         return kept.bytes - logits.untyped_storage().nbytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["all layers", "every second", "selective"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packed", [None, "under a mask", "by document"])
@@ -100,6 +101,7 @@ def test_names_of_parameters_stay():
     assert all(each == names[0] for each in names)
 
 
+@pytest.mark.slow
 def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(monkeypatch):
     counts = {}
 

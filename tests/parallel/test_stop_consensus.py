@@ -112,6 +112,7 @@ def test_a_stop_is_heard_within_a_quarter_of_its_time_or_a_micro_batch(
     pytest.fail("not heard")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_all_ranks_stop_before_the_same_micro_batch(world, ranks):
     for wanting in range(world):

@@ -98,10 +98,12 @@ def test_an_adapter_and_pairs_are_seen_too(tune, fresh):
     assert before.answers[0].text == spoken.text
 
 
+@pytest.mark.slow
 def test_a_reward_model_is_asked_nothing(tune):
     assert read_views(tune(1, PAIRS, "pairs", objective={"kind": "Reward"})) == []
 
 
+@pytest.mark.slow
 def test_text_of_another_tokenizer_is_refused(tune, make_tokens, tmp_path):
     other = make_tokens(tmp_path / "other", entries=300)
     with pytest.raises(ConfigError, match=r"comparison\.text: .* another tokenizer"):

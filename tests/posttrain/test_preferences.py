@@ -85,6 +85,7 @@ def test_dpo_learns_and_has_the_same_bits_with_two_workers(
         assert made.counts["parameters_trained"] < made.counts["parameters"] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["IPO", "ORPO", "SimPO"])
 def test_other_objectives_of_pairs_run(kind, pairs, tuning, tmp_path, without_ray):
     posttrain(tuning(pairs, objective={"kind": kind}))
@@ -92,6 +93,7 @@ def test_other_objectives_of_pairs_run(kind, pairs, tuning, tmp_path, without_ra
     assert (Path(pairs) / "references").exists() == (kind == "IPO")
 
 
+@pytest.mark.slow
 def test_kto_learns_from_labels(encode_rows, tuning, tmp_path, without_ray):
     encode_rows(LABELLED, rows="labelled", sequence_length=47)
     posttrain(tuning(str(tmp_path / "encoded"), objective={"kind": "KTO"}))

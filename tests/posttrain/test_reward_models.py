@@ -105,6 +105,7 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     assert held == {*weights(fresh), "head.weight"}
 
 
+@pytest.mark.slow
 def test_scores_of_an_adapter_are_those_of_its_export_in_transformers(
     encode_rows, tuning, tmp_path, without_ray
 ):
@@ -141,6 +142,7 @@ def test_scores_of_an_adapter_are_those_of_its_export_in_transformers(
     assert settings["task_type"] == "SEQ_CLS" and settings["modules_to_save"] == ["score"]
 
 
+@pytest.mark.slow
 def test_a_reward_model_of_steps_learns_which_are_right(encode_rows, tuning, tmp_path, without_ray):
     encode_rows(STEPS, rows="steps", sequence_length=47, held_out=0.3)
     run = tuning(objective={"kind": "ProcessReward"})

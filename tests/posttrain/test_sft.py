@@ -230,6 +230,7 @@ def losses(run):
     return [line["train/loss"] for line in metrics.series(run.output)]
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_answers_by_the_plain_sum(without_ray, run, folder):
     """Fine-tuning, against a loop that takes one conversation at a time."""
     posttrain(run)
@@ -286,6 +287,7 @@ def test_who_asks_an_untuned_model_is_told_that_it_is_none(without_ray, make_run
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_finished_run_names_its_inputs_and_is_not_made_again(
     without_ray, run, monkeypatch, encode_rows
 ):

@@ -78,6 +78,7 @@ def phase_in(folder: Path) -> Phase:
     return Phase(str(folder / "records"), functools.partial(make_work, str(folder)))
 
 
+@pytest.mark.slow
 @WORKERS
 def test_the_records_do_not_depend_on_who_did_the_splits(
     tmp_path: Path, workers: int, brief: bool
@@ -96,6 +97,7 @@ def test_the_records_do_not_depend_on_who_did_the_splits(
     assert seen == [(done, 6) for done in range(7)]
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     tmp_path: Path, workers: int, brief: bool

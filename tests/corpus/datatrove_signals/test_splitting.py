@@ -73,6 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     return asked
 
 
+@pytest.mark.slow
 def test_hardly_any_chunk_is_given_to_spacy(monkeypatch: pytest.MonkeyPatch):
     prose = "He said, \"The mill (built 1820) can't be well-known.\" Nobody's seen example.com; so?"
     code = "np.array([[1.0,2.5]],dtype='f8') >>> x[0]!=y->z // https://example.com/a_b"

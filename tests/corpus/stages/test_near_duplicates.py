@@ -127,6 +127,7 @@ def test_the_manifest_says_what_fell_of_whom_and_by_which_pairs(tmp_path: Path) 
 # The same evidence, another threshold
 
 
+@pytest.mark.slow
 def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> None:
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.9))
     curate(run)
@@ -225,6 +226,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return files(run.output)
 
 
+@pytest.mark.slow
 def test_how_the_search_is_cut_does_not_show(tmp_path: Path, straight: dict[str, str]) -> None:
     run = run_on(tmp_path, *CRAWL, url_duplicates=True, index=True)
     with mock.patch("trainrig.corpus.stages.near_duplicates.plan", apart):
@@ -475,6 +477,7 @@ def test_by_crawl_the_earlier_output_comes_first_whatever_the_dates(tmp_path: Pa
     assert kept(both[1]) == {"chain"}  # all else repeats what the other output keeps
 
 
+@pytest.mark.slow
 def test_three_crawls_one_after_the_other(tmp_path: Path) -> None:
     first, second = held_to(tmp_path, OLD[:2], OLD[2:] + NEW[:2], **EARLY)
     third = run_on(tmp_path, NEW[2:], name="third", against=(first, second), **EARLY)

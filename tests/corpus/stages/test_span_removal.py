@@ -92,6 +92,7 @@ def written(run: Curation) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     counts = curate(run).counts
@@ -236,6 +237,7 @@ def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
         storage.delete_folder(fresh.output)
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path):
     run = make_run(decontamination=ducks)
     assert curate(run).counts["contaminated_by"] == {"ducks": 1}
@@ -247,6 +249,7 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
     assert QUESTION in kept(run)["7"]["text"]
 
 
+@pytest.mark.slow
 def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
     texts = [f"{words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
     run = make_run(texts, common_lines=CommonLines(most=3))
@@ -256,6 +259,7 @@ def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
     assert fallen["cut"] is None
 
 
+@pytest.mark.slow
 def test_a_document_that_holds_a_benchmark_may_fall(make_run, ducks):
     style = ducks.style.model_copy(update={"remove": "document"})
     run = make_run(decontamination=ducks.model_copy(update={"style": style}))
@@ -263,6 +267,7 @@ def test_a_document_that_holds_a_benchmark_may_fall(make_run, ducks):
     assert rows(run, DROPPED)["7"]["text"] == TEXTS[7]
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
     texts = [f"{NOTICE}\n{words(n, 1)}" for n in range(6)]
     lines = CommonLines(most=3)
@@ -273,6 +278,7 @@ def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
     curate(make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=1.0)))
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_was_cut(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     curate(run)

@@ -86,6 +86,7 @@ def expected(folder, length, pooling="mean", most=None):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, models, tmp_path):
     made = embed(embedding(name, normalise=False))
@@ -94,6 +95,7 @@ def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, 
     assert made.counts["refused"] == {"empty_text": 1}
 
 
+@pytest.mark.slow
 def test_the_first_state_and_the_first_pieces(embedding, models, tmp_path):
     embed(embedding(pooling="first", normalise=False, output=str(tmp_path / "a")))
     wanted = expected(models["encoder"], 24, "first")

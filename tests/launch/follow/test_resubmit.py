@@ -146,6 +146,7 @@ def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluste
     assert watched.sent == 0 and not cluster.stopped
 
 
+@pytest.mark.slow
 def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_clock):
     with other_clock():
         watched.begun()

@@ -105,6 +105,7 @@ def test_nothing_is_wrong_with_a_run_that_can_work(
     assert not storage.list_files(found.output)
 
 
+@pytest.mark.slow
 def test_an_address_where_nothing_answers(make_request: Callable[..., SubmissionRequest]) -> None:
     what, text = one_problem(examine(make_request(address="http://127.0.0.1:9")))
     assert what == "cluster"
@@ -245,6 +246,7 @@ def pretrain(
     return lambda **changes: make_request(PRETRAIN, verb="pretrain", **changes)
 
 
+@pytest.mark.slow
 def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
     pretrain: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
     assert "begun before; going on" in process.stdout, "Ray's job log has it too"
 
 
+@pytest.mark.slow
 def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inputs):
     home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run.model_copy(update={"tokenizer": f"{tmp_path}/none"}))

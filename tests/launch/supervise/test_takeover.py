@@ -135,6 +135,7 @@ def test_after_the_attendants_own_death_a_new_attempt_takes_over(start_attendant
     assert spent["attended"] > 0 and "local/?/?" in spent["node_seconds"]
 
 
+@pytest.mark.slow
 def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
     start_attendant, monkeypatch, supervise, home, tmp_path
 ):
@@ -153,6 +154,7 @@ def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
     assert second.end()["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_attendant_ends_its_child_whole(start_attendant):
     process, run, _ = start_attendant(WHOLE)
     process.terminate()

@@ -163,6 +163,7 @@ def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_an
         torch.testing.assert_close(read(one.build(), micro), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_modernbert_is_the_same_in_peft_and_comes_back(
     modernbert, encode, tuning, tmp_path, without_ray
 ):
@@ -191,6 +192,7 @@ def test_an_adapter_of_modernbert_is_the_same_in_peft_and_comes_back(
     assert all(torch.equal(back.weights[name], ours.weights[name]) for name in ours.weights)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_finds_answers_is_the_same_in_peft(
     bert, encode, tuning, tmp_path, without_ray
 ):

@@ -142,6 +142,7 @@ def open_encoder(path):
     return Encoder.of(checkpoint.tokenizer_files(checkpoint.resolve(path)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compare", ["revision", "samples"])
 def test_judgements_are_the_models_probabilities_of_either_letter(
     make_chaining, whole, tmp_path, decided, compare
@@ -223,6 +224,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whol
     assert len(found) == 9 and found == content(whole)
 
 
+@pytest.mark.slow
 def test_what_was_stopped_goes_on_with_what_is_left(
     chaining, decided, whole, tmp_path, monkeypatch
 ):

@@ -183,6 +183,7 @@ def test_a_student_comes_to_expect_what_its_teacher_does(
     assert batches.data_before(3)["teacher"] == content_of
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_in_one_line(
     scoring, tuning, fresh, encode_rows, make_tokens, tmp_path, encoder
 ):

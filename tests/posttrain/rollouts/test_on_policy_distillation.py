@@ -96,6 +96,7 @@ def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
     assert outcome(found) == outcome(job)
 
 
+@pytest.mark.slow
 def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(whole, teacher):
     estimator, job = whole
     model = checkpoint.open_model(teacher).build()

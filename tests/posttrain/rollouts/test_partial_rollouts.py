@@ -296,6 +296,7 @@ def came_to_losses(job):
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
+@pytest.mark.slow
 def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
     """Read anew, segment by segment, by the checkpoint that sampled it."""
     batches = stored_batches(RunFolder(alone.folder))

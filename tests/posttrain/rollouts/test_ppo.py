@@ -98,6 +98,7 @@ def test_the_critic_is_trained_and_saved_with_its_optimizer(whole, ranks, fresh)
     assert {"train/terms/policy", "train/terms/value"} <= line.keys()
 
 
+@pytest.mark.slow
 def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
     for batch in stored_batches(RunFolder(whole[0].folder)):
         micro = batch.micro_batch(0)
@@ -207,6 +208,7 @@ def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run
     assert abs(np.mean(values[-6:]) - np.mean(rewards[-6:])) < 0.3
 
 
+@pytest.mark.slow
 def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_path):
     run = make_run(
         tmp_path / "run",

@@ -179,6 +179,7 @@ def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
     assert came_to(job) == came_to(lagged)
 
 
+@pytest.mark.slow
 def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, make_run, tmp_path):
     """A run goes on from step 2, and nobody has batch 3 any more."""
     shutil.copytree(lagged.folder, tmp_path / "run")

@@ -136,6 +136,7 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
     )
 
 
+@pytest.mark.slow
 def test_trace_shows_each_completion_with_its_reward(whole):
     traced = trace(whole.folder, 2)
     assert traced.log == "agrees"
@@ -305,6 +306,7 @@ def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     assert [row[1] for row in gap.table.rows] == gaps
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     run_data = read_report_data(whole.folder)
     assert [batch.step for batch in run_data.answers] == [0, 1, 2]
@@ -351,6 +353,7 @@ def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measure
         assert "50" in html and blocks[-1].blocks[1].samples[0].text.endswith("3")
 
 
+@pytest.mark.slow
 def test_parts_without_a_weight_are_known_to_the_report(ranks, make_run, tmp_path):
     rewards = (
         {"kind": "PatternShape", "pattern": "e", "whole": False},

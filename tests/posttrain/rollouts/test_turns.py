@@ -82,6 +82,7 @@ def whole(ranks, make_turns, tmp_path_factory):
     return trained(ranks, make_turns(tmp_path_factory.mktemp("turns") / "run"), 1)
 
 
+@pytest.mark.slow
 def test_an_environments_tokens_are_read_and_not_trained_on(whole, fresh):
     encoder = Encoder.of(checkpoint.tokenizer_files(checkpoint.resolve(fresh)))
     turns = []
@@ -128,6 +129,7 @@ def test_its_reward_is_a_part_of_the_sum(whole):
     assert np.isfinite(micro.arrays[ADVANTAGES]).all()
 
 
+@pytest.mark.slow
 def test_turns_are_the_same_at_any_number_of_ranks(whole, ranks, make_turns, tmp_path):
     assert stored(trained(ranks, make_turns(tmp_path / "run"), 2)) == stored(whole)
 
@@ -138,6 +140,7 @@ def test_a_critic_goes_over_turns(ranks, make_turns, tmp_path):
     assert metrics.series(trained(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
 
 
+@pytest.mark.slow
 def test_a_calculator_needs_no_file(ranks, make_run, tmp_path):
     run = make_run(
         tmp_path / "run",

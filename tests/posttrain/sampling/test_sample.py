@@ -112,6 +112,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_pa
     assert len(found) == 9 and found == content(whole)
 
 
+@pytest.mark.slow
 def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, monkeypatch):
     write, written = stage.write_rows, []
 

@@ -120,6 +120,7 @@ def test_each_step_of_a_solution_has_a_score_that_what_follows_does_not_change(s
     assert len(set(found[2])) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
     for workers in (0, 2):

@@ -74,6 +74,7 @@ def test_another_seed_makes_another_site(built, tmp_path):
     assert all(ours[name] != others[name] for name in ours)
 
 
+@pytest.mark.slow
 def test_there_are_as_many_as_asked_for(built, pages):
     folder, report = built
     assert len(pages) == report.docs + report.code

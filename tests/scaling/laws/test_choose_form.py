@@ -49,6 +49,7 @@ def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
     assert any("The form Kaplan predicts the runs kept back better" in one for one in grave(law))
 
 
+@pytest.mark.slow
 def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_kept_back() -> None:
     runs = table(CHINCHILLA)
     forms = fit_forms(runs, split_held_out(runs, FEW.hold_out), None, Huber())

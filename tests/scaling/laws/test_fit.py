@@ -86,6 +86,7 @@ def seven_runs() -> RunsTable:
     return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.loss(n, d)[kept])
 
 
+@pytest.mark.slow
 def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_judged() -> None:
     runs = seven_runs()
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
@@ -222,6 +223,7 @@ def test_a_law_comes_back_from_its_file_and_the_same_bytes_again(
     assert read_law(str(one)) == fitted.law
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
 def test_the_published_chinchilla_points_give_the_replications_law() -> None:

@@ -64,6 +64,7 @@ def test_the_ten_fastest_are_printed_fastest_first(run_file):
     assert any("USD" in line and "kWh" in line and "kW" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_path):
     run_file.write_text(RUN.replace("[batches]", MIXTURE))
     out = tmp_path / "best.toml"
@@ -136,6 +137,7 @@ def test_shared_experts_are_not_written_between_stages(run_file):
     assert all("shared experts between stages" in each.needs for each in found.best)
 
 
+@pytest.mark.slow
 def test_an_axis_that_an_objective_is_not_trained_with_is_not_written(run_file):
     run_file.write_text(RUN + '[objective]\nkind = "PrefixLM"\n')
     found, _ = plan(run_file)
@@ -213,6 +215,7 @@ def test_rows_are_as_wide_as_the_objective_makes_them(run_file):
     assert f"rows of {subject.batch.sequence_length} places" in notes[0]
 
 
+@pytest.mark.slow
 def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_path):
     run_file.write_text(RUN.replace("steps = 1000", "steps = 1000\ndeterministic = false"))
     out = tmp_path / "best.toml"
@@ -297,6 +300,7 @@ def test_runs_that_cannot_be_laid_out_so(run_file, change, wanted, fixed, said):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_too_few_devices_say_the_smallest_number_that_works(run_file):
     large = RUN.replace("layers = 8", "layers = 16").replace("channels = 1024", "channels = 8192")
     run_file.write_text(large)

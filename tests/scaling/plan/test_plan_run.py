@@ -66,6 +66,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_law_of_another_objective_plans_a_run_of_it(
     kind: str, corrupted_tokens: str, tokens: str, tmp_path: Path

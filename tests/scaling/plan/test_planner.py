@@ -51,6 +51,7 @@ def test_what_is_said_of_the_decoder_is_true_of_it() -> None:
     assert recipe.global_batch >= plan.cost.devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [0.5, 30.0, 3_000.0])
 def test_device_days_are_spent_to_the_step(days: float) -> None:
     plan = planned(gpu_days=days, device="h200")
