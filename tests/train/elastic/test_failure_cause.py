@@ -4,7 +4,7 @@ import torch
 from trainrig.errors import DataError
 from trainrig.processes.fork_server import how_it_ended
 from trainrig.train.checkpoint import DamagedCheckpoint
-from trainrig.train.elastic.failure_cause import find_cause, out_of_memory
+from trainrig.train.elastic.failure_cause import find_absent_ranks, find_cause, out_of_memory
 from trainrig.train.elastic.restart_policy import GiveUp, RestartPolicy
 from trainrig.train.fault_settings import Faults
 
@@ -147,3 +147,12 @@ def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
     failure = find_cause({}, {0: "ended with 1", 1: how_it_ended(-9, True)}, {}, 0)
     assert failure.memory
     assert failure.problem.startswith("the process of rank 1 died (and 1 more): killed by the kern")
+
+
+def test_ranks_of_which_none_says_that_it_waits_are_not_absent():
+    said = {"event": "collectives_dumped", "attempt": 2}
+    waits, older = said | {"rank": 1, "waits_in": "gloo:barrier"}, {"attempt": 1}
+    assert find_absent_ranks([], 2, 3) == frozenset()
+    assert find_absent_ranks([said | {"rank": 0, "waits_in": None}], 2, 3) == frozenset()
+    assert find_absent_ranks([waits | older, {"event": "checkpoint"}], 2, 3) == frozenset()
+    assert find_absent_ranks([waits], 2, 3) == {0, 2}
