@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from trainrig.hardware import cpu_has_bfloat16
-from trainrig.models.attention import added_mask, document_mask
+from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.kernels import blocked_attention, document_attention
 
@@ -56,7 +56,7 @@ def one_layer(dtype, places, length):
         torch.randn(rows, places, HEADS, WIDTH, dtype=dtype).transpose(1, 2).requires_grad_()
         for _ in range(3)
     ]
-    mask, scale = added_mask(document_mask(documents, places), dtype), WIDTH**-0.5
+    mask, scale = make_added_mask(make_document_mask(documents, places), dtype), WIDTH**-0.5
     times = in_turns(
         {
             "documents": lambda: backward(

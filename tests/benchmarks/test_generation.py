@@ -36,7 +36,7 @@ def test_generation_is_ahead_of_transformers(rows, tmp_path, write_result, monke
     (tmp_path / "tokenizer.json").write_text(Tokenizer(BPE({"a": 0}, [])).to_str())
     hub = open_folder(str(tmp_path))
     ours = Decoder(hub.config).eval()
-    ours.load_state_dict(hub.state())
+    ours.load_state_dict(hub.read_state())
     ids = torch.randint(4096, (rows, PROMPT), generator=torch.Generator().manual_seed(1))
     greedy = Sampling(temperature=0.0, maximum_tokens=NEW)
     requests = [Request(tuple(row), greedy) for row in ids.tolist()]

@@ -5,7 +5,7 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.generate import Generation, Request, generate, generate_batch
-from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
+from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
 
 GREEDY = Sampling(temperature=0.0, maximum_tokens=10)
 PROMPT = [3, 14, 15]
@@ -78,7 +78,7 @@ def test_ids_that_only_pad_the_table_are_never_drawn(build):
 
 
 def frequencies(logits, sampling, draws=4000):
-    stream = sampling_stream(sampling)
+    stream = derive_stream(sampling)
     tokens = [NextToken(sampling, stream, place) for place in range(draws)]
     counts = Counter(draw(torch.tensor(logits).expand(draws, -1), tokens))
     return {each: count / draws for each, count in counts.items()}

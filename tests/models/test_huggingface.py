@@ -70,7 +70,7 @@ def test_files_are_cut_where_they_would_be_too_large(build, tmp_path):
         assert all(index["weight_map"][name] == file for name in tensors)
         assert sum(t.nbytes for t in tensors.values()) <= 30_000
     assert index["metadata"]["total_size"] == sum(sizes.values())
-    back = open_folder(str(tmp_path)).state()
+    back = open_folder(str(tmp_path)).read_state()
     assert all(torch.equal(back[name], state[name].bfloat16()) for name in state)
     assert split_into_files({"a": 5, "b": 1, "c": 1}, 3) == {
         "model-00001-of-00002.safetensors": ["a"],
@@ -84,7 +84,7 @@ def test_the_same_on_s3(exported, s3, tmp_path):
     write_folder(there, model.config, model.state_dict().__getitem__, FILES)
     for path in out.iterdir():
         assert storage.read(f"{there}/{path.name}") == path.read_bytes()
-    state = open_folder(there).state()
+    state = open_folder(there).read_state()
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
@@ -113,7 +113,7 @@ def test_added_tokens_grow_tables_to_the_padded_multiple_with_the_mean(build, tm
     assert grown.config.vocabulary == rows
     special = find_special_tokens(grown.files)
     assert [special.names[each] for each in ("<|tool|>", "<|think|>")] == [301, 302]
-    state = grown.state()
+    state = grown.read_state()
     for name in ("embedding.weight", "head.weight"):
         old = model.state_dict()[name][:301]
         assert torch.equal(state[name][:301], old)
@@ -184,7 +184,7 @@ def test_quantised_numbers_are_refused(exported):
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
     save_file(tensors, out / "model.safetensors")
     with pytest.raises(DataError, match="holds I8 numbers; undo the quantisation"):
-        open_folder(str(out)).state()
+        open_folder(str(out)).read_state()
 
 
 def test_derived_tensors_and_a_repeated_tied_head_are_left_out(exported):
@@ -193,7 +193,7 @@ def test_derived_tensors_and_a_repeated_tied_head_are_left_out(exported):
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, out / "model.safetensors")
-    assert open_folder(str(out)).state().keys() == model.state_dict().keys()
+    assert open_folder(str(out)).read_state().keys() == model.state_dict().keys()
 
 
 def test_another_model_is_never_written_over_but_a_killed_export_is_completed(exported):
@@ -204,7 +204,7 @@ def test_another_model_is_never_written_over_but_a_killed_export_is_completed(ex
     (out / "config.json").unlink()
     (out / "model.safetensors").write_bytes(b"half")
     write_folder(*arguments)
-    assert torch.equal(open_folder(str(out)).state()["norm.weight"], model.norm.weight)
+    assert torch.equal(open_folder(str(out)).read_state()["norm.weight"], model.norm.weight)
     (out / "config.json").unlink()
     (out / "notes.txt").write_text("mine")
     with pytest.raises(OutputTaken, match=r"holds other files \(notes.txt\)"):

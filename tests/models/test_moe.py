@@ -8,7 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.feedforward import activate
-from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, grouped_product
+from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, multiply_grouped
 from trainrig.optim import AdamW
 
 IDS = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
@@ -178,8 +178,8 @@ def test_rows_beyond_the_counts_are_zero_and_gradients_those_of_the_values():
     x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
     counts = torch.tensor([2, 0, 3])
-    assert (grouped_product(x, weights, counts)[5] == 0).all()
-    assert torch.autograd.gradcheck(lambda a, b: grouped_product(a, b, counts), (x, weights))
+    assert (multiply_grouped(x, weights, counts)[5] == 0).all()
+    assert torch.autograd.gradcheck(lambda a, b: multiply_grouped(a, b, counts), (x, weights))
 
 
 def test_parameters_are_counted_in_all_and_by_token(build):

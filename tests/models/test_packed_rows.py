@@ -11,13 +11,13 @@ from trainrig.models.attention import (
     Attention,
     KeyValueCache,
     Sight,
-    document_mask,
-    document_numbers,
+    make_document_mask,
+    number_documents,
 )
 from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import LLAMA
-from trainrig.models.families.tensors import table_of, tensor_shapes
+from trainrig.models.families.tensors import list_tensor_shapes, list_tensors
 from trainrig.models.kernels import document_attention
 from trainrig.models.positions import Rotation
 
@@ -96,7 +96,7 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
             tie_word_embeddings=config.tie_embeddings,
         )
     )
-    state, names = model.state_dict(), table_of(LLAMA, config, tensor_shapes(config))
+    state, names = model.state_dict(), list_tensors(LLAMA, config, list_tensor_shapes(config))
     theirs = {name.theirs: state[name.ours[0]] for name in names}
     missing = llama.load_state_dict(theirs, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]  # tied
@@ -148,7 +148,7 @@ def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build)
 
 def test_a_row_may_begin_inside_a_document():
     positions = torch.tensor([[4, 5, 0, 1], [0, 1, 2, 0]])
-    assert document_mask(document_numbers(positions), 4).int().tolist() == [
+    assert make_document_mask(number_documents(positions), 4).int().tolist() == [
         [[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]],
         [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]],
     ]
@@ -198,7 +198,7 @@ def test_numbers_are_made_of_a_mask_only_where_a_kernel_takes_them(pattern, cap,
     sizes = {"layers": 2, "channels": 8, "heads": 2, "vocabulary": 4, "positions": T}
     model = Decoder(DecoderConfig.model_validate(sizes | {"attention": attention}))
     positions = packed_positions([[3, T - 3]])
-    sights = model.sights(positions, document_numbers(positions), dtype=torch.float32)
+    sights = model.sights(positions, number_documents(positions), dtype=torch.float32)
     assert [sight.added_B1TS is not None for sight in sights.values()] == [made] * len(sights)
 
 
@@ -208,9 +208,9 @@ def test_gradients_under_a_mask_are_those_of_the_values():
         config.shapes.layers[0].attention, 2, config.norm, config.attention
     ).double()
     positions = torch.tensor([[0, 1, 0, 1]])
-    numbers = document_numbers(positions)
+    numbers = number_documents(positions)
     rotation = Rotation(positions, 2, Rope(theta=100.0))
-    sight = Sight(rotation, numbers, mask_B1TS=document_mask(numbers, 4))
+    sight = Sight(rotation, numbers, mask_B1TS=make_document_mask(numbers, 4))
     x = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: attention(x, sight), (x,))
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
+from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
 from trainrig.randomness import RandomKey, uniforms
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 3
@@ -35,7 +35,7 @@ def test_what_may_be_drawn_is_what_transformers_leaves(settings):
         logits = step(ids, logits)
     shares = logits.softmax(-1)[0]
     sampling = Sampling.model_validate(settings)
-    stream = sampling_stream(sampling)
+    stream = derive_stream(sampling)
     tokens = [NextToken(sampling, stream, place, SAID) for place in range(4000)]
     drawn = draw(LOGITS.expand(4000, -1), tokens)
     counts = torch.bincount(torch.tensor(drawn), minlength=40) / 4000
@@ -57,7 +57,7 @@ def test_rows_that_are_drawn_together_get_what_each_gets_alone():
     settings = [{}, {"temperature": 0.0}, {"temperature": 0.7}, *SETTINGS]
     kinds = [Sampling(**each, seed=seed) for each, seed in product(settings, (0, 7, 2**40))]
     tokens = [
-        NextToken(kind, sampling_stream(kind), place, SAID[: place + 1])
+        NextToken(kind, derive_stream(kind), place, SAID[: place + 1])
         for place in range(4)
         for kind in kinds
     ]
@@ -76,5 +76,5 @@ def test_a_plain_draw_by_hand(seed):
     for place in range(50):
         luck = float(uniforms(RandomKey(seed, "sampling"), torch.tensor([place])))
         expected = next(i for i in range(40) if sum(shares[: i + 1]) > luck)
-        drawn = draw(LOGITS[None], [NextToken(sampling, sampling_stream(sampling), place)])
+        drawn = draw(LOGITS[None], [NextToken(sampling, derive_stream(sampling), place)])
         assert drawn == [expected]

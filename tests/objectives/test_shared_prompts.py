@@ -7,7 +7,7 @@ import torch
 from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.positions import LearnedPositions
-from trainrig.models.attention import MaskRegions, document_mask
+from trainrig.models.attention import MaskRegions, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.lora.layers import adapt
 from trainrig.models.lora.settings import LoRA
@@ -106,7 +106,7 @@ def test_a_token_sees_the_beginning_and_its_own_branch():
         torch.tensor([[1, 1, 1, 1, 2, 2, 2]]),
         torch.tensor([[0, 1, 2, 2, 0, 1, 2]]),
     )
-    seen = document_mask(documents, 7, marks=MaskRegions(branches_BS=branches))[0, 0]
+    seen = make_document_mask(documents, 7, marks=MaskRegions(branches_BS=branches))[0, 0]
     for query in range(7):
         for key in range(7):
             own = documents[0, key] == documents[0, query] and key <= query

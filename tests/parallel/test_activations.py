@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from trainrig.models.architecture.feedforward import ReLU
-from trainrig.models.attention import Attention, Sight, document_numbers
+from trainrig.models.attention import Attention, Sight, number_documents
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.activations import ActivationStatistics, mean_entropy
@@ -83,7 +83,7 @@ def test_entropy_is_that_of_the_weights_that_torch_attends_by(window, documents)
     length = 20  # fewer than are sampled: all queries
     query, key = drawn(length)
     starts = torch.tensor([[*range(12), *range(8)]] * 2)
-    numbers = document_numbers(starts) if documents else None
+    numbers = number_documents(starts) if documents else None
     places = torch.arange(length)
     mask = places[:, None] >= places
     if window:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder
-from trainrig.models.lora.layers import adapter_shapes
+from trainrig.models.lora.layers import list_adapter_shapes
 from trainrig.models.lora.settings import LoRA
 from trainrig.posttrain.huggingface import export_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
@@ -34,7 +34,7 @@ def trained(fresh, tmp_path):
         dice = torch.Generator().manual_seed(0)
         tensors = {
             name: torch.randn(shape, generator=dice) * 0.3
-            for name, shape in adapter_shapes(base.config, lora).items()
+            for name, shape in list_adapter_shapes(base.config, lora).items()
         }
         adapter = Adapter(lora, base.path, checkpoint.manifest_sum(base.path))
         folder = str(tmp_path / name)

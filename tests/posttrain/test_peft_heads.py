@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainrig.errors import DataError
-from trainrig.models.lora.layers import adapter_shapes, is_adapter
+from trainrig.models.lora.layers import is_adapter, list_adapter_shapes
 from trainrig.models.lora.settings import LoRA
 from trainrig.posttrain.huggingface import import_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
@@ -92,7 +92,7 @@ def write_random(base, lora, out):
         name: torch.rand(shape, generator=dice) + 0.5
         if name.endswith("magnitude")
         else torch.randn(shape, generator=dice) * 0.2
-        for name, shape in adapter_shapes(opened.config, lora).items()
+        for name, shape in list_adapter_shapes(opened.config, lora).items()
     }
     adapter = Adapter(lora, opened.path, checkpoint.manifest_sum(opened.path))
     checkpoint.write_adapter(out, opened.config, opened.tokenizer, adapter, tensors, opened.beside)

@@ -9,7 +9,7 @@ import torch
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.lora.layers import adapter_shapes
+from trainrig.models.lora.layers import list_adapter_shapes
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import DPO
 from trainrig.train import checkpoint
@@ -156,7 +156,7 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
     job = adapter_job("float32")
     lora = KINDS["float32"]
     elsewhere = Adapter(lora, str(tmp_path / "nowhere"), "0" * 64)
-    shapes = adapter_shapes(job.model, lora)
+    shapes = list_adapter_shapes(job.model, lora)
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     path = checkpoint.write_adapter(
         str(tmp_path / "written"), job.model, job.tokenizer, elsewhere, tensors

@@ -22,27 +22,27 @@ _CLASSES: Mapping[str, type[DecoderConfig]] = {
 }
 
 
-def _kind_of(given: Mapping[str, Any]) -> Any:
+def _find_kind(given: Mapping[str, Any]) -> Any:
     """The `kind` of the model that a table describes; most say none, and are decoders."""
     preset = PRESETS.get(str(given.get("preset")), {})
     return given.get("kind", preset.get("kind", "Decoder"))
 
 
-def model_class(given: Mapping[str, Any]) -> type[DecoderConfig]:
+def find_model_class(given: Mapping[str, Any]) -> type[DecoderConfig]:
     """The settings that the table `given` of a run file or a checkpoint is to be read as."""
-    return _CLASSES.get(_kind_of(given), DecoderConfig)
+    return _CLASSES.get(_find_kind(given), DecoderConfig)
 
 
-def _with_kind(given: Any) -> Any:
-    return {**given, "kind": _kind_of(given)} if isinstance(given, Mapping) else given
+def _add_kind(given: Any) -> Any:
+    return {**given, "kind": _find_kind(given)} if isinstance(given, Mapping) else given
 
 
 # A new kind of model is a member here, and of `_CLASSES`.
 Model = Annotated[
     DecoderConfig | EncoderConfig | EncoderDecoderConfig,
     Field(discriminator="kind"),
-    BeforeValidator(_with_kind),
+    BeforeValidator(_add_kind),
     FitsSeveral(),
 ]
 
-__all__ = ["ENCODER_DECODER", "Model", "model_class"]
+__all__ = ["ENCODER_DECODER", "Model", "find_model_class"]

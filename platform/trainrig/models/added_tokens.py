@@ -35,7 +35,7 @@ def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
     if rows < wanted:
         rows = -(-wanted // ALIGNMENT) * ALIGNMENT
     tensors: Mapping[str, PlannedTensor] = {
-        name: _grown(tensor, entries, rows) if name in TABLES else tensor
+        name: _grow_table(tensor, entries, rows) if name in TABLES else tensor
         for name, tensor in model.tensors.items()
     }
     return replace(
@@ -46,7 +46,7 @@ def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
     )
 
 
-def _grown(table: PlannedTensor, entries: int, rows: int) -> PlannedTensor:
+def _grow_table(table: PlannedTensor, entries: int, rows: int) -> PlannedTensor:
     """`table` with `rows` rows, those from `entries` on the mean of those before."""
 
     def read() -> Tensor:

@@ -21,7 +21,7 @@ from trainrig.models.architecture.shapes import (
     ProjectionShape,
     VectorShape,
 )
-from trainrig.models.feedforward import projection
+from trainrig.models.feedforward import build_projection
 from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.document_attention import document_attention
@@ -141,10 +141,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_channels, self.settings, self.alibi = head_channels, settings, alibi
         self.query_scale, self.logit_cap = settings.query_scale, settings.logit_cap
-        self.query = projection(shape.query)
-        self.key = projection(shape.key)
-        self.value = projection(shape.value)
-        self.output = projection(shape.output)
+        self.query = build_projection(shape.query)
+        self.key = build_projection(shape.key)
+        self.value = build_projection(shape.value)
+        self.output = build_projection(shape.output)
         self.query_norm = None if shape.query_norm is None else Norm(shape.query_norm, norm)
         self.key_norm = None if shape.key_norm is None else Norm(shape.key_norm, norm)
         self.sinks = (
@@ -157,11 +157,11 @@ class Attention(nn.Module):
         """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
         if x_BTC.shape[0] == 0:  # of rows that ranks divide one may have none; kernels take some
             return x_BTC
-        query_BHTD = self._heads(self.query(x_BTC), self.query_norm)
-        key_BKSD = self._heads(self.key(x_BTC), self.key_norm)
+        query_BHTD = self._split_heads(self.query(x_BTC), self.query_norm)
+        key_BKSD = self._split_heads(self.key(x_BTC), self.key_norm)
         if sight.rotation is not None:
             query_BHTD, key_BKSD = sight.rotation(query_BHTD), sight.rotation(key_BKSD)
-        value_BKSD = self._heads(self.value(x_BTC), None)
+        value_BKSD = self._split_heads(self.value(x_BTC), None)
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
         see = functools.partial(self.attend, sight=sight)
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         attend (over devices, say) can take its place.
         """
         new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
-        way = self.way(new, seen, sight)
+        way = self.choose_way(new, seen, sight)
         if way == "blocks":
             return self._attend_in_blocks(query_BHTD, key_BKSD, value_BKSD, sight)
         if way == "documents":
@@ -198,7 +198,7 @@ class Attention(nn.Module):
                 scale = self.query_scale or 1 / math.sqrt(self.head_channels)
                 return biased_attention(query_BHTD, key_BKSD, value_BKSD, mask_B1TS, scale=scale)
         elif way == "mask":
-            mask_B1TS = _causal_mask(new, seen, query_BHTD.device)
+            mask_B1TS = _make_causal_mask(new, seen, query_BHTD.device)
         return F.scaled_dot_product_attention(
             query_BHTD,
             key_BKSD,
@@ -209,7 +209,7 @@ class Attention(nn.Module):
             enable_gqa=query_BHTD.shape[1] != key_BKSD.shape[1],
         )
 
-    def way(self, new: int, seen: int, sight: Sight) -> Way:
+    def choose_way(self, new: int, seen: int, sight: Sight) -> Way:
         """How the last `new` of `seen` positions are attended for. Which kernel of torch's that
         comes to is in docs/performance.md."""
         if self.logit_cap is not None or self.sinks is not None or self.alibi:
@@ -248,7 +248,7 @@ class Attention(nn.Module):
             causal=sight.causal,
         )
 
-    def _heads(self, x_BTE: Tensor, norm: Norm | None) -> Tensor:
+    def _split_heads(self, x_BTE: Tensor, norm: Norm | None) -> Tensor:
         """[B, heads, T, D], normed if there is a norm: of all channels, or those of each head."""
         if norm is not None and norm.weight.shape[0] == x_BTE.shape[-1] != self.head_channels:
             x_BTE, norm = norm(x_BTE), None
@@ -269,16 +269,16 @@ class Attention(nn.Module):
         elif isinstance(part, NormShape):
             self.add_module(name, Norm(part, norm))
         else:
-            self.add_module(name, projection(part))
+            self.add_module(name, build_projection(part))
 
 
-def document_numbers(positions_BT: Tensor) -> Tensor:
+def number_documents(positions_BT: Tensor) -> Tensor:
     """[B, T], the document of each token. `positions_BT` [B, T] counts from 0 in each; a row may
     begin inside one."""
     return (positions_BT == 0).cumsum(dim=1)
 
 
-def document_mask(
+def make_document_mask(
     documents_BS: Tensor, new: int, causal: bool = True, marks: MaskRegions | None = None
 ) -> Tensor:
     """[B, 1, T, S], true where one of the last `new` positions may look: at itself and before it,
@@ -301,12 +301,12 @@ def document_mask(
     return together_BTS[:, None]
 
 
-def added_mask(mask_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
+def make_added_mask(mask_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, 1, T, S], what to add to logits of `dtype` for `mask_B1TS`, as torch's kernels do."""
     shown = torch.zeros((), dtype=dtype, device=mask_B1TS.device)
     return torch.where(mask_B1TS, shown, -math.inf)
 
 
-def _causal_mask(new: int, seen: int, device: torch.device) -> Tensor:
+def _make_causal_mask(new: int, seen: int, device: torch.device) -> Tensor:
     """[T, S], true where the query may look: torch's own causal mask counts from the other end."""
     return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)

@@ -27,13 +27,13 @@ from trainrig.models.attention import (
     Cache,
     MaskRegions,
     Sight,
-    added_mask,
-    document_mask,
-    document_numbers,
+    make_added_mask,
+    make_document_mask,
+    number_documents,
 )
 from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape, count_parameters
 from trainrig.models.embedding import Embedding
-from trainrig.models.feedforward import DenseFeedForward, projection
+from trainrig.models.feedforward import DenseFeedForward, build_projection
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.kernels.document_attention import reads_documents
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
@@ -71,31 +71,31 @@ class Layer(nn.Module):
         """[B, T, C] to [B, T, C], and what its router adds to the loss, if it has one; `cache`, if
         given, is extended by these T positions."""
         if self.block.kind == "ParallelBlock":
-            seen_BTC = _normed(self.attention_norm, x_BTC)
+            seen_BTC = _apply_norm(self.attention_norm, x_BTC)
             alone_BTC = seen_BTC
             if self.feedforward_norm is not None:
                 alone_BTC = self.feedforward_norm(x_BTC)
-            changed_BTC, router = self._work(alone_BTC)
+            changed_BTC, router = self._feed_forward(alone_BTC)
             both_BTC = self.attention(seen_BTC, sight, cache) + changed_BTC
-            return x_BTC + self._scaled(both_BTC), router
+            return x_BTC + self._scale(both_BTC), router
         if isinstance(self.block, PostNorm):
-            x_BTC = x_BTC + self._scaled(self.attention(x_BTC, sight, cache))
-            x_BTC = _normed(self.attention_norm, x_BTC)
-            changed_BTC, router = self._work(x_BTC)
-            return _normed(self.feedforward_norm, x_BTC + self._scaled(changed_BTC)), router
-        seen_BTC = self.attention(_normed(self.attention_norm, x_BTC), sight, cache)
-        x_BTC = x_BTC + self._scaled(_normed(self.attention_output_norm, seen_BTC))
-        changed_BTC, router = self._work(_normed(self.feedforward_norm, x_BTC))
-        changed_BTC = _normed(self.feedforward_output_norm, changed_BTC)
-        return x_BTC + self._scaled(changed_BTC), router
+            x_BTC = x_BTC + self._scale(self.attention(x_BTC, sight, cache))
+            x_BTC = _apply_norm(self.attention_norm, x_BTC)
+            changed_BTC, router = self._feed_forward(x_BTC)
+            return _apply_norm(self.feedforward_norm, x_BTC + self._scale(changed_BTC)), router
+        seen_BTC = self.attention(_apply_norm(self.attention_norm, x_BTC), sight, cache)
+        x_BTC = x_BTC + self._scale(_apply_norm(self.attention_output_norm, seen_BTC))
+        changed_BTC, router = self._feed_forward(_apply_norm(self.feedforward_norm, x_BTC))
+        changed_BTC = _apply_norm(self.feedforward_output_norm, changed_BTC)
+        return x_BTC + self._scale(changed_BTC), router
 
-    def _work(self, x_BTC: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _feed_forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.feedforward, ExpertFeedForward):
             changed_BTC, router = self.feedforward(x_BTC)
             return changed_BTC, router
         return self.feedforward(x_BTC), None
 
-    def _scaled(self, x_BTC: Tensor) -> Tensor:
+    def _scale(self, x_BTC: Tensor) -> Tensor:
         return x_BTC if self.residual_multiplier == 1 else x_BTC * self.residual_multiplier
 
 
@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         self.norm = None if shapes.norm is None else Norm(shapes.norm, config.norm)
         self._logit_multiplier = config.plain.logit_multiplier
         # A tied head has no name of its own: one tensor, one entry in every checkpoint.
-        self.head = None if shapes.head is None else projection(shapes.head)
+        self.head = None if shapes.head is None else build_projection(shapes.head)
 
     def forward(
         self,
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         else:
             positions = positions_BT
             if documents_BS is None:
-                documents_BS = document_numbers(positions_BT)
+                documents_BS = number_documents(positions_BT)
         marks = None
         if prefixes_BT is not None or branches_BT is not None:
             what = "branches" if prefixes_BT is None else "prefixes"
@@ -246,16 +246,16 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
     ) -> ModelOutput:
         """What gives the logits, from what the layers made of the stream on."""
-        x_BTC = self._before_head(self._read_places(x_BTC, places_N, documents_BS))
+        x_BTC = self._prepare_head_input(self._read_places(x_BTC, places_N, documents_BS))
         layer = self.embedding if self.head is None else self.head
         # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
-        whole_weight = getattr(layer, "whole_weight", None)
+        whole_weight = getattr(layer, "compute_whole_weight", None)
         weight_VC: Tensor = whole_weight() if whole_weight else layer.weight
         if torch.is_grad_enabled() and weight_VC.requires_grad and not x_BTC.requires_grad:
             # All but the head is frozen: FSDP adds up once the gradient of `hidden` is known.
             x_BTC.requires_grad_()
         head = self._output_head(weight_VC, self._head_bias())
-        return ModelOutput(x_BTC, head, self._router_terms(routers))
+        return ModelOutput(x_BTC, head, self._average_router_terms(routers))
 
     def _pass_layers(
         self,
@@ -285,9 +285,9 @@ class Decoder(nn.Module):
         """The last hidden states: [B, T, C], or [N, C] of the places asked for."""
         if places_N is not None:
             x_BTC = x_BTC.flatten(0, 1)[places_N]
-        return _normed(self.norm, x_BTC)
+        return _apply_norm(self.norm, x_BTC)
 
-    def _before_head(self, x_BTC: Tensor) -> Tensor:
+    def _prepare_head_input(self, x_BTC: Tensor) -> Tensor:
         """What the head makes logits of: here the stream itself."""
         return x_BTC
 
@@ -322,9 +322,9 @@ class Decoder(nn.Module):
         causal = not self.config.bidirectional
         mask_B1TS = added_B1TS = None
         if documents_BS is not None and self._takes_mask(documents_BS, new, marks, dtype):
-            mask_B1TS = document_mask(documents_BS, new, causal, marks)
+            mask_B1TS = make_document_mask(documents_BS, new, causal, marks)
             if dtype is not None and torch.is_grad_enabled():
-                added_B1TS = added_mask(mask_B1TS, dtype)
+                added_B1TS = make_added_mask(mask_B1TS, dtype)
         rope, window = self.config.position_embedding, self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
         sights = {False: Sight(rotation, documents_BS, None, mask_B1TS, causal, added_B1TS)}
@@ -333,7 +333,7 @@ class Decoder(nn.Module):
             sights[True] = Sight(local, documents_BS, window.size, mask_B1TS, causal, added_B1TS)
         return sights
 
-    def _router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _average_router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:
         """Means over the layers that have experts of the terms that the settings ask for, and
         [E] the tokens of each expert by layer."""
         mixture = self.config.feedforward
@@ -369,7 +369,7 @@ def _feedforward(
     return ExpertFeedForward(shape, config.feedforward)
 
 
-def _normed(norm: Norm | None, x_BTC: Tensor) -> Tensor:
+def _apply_norm(norm: Norm | None, x_BTC: Tensor) -> Tensor:
     return x_BTC if norm is None else norm(x_BTC)
 
 

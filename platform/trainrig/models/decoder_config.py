@@ -399,7 +399,7 @@ class DecoderConfig(Settings):
     @property
     def shapes(self) -> DecoderShapes:
         """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""
-        return _shapes(self)
+        return _build_shapes(self)
 
     def _declare_shapes(self) -> DecoderShapes:
         shape = self.shape
@@ -488,7 +488,7 @@ class DecoderConfig(Settings):
 
 
 @functools.lru_cache(maxsize=64)  # a search of layouts asks for it thousands of times
-def _shapes(config: DecoderConfig) -> DecoderShapes:
+def _build_shapes(config: DecoderConfig) -> DecoderShapes:
     return config._declare_shapes()
 
 

@@ -18,9 +18,9 @@ class DenseFeedForward(nn.Module):
     def __init__(self, shape: FeedForwardShape, network: Network) -> None:
         super().__init__()
         self.network = network
-        self.gate = None if shape.gate is None else projection(shape.gate)
-        self.up = projection(shape.up)
-        self.down = projection(shape.down)
+        self.gate = None if shape.gate is None else build_projection(shape.gate)
+        self.up = build_projection(shape.up)
+        self.down = build_projection(shape.down)
 
     def forward(self, x_C: Tensor) -> Tensor:
         """[..., C] to [..., C]."""
@@ -41,6 +41,6 @@ def activate(network: Network, x_F: Tensor) -> Tensor:
     return F.relu(x_F)
 
 
-def projection(shape: ProjectionShape) -> nn.Linear:
+def build_projection(shape: ProjectionShape) -> nn.Linear:
     """A linear map of that shape."""
     return nn.Linear(shape.inputs, shape.outputs, bias=shape.bias)

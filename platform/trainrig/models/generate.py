@@ -18,7 +18,7 @@ from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
 from trainrig.models.kv_cache import PreallocatedCache, WindowCache
 from trainrig.models.output import ModelOutput
-from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
+from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
 
 Stopped = Literal["end", "stop", "length", "positions"]
 
@@ -86,7 +86,7 @@ def generate_batch(
 
     Raises DataError for a prompt that is empty or does not fit.
     """
-    return [row.generation() for row in _write_on(model, requests, stop, entries)]
+    return [row.finish() for row in _write_on(model, requests, stop, entries)]
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def generate_scored(
     if any(request.sampling.temperature == 0 for request in requests):
         raise ValueError("log-probabilities are of a temperature above 0")
     rows = _write_on(model, requests, stop, entries, scored=True)
-    return [row.scored_generation() for row in rows]
+    return [row.finish_scored() for row in rows]
 
 
 def _write_on(
@@ -121,7 +121,7 @@ def _write_on(
     logits_BV = batch.read_prompts()
     while True:
         logits_BV = logits_BV[:, :entries]
-        drawn_B = _drawn(logits_BV, rows)
+        drawn_B = _draw_ids(logits_BV, rows)
         given_B = _log_probabilities(logits_BV, drawn_B, rows) if scored else [0.0] * len(rows)
         for row, drawn, given in zip(rows, drawn_B, given_B, strict=True):
             row.take(drawn, given)
@@ -152,7 +152,7 @@ class OpenRequest:
                 + ("shorten it" if length else "begin with the end-of-text token")
             )
         self._check_room()
-        self.stream = sampling_stream(self.request.sampling)
+        self.stream = derive_stream(self.request.sampling)
 
     @property
     def most(self) -> int:
@@ -168,13 +168,13 @@ class OpenRequest:
             said = (*self.request.prompt, *self.new)
         return NextToken(sampling, self.stream, self.request.written + len(self.new), said)
 
-    def generation(self) -> Generation:
+    def finish(self) -> Generation:
         """What came of it."""
         return Generation(tuple(self.new), self.stopped or "end", self.stop_id)
 
-    def scored_generation(self) -> ScoredGeneration:
+    def finish_scored(self) -> ScoredGeneration:
         """The same, with the log-probability of each id."""
-        return ScoredGeneration(self.generation(), tuple(self.log_probabilities))
+        return ScoredGeneration(self.finish(), tuple(self.log_probabilities))
 
     def take(self, drawn: int, log_probability: float) -> None:
         """Write `drawn` down, unless the text is complete."""
@@ -254,7 +254,7 @@ class _Batch:
         return output.logits
 
 
-def _drawn(logits_BV: Tensor, rows: Sequence[OpenRequest]) -> list[int]:
+def _draw_ids(logits_BV: Tensor, rows: Sequence[OpenRequest]) -> list[int]:
     """The next id of each row; of complete ones, any."""
     if all(row.request.sampling.plain for row in rows):
         return [int(each) for each in logits_BV.argmax(-1).tolist()]

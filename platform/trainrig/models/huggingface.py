@@ -22,7 +22,7 @@ from trainrig.config import Settings
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.families import Family, bare, find_family, read_config
+from trainrig.models.families import Family, find_family, read_config, strip_config
 from trainrig.models.families.mapping import HubConfig, read_labels, write_labels
 from trainrig.models.families.safetensors_files import (
     INDEX,
@@ -32,13 +32,13 @@ from trainrig.models.families.safetensors_files import (
     write_tensors,
 )
 from trainrig.models.families.tensors import (
+    add_prefix,
     check_names,
+    list_tensor_shapes,
+    list_tensors,
+    list_their_shapes,
     read_ours,
     read_theirs,
-    table_of,
-    tensor_shapes,
-    their_shapes,
-    with_prefix,
 )
 from trainrig.tokens.special_tokens import (
     GENERATION,
@@ -98,7 +98,7 @@ class HubModel:
     files: TokenizerFiles  # its tokenizer, with all that came with it
     tensors: Mapping[str, PlannedTensor]  # by our names
 
-    def state(self) -> dict[str, Tensor]:
+    def read_state(self) -> dict[str, Tensor]:
         """All tensors at once: the decoder's `state_dict()`, in the types they are stored in."""
         return {name: tensor.read() for name, tensor in self.tensors.items()}
 
@@ -111,9 +111,9 @@ def open_folder(folder: str) -> HubModel:
     """
     given = _read_json(storage.join(folder, MODEL_CONFIG))
     family, config = read_config(given, storage.join(folder, MODEL_CONFIG))
-    shapes = tensor_shapes(config)
-    names = table_of(family, config, shapes)
-    stored = with_prefix(open_tensors(folder), family, names)
+    shapes = list_tensor_shapes(config)
+    names = list_tensors(family, config, shapes)
+    stored = add_prefix(open_tensors(folder), family, names)
     check_names(folder, family, names, stored, shapes)
     tensors = {}
     for entry in names:
@@ -182,17 +182,17 @@ def write_folder(
     brought = files.json(MODEL_CONFIG)
     family = find_family(config, brought)
     _check_tokenizer(files, config)
-    shapes = tensor_shapes(config)
+    shapes = list_tensor_shapes(config)
     planned = {
         name: PlannedTensor(size, partial(read_theirs, entry, name, shapes, read))
-        for entry in table_of(family, config, shapes)
-        for name, size in their_shapes(entry, shapes).items()
+        for entry in list_tensors(family, config, shapes)
+        for name, size in list_their_shapes(entry, shapes).items()
     }
     dtype = settings.dtype or brought.get("dtype") or brought.get("torch_dtype")
     dtype = dtype if dtype in DTYPES else "float32"
     special = find_special_tokens(files)
-    texts = _texts(files, special, config, chat_template)
-    texts[CARD] = _card(family, config, dtype, settings)
+    texts = _write_texts(files, special, config, chat_template)
+    texts[CARD] = _write_card(family, config, dtype, settings)
     sizes = {name: math.prod(t.shape) * DTYPES[dtype].itemsize for name, t in planned.items()}
     _refuse_another_folder(out, split_into_files(sizes, settings.file_bytes), texts)
     write_tensors(out, planned, DTYPES[dtype], settings.file_bytes)
@@ -203,12 +203,12 @@ def write_folder(
         storage.write(storage.join(out, name), data)
     storage.write(
         storage.join(out, MODEL_CONFIG),
-        _config_text(family, config, files, special, dtype).encode(),
+        _write_config(family, config, files, special, dtype).encode(),
     )
     return family
 
 
-def _config_text(
+def _write_config(
     family: Family,
     config: DecoderConfig,
     files: TokenizerFiles,
@@ -220,14 +220,16 @@ def _config_text(
     kept = brought if brought.get("model_type") == family.model_type else {}
     told = {"dtype": dtype, "torch_dtype": dtype}
     brought_as = kept.get("architectures") or [family.architecture]
-    as_brought = kept and brought_as == [family.architecture_of(config)]
+    as_brought = kept and brought_as == [family.find_architecture(config)]
     if config.head == "classes":
         as_brought = as_brought and read_labels(kept) == config.labels
     there = config.with_head("tokens")
-    if as_brought and bare(family.read(HubConfig(kept, MODEL_CONFIG))) == bare(there):
+    if as_brought and strip_config(family.read(HubConfig(kept, MODEL_CONFIG))) == strip_config(
+        there
+    ):
         if kept.get("dtype", kept.get("torch_dtype")) == dtype:
             return files.beside[MODEL_CONFIG]
-        return _json({**kept, **{k: v for k, v in told.items() if k in kept}})
+        return _to_json({**kept, **{k: v for k, v in told.items() if k in kept}})
     written = family.write(config.plain)
     assert written is not None  # the family holds it
     end, pad = special.end, special.pad
@@ -240,31 +242,31 @@ def _config_text(
     if isinstance(config, EncoderDecoderConfig):  # what its decoder reads first
         written = {**written, "decoder_start_token_id": special.padding}
     own = {key: value for key, value in own.items() if key not in written}
-    head = {"architectures": [family.architecture_of(config)], "model_type": family.model_type}
+    head = {"architectures": [family.find_architecture(config)], "model_type": family.model_type}
     outputs = head
     if config.head in ("score", "classes"):
         outputs = head | write_labels(config.labels or ONE_SCORE)
-    return _json({**head, **kept, **written, **own, **told, **outputs})
+    return _to_json({**head, **kept, **written, **own, **told, **outputs})
 
 
-def _texts(
+def _write_texts(
     files: TokenizerFiles, special: SpecialTokens, config: DecoderConfig, template: str | None
 ) -> dict[str, str]:
     """The files beside weights and config, by name; what was brought, as it came."""
     texts = {TOKENIZER: files.tokenizer}
     texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES)}
     if TOKENIZER_CONFIG not in texts:
-        texts |= _own_tokenizer_files(special, config, template)
+        texts |= _write_tokenizer_files(special, config, template)
     if GENERATION not in texts and not config.bidirectional:
         end, pad = special.end, special.pad
         begin = special.begin or (None if MODEL_CONFIG in files.beside else end)
         ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
                "pad_token_id": pad and pad.id}  # fmt: skip
-        texts[GENERATION] = _json({**ids, "transformers_version": TRANSFORMERS})
+        texts[GENERATION] = _to_json({**ids, "transformers_version": TRANSFORMERS})
     return texts
 
 
-def _own_tokenizer_files(
+def _write_tokenizer_files(
     special: SpecialTokens, config: DecoderConfig, template: str | None
 ) -> dict[str, str]:
     """What a tokenizer of ours is written with: roles by token, and how it is chatted with."""
@@ -281,12 +283,12 @@ def _own_tokenizer_files(
         "model_max_length": config.positions,
         "clean_up_tokenization_spaces": False,  # decoding gives the text back as it was
     }
-    texts = {MAP: _json(roles)}
+    texts = {MAP: _to_json(roles)}
     speaks = special.end_of_turn and special.user and special.assistant
     if template is not None and speaks:
         settings["chat_template"] = template
         texts[TEMPLATE] = template
-    return texts | {TOKENIZER_CONFIG: _json(settings)}
+    return texts | {TOKENIZER_CONFIG: _to_json(settings)}
 
 
 def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[str, str]) -> None:
@@ -300,7 +302,7 @@ def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[st
             raise OutputTaken(f"{out}: holds other files ({name}); name another folder")
 
 
-def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder) -> str:
+def _write_card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder) -> str:
     task = "fill-mask" if config.bidirectional else "text-generation"
     task = "text2text-generation" if isinstance(config, EncoderDecoderConfig) else task
     task = TASKS.get(config.head, task)
@@ -338,7 +340,7 @@ def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder
     )
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _to_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 

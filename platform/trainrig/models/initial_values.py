@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainrig.models.architecture.norms import RMSNorm
-from trainrig.models.architecture.width_transfer import role_of
+from trainrig.models.architecture.width_transfer import find_role
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.randomness import RandomKey, normals
 
@@ -37,37 +37,39 @@ def fill_fresh(
     sizes `size`, that begins at `first`.
     """
     if len(size) == 1:
-        part.fill_(_constant(name, config))
+        part.fill_(_find_constant(name, config))
         return
-    key, std = RandomKey(seed, "fresh weights", name), initial_std(name, config)
+    key, std = RandomKey(seed, "fresh weights", name), compute_initial_std(name, config)
     flat, step = part.view(-1), ELEMENTS_AT_ONCE[part.device.type]
     for begin in range(0, part.numel(), step):
         here = torch.arange(begin, min(begin + step, part.numel()), device=part.device)
-        flat[begin : begin + step] = normals(key, _places(here, part.shape, size, first)) * std
+        flat[begin : begin + step] = normals(key, _find_places(here, part.shape, size, first)) * std
 
 
-def initial_std(name: str, config: DecoderConfig) -> float:
+def compute_initial_std(name: str, config: DecoderConfig) -> float:
     """Of the fresh values of a matrix."""
     generator = config.generator_model
     if generator is not None and name.startswith(GENERATOR):
-        return initial_std(name.removeprefix(GENERATOR), generator)
+        return compute_initial_std(name.removeprefix(GENERATOR), generator)
     kind, std = config.initialisation, config.initial_std
     if config.mup is not None:
-        std *= config.mup.std_share(role_of(name, dims=2), config.channels)
+        std *= config.mup.std_share(find_role(name, dims=2), config.channels)
     residual = RESIDUAL.fullmatch(name)
     if residual is None:
         return kind.matrix_std(std, config.channels)
     return kind.residual_std(std, config.layers, int(residual[1]), config.channels)
 
 
-def _constant(name: str, config: DecoderConfig) -> float:
+def _find_constant(name: str, config: DecoderConfig) -> float:
     """Of a vector: gains of norms are 1; biases, sinks, and weights that 1 is added to are 0."""
     offset = isinstance(config.norm, RMSNorm) and config.norm.unit_offset
     zero = name.endswith((".bias", ".sinks", ".balance_bias", "head_bias")) or offset
     return 0.0 if zero else 1.0
 
 
-def _places(here: Tensor, part: Sequence[int], size: Sequence[int], first: Sequence[int]) -> Tensor:
+def _find_places(
+    here: Tensor, part: Sequence[int], size: Sequence[int], first: Sequence[int]
+) -> Tensor:
     """Where the elements number `here` of a slice lie in the whole, row by row."""
     if tuple(part[1:]) == tuple(size[1:]):  # whole rows
         return here + first[0] * math.prod(size[1:])

@@ -70,8 +70,8 @@ class WindowCache:
         self._read += new
         seen = min(self._held, self._window - 1)  # by the first new position, before it
         if self._held + new > self._room:
-            keys = torch.cat((self._last(self._keys, seen), keys_BKTD), dim=2)
-            values = torch.cat((self._last(self._values, seen), values_BKTD), dim=2)
+            keys = torch.cat((self._read_last(self._keys, seen), keys_BKTD), dim=2)
+            values = torch.cat((self._read_last(self._values, seen), values_BKTD), dim=2)
             self._held = min(keys.shape[2], self._window)
             self._keys[:, :, : self._held] = keys[:, :, keys.shape[2] - self._held :]
             self._values[:, :, : self._held] = values[:, :, keys.shape[2] - self._held :]
@@ -80,7 +80,7 @@ class WindowCache:
         self._keys[:, :, begin:end] = keys_BKTD
         self._values[:, :, begin:end] = values_BKTD
         self._held = end
-        return self._last(self._keys, seen + new), self._last(self._values, seen + new)
+        return self._read_last(self._keys, seen + new), self._read_last(self._values, seen + new)
 
     def select(self, rows_R: Tensor) -> "WindowCache":
         """A cache of the rows `rows_R`, each as often as it is named."""
@@ -89,5 +89,5 @@ class WindowCache:
         chosen._values = self._values.index_select(0, rows_R)
         return chosen
 
-    def _last(self, held_BKSD: Tensor, count: int) -> Tensor:
+    def _read_last(self, held_BKSD: Tensor, count: int) -> Tensor:
         return held_BKSD[:, :, self._held - count : self._held]

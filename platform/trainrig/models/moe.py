@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from trainrig.models.architecture.feedforward import MixtureOfExperts, Network
 from trainrig.models.architecture.shapes import ExpertsShape, MixtureShape, StackShape
-from trainrig.models.feedforward import DenseFeedForward, activate, projection
+from trainrig.models.feedforward import DenseFeedForward, activate, build_projection
 
 # What a router adds to the loss, in the order of the vector that a layer gives.
 ROUTER_TERMS = ("expert_balance", "router_z", "balance_bias")
@@ -41,18 +41,18 @@ class Experts(nn.Module):
     def forward(self, x_MC: Tensor, counts_E: Tensor) -> Tensor:
         """[M, C] to [M, C]; of the rows, in order, each expert takes as many as `counts_E` says,
         and what is left is 0."""
-        return self.products(x_MC, counts_E, self.gate, self.up, self.down)
+        return self.multiply(x_MC, counts_E, self.gate, self.up, self.down)
 
-    def products(
+    def multiply(
         self, x_MC: Tensor, counts_E: Tensor, gate: Tensor | None, up: Tensor, down: Tensor
     ) -> Tensor:
         """The forward pass with the matrices of E experts: all of the layer, or some."""
         if gate is None:
-            between_MF = activate(self.network, grouped_product(x_MC, up, counts_E))
+            between_MF = activate(self.network, multiply_grouped(x_MC, up, counts_E))
         else:
-            gate_MF = activate(self.network, grouped_product(x_MC, gate, counts_E))
-            between_MF = gate_MF * grouped_product(x_MC, up, counts_E)
-        return grouped_product(between_MF, down, counts_E)
+            gate_MF = activate(self.network, multiply_grouped(x_MC, gate, counts_E))
+            between_MF = gate_MF * multiply_grouped(x_MC, up, counts_E)
+        return multiply_grouped(between_MF, down, counts_E)
 
 
 class Routed(NamedTuple):
@@ -73,7 +73,7 @@ class ExpertFeedForward(nn.Module):
     def __init__(self, shape: MixtureShape, settings: MixtureOfExperts) -> None:
         super().__init__()
         self.settings = settings
-        self.router = projection(shape.router)
+        self.router = build_projection(shape.router)
         bias = shape.balance_bias
         self.balance_bias = None if bias is None else nn.Parameter(torch.zeros(bias.channels))
         self.experts = Experts(shape.experts, settings.network)
@@ -92,7 +92,7 @@ class ExpertFeedForward(nn.Module):
     def route(self, x_NC: Tensor) -> Routed:
         """Where each token goes."""
         logits_NE = F.linear(x_NC.float(), self.router.weight.float())
-        scores_NE = self._scores(logits_NE)
+        scores_NE = self._score_experts(logits_NE)
         chosen_NA, weights_NA = self._choose(scores_NE)
         counts_E = _count(chosen_NA, self.settings.experts)
         return Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E)
@@ -111,13 +111,13 @@ class ExpertFeedForward(nn.Module):
         Apart so that another way to lay out experts (over devices) can take its place.
         """
         pairs = routed.chosen_NA.numel()
-        kept_E = self.kept(routed.counts_E, pairs)
+        kept_E = self.limit_counts(routed.counts_E, pairs)
         order_M = sort_pairs(routed, kept_E)
-        given_MC = self.experts(self.copies(x_NC, order_M), kept_E)
-        terms = self.terms(routed, routed.counts_E / pairs)
+        given_MC = self.experts(self.copy_tokens(x_NC, order_M), kept_E)
+        terms = self.compute_terms(routed, routed.counts_E / pairs)
         return self.mix(given_MC, order_M, routed.weights_NA, x_NC), terms
 
-    def _scores(self, logits_NE: Tensor) -> Tensor:
+    def _score_experts(self, logits_NE: Tensor) -> Tensor:
         return logits_NE.sigmoid() if self.settings.scores == "sigmoid" else logits_NE.softmax(-1)
 
     def _choose(self, scores_NE: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,14 +131,14 @@ class ExpertFeedForward(nn.Module):
             weights_NA = weights_NA / (weights_NA.sum(-1, keepdim=True) + 1e-20)
         return chosen_NA, weights_NA * self.settings.scale
 
-    def kept(self, counts_E: Tensor, pairs: int) -> Tensor:
+    def limit_counts(self, counts_E: Tensor, pairs: int) -> Tensor:
         """[…, E] how many of `counts_E` tokens the experts take, of `pairs` in a micro-batch."""
         if self.settings.capacity is None:
             return counts_E
         most = math.ceil(self.settings.capacity * pairs / self.settings.experts)
         return counts_E.clamp(max=most)
 
-    def copies(self, x_NC: Tensor, order_M: Tensor) -> Tensor:
+    def copy_tokens(self, x_NC: Tensor, order_M: Tensor) -> Tensor:
         """[len(order), C] rows of the tokens' copies, one for each of their experts, in order."""
         # Rows are repeated before they are sorted, so that a gradient is a sum over A, and what is
         # gathered is gathered once.
@@ -152,7 +152,7 @@ class ExpertFeedForward(nn.Module):
         mixed_NC: Tensor = (given_NAC * weights_NA[..., None]).sum(1).to(x_NC.dtype)
         return mixed_NC
 
-    def terms(self, routed: Routed, share_E: Tensor) -> Tensor:
+    def compute_terms(self, routed: Routed, share_E: Tensor) -> Tensor:
         """[3] what the router adds to the loss, weighted, if each expert is sent `share_E` of all
         pairs."""
         logits_NE, scores_NE = routed.logits_NE, routed.scores_NE
@@ -194,7 +194,7 @@ def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
     return order_M[late_M.to(torch.uint8).argsort(stable=True)]
 
 
-def grouped_product(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tensor:
+def multiply_grouped(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tensor:
     """[M, O], each row by the matrix of its expert: the first `counts_E[0]` rows by the first one,
     and so on; rows beyond all counts are 0."""
     product: Tensor = _grouped(x_MC, weights_EOC, counts_E)

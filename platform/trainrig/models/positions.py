@@ -33,7 +33,7 @@ class Rotation:
     def __init__(self, positions: Tensor, head_channels: int, rope: Rope) -> None:
         """`positions`: whole numbers, [T], or [B, T] where rows have positions of their own."""
         self.rotated = rope.rotated_channels(head_channels)
-        rates, factor = rotation_rates(rope, self.rotated, positions.device)
+        rates, factor = compute_rotation_rates(rope, self.rotated, positions.device)
         angles = positions.float()[..., None] * rates
         if positions.dim() == 2:
             angles = angles[:, None]  # all heads of a row alike: [B, 1, T, R / 2]
@@ -57,7 +57,7 @@ class Rotation:
         return turned_BHTR.to(x_BHTR.dtype)
 
 
-def rotation_rates(rope: Rope, rotated: int, device: torch.device) -> tuple[Tensor, float]:
+def compute_rotation_rates(rope: Rope, rotated: int, device: torch.device) -> tuple[Tensor, float]:
     """Radians a position of each pair of channels, [R / 2], falling from 1 to about 1 / theta;
     and a factor on queries and keys."""
     even = torch.arange(0, rotated, 2, device=device, dtype=torch.float32)
@@ -68,14 +68,14 @@ def rotation_rates(rope: Rope, rotated: int, device: torch.device) -> tuple[Tens
     if isinstance(scaling, LinearInterpolation):
         return rates / scaling.factor, 1.0
     if isinstance(scaling, Llama3Scaling):
-        return _by_turns(rates, scaling), 1.0
+        return _scale_by_turns(rates, scaling), 1.0
     if isinstance(scaling, YaRN):
         usual = 0.1 * math.log(scaling.factor) + 1.0
-        return _yarn(rates, rope.theta, scaling), scaling.attention_factor or usual
+        return _make_yarn_ramp(rates, rope.theta, scaling), scaling.attention_factor or usual
     return rates, 1.0
 
 
-def _by_turns(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
+def _scale_by_turns(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Between the two numbers of turns, interpolated the less the more turns there are."""
     turns = scaling.original_positions * rates / (2 * math.pi)
     ramp = (turns - scaling.slow_turns) / (scaling.fast_turns - scaling.slow_turns)
@@ -83,15 +83,15 @@ def _by_turns(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
     return (1 - left_alone) * rates / scaling.factor + left_alone * rates
 
 
-def _yarn(rates: Tensor, theta: float, scaling: YaRN) -> Tensor:
+def _make_yarn_ramp(rates: Tensor, theta: float, scaling: YaRN) -> Tensor:
     """A ramp over the number of the pair, between those that make so many turns."""
     pairs = len(rates)
 
-    def pair_of(turns: float) -> float:
+    def find_pair(turns: float) -> float:
         wavelength = scaling.original_positions / (turns * 2 * math.pi)
         return pairs * math.log(wavelength) / math.log(theta)
 
-    begin, end = pair_of(scaling.fast_turns), pair_of(scaling.slow_turns)
+    begin, end = find_pair(scaling.fast_turns), find_pair(scaling.slow_turns)
     if scaling.whole_channels:
         begin, end = math.floor(begin), math.ceil(end)
     begin, end = max(begin, 0), min(end, 2 * pairs - 1)

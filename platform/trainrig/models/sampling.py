@@ -53,7 +53,7 @@ class NextToken:
     said: Sequence[int] = ()  # ids of the prompt and of the text so far, where a penalty asks
 
 
-def sampling_stream(sampling: Sampling) -> int:
+def derive_stream(sampling: Sampling) -> int:
     """The stream of random numbers that the answer to a request is drawn by."""
     return RandomKey(sampling.seed, "sampling").stream
 
@@ -67,7 +67,7 @@ def draw(logits_BV: Tensor, tokens: Sequence[NextToken]) -> list[int]:
     logits_BV = logits_BV.float().cpu()
     alike: dict[tuple[object, ...], list[int]] = {}
     for row, token in enumerate(tokens):
-        alike.setdefault(_shape_of(token.sampling), []).append(row)
+        alike.setdefault(_describe_shape(token.sampling), []).append(row)
     drawn = [0] * len(tokens)
     for rows in alike.values():
         group_RV = logits_BV if len(alike) == 1 else logits_BV[rows]
@@ -77,7 +77,7 @@ def draw(logits_BV: Tensor, tokens: Sequence[NextToken]) -> list[int]:
     return drawn
 
 
-def _shape_of(sampling: Sampling) -> tuple[object, ...]:
+def _describe_shape(sampling: Sampling) -> tuple[object, ...]:
     """What rows that are drawn together have in common."""
     penalised = sampling.repetition_penalty
     return sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, penalised
@@ -101,7 +101,7 @@ def _draw_alike(logits_RV: Tensor, tokens: Sequence[NextToken]) -> list[int]:
     largest_R1 = logits_RV.amax(-1, keepdim=True)
     shares_RV = ((logits_RV - largest_R1) / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
-        shares_RV = _likeliest_together(shares_RV, sampling.top_p)
+        shares_RV = _keep_likeliest(shares_RV, sampling.top_p)
     if sampling.min_p > 0:
         least_R1 = sampling.min_p * shares_RV.amax(-1, keepdim=True)
         shares_RV = shares_RV.masked_fill(shares_RV < least_R1, 0)
@@ -127,7 +127,7 @@ def _penalise(logits_V: Tensor, penalty: float, said: Sequence[int]) -> Tensor:
     return logits_V.index_copy(0, index, lowered)
 
 
-def _likeliest_together(shares_RV: Tensor, wanted: float) -> Tensor:
+def _keep_likeliest(shares_RV: Tensor, wanted: float) -> Tensor:
     """`shares_RV` without those beyond the fewest likeliest of a row that add up to `wanted`."""
     ordered_RV, places_RV = shares_RV.sort(-1, descending=True)
     before_RV = ordered_RV.cumsum(-1) - ordered_RV

@@ -48,9 +48,9 @@ def _saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
     """Of the model's parameters, or of the adapter's alone, by name."""
     if job.adapter is None:
         return parameter_shapes(job.model)
-    from trainrig.models.lora.layers import adapter_shapes  # torch takes seconds
+    from trainrig.models.lora.layers import list_adapter_shapes  # torch takes seconds
 
-    found = adapter_shapes(job.model, job.adapter.lora)
+    found = list_adapter_shapes(job.model, job.adapter.lora)
     return {name: tuple(shape) for name, shape in found.items()}
 
 

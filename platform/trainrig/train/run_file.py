@@ -19,7 +19,7 @@ from trainrig.models import ENCODER_DECODER, Model
 from trainrig.models.architecture.attention import takes_no_mask
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.positions import ContextStage, LearnedPositions, Rope
-from trainrig.models.architecture.width_transfer import roles_of
+from trainrig.models.architecture.width_transfer import find_roles
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import (
@@ -401,7 +401,7 @@ def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
     """How rates go with the width of `model`; None: not at all."""
     if model.mup is None:
         return None
-    return WidthTransfer(model.mup.multiple(model.channels), roles_of(parameter_shapes(model)))
+    return WidthTransfer(model.mup.multiple(model.channels), find_roles(parameter_shapes(model)))
 
 
 def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.initial_values import fill_fresh
-from trainrig.models.lora.layers import adapt, initial_adapter_value, is_adapter
+from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import build_optimizer, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
@@ -166,7 +166,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         if not adapted:
             fill_fresh(part, name, whole.shape, first, job.model, seed)
         elif is_adapter(name):  # the rest is the base's, which is still to be loaded
-            fresh = initial_adapter_value(name, whole.shape, seed)
+            fresh = draw_adapter_value(name, whole.shape, seed)
             for dim, (begin, size) in enumerate(zip(first, part.shape, strict=True)):
                 fresh = fresh.narrow(dim, begin, size)
             part.copy_(fresh)

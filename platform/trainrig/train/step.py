@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from trainrig.models.lora.layers import dropouts
+from trainrig.models.lora.layers import list_dropouts
 from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise
@@ -140,7 +140,7 @@ class Stepper:
         self._passes = StagePasses(state.model, mesh, self.clock)
         self._norms = ParameterNorms(state.model, state.shared, stage)
         self._activations = ActivationStatistics(state.model)
-        self._dropouts = dropouts(state.model)
+        self._dropouts = list_dropouts(state.model)
         self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
 
     def begin(self) -> None:

@@ -6,7 +6,7 @@ import torch
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.estimate.memory import cache_memory
-from trainrig.models import model_class
+from trainrig.models import find_model_class
 from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
@@ -67,7 +67,7 @@ SCALES |= {"200m": 2e8, "500m": 5e8, "1b": 1e9}
 
 
 def settings(**keys) -> DecoderConfig:
-    return run_files.build(model_class(keys), keys, "run.toml")
+    return run_files.build(find_model_class(keys), keys, "run.toml")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

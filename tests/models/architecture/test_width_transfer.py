@@ -11,11 +11,11 @@ from trainrig.config import build
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.initialisation import SmallInit
-from trainrig.models.architecture.width_transfer import MuP, roles_of
+from trainrig.models.architecture.width_transfer import MuP, find_roles
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.families import find_family
-from trainrig.models.initial_values import initial_std
+from trainrig.models.initial_values import compute_initial_std
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import build_optimizer
@@ -43,7 +43,7 @@ def decoder(channels, mup=MUP, **changes):
 
 def test_each_parameter_has_its_role():
     config = decoder(64, feedforward=MixtureOfExperts(experts=4, active=2))
-    roles = roles_of(parameter_shapes(config))
+    roles = find_roles(parameter_shapes(config))
     assert {name for name, role in roles.items() if role == "input"} == {"embedding.weight"}
     assert {name for name, role in roles.items() if role == "output"} == {
         "head.weight",
@@ -63,8 +63,10 @@ def test_fresh_weights_shrink_as_their_role_says():
         "layers.1.feedforward.down.weight": 1 / 2,
         "head.weight": 1 / 4,
     }.items():
-        assert initial_std(name, wide) == pytest.approx(share * initial_std(name, narrow))
-        assert initial_std(name, narrow) == initial_std(name, decoder(64, mup=None))
+        assert compute_initial_std(name, wide) == pytest.approx(
+            share * compute_initial_std(name, narrow)
+        )
+        assert compute_initial_std(name, narrow) == compute_initial_std(name, decoder(64, mup=None))
 
 
 def test_wider_heads_scale_logits_by_their_width_and_not_its_root():

@@ -9,7 +9,7 @@ from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.estimate.memory import step_memory
 from trainrig.flops import token_flops
-from trainrig.models import model_class
+from trainrig.models import find_model_class
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
@@ -141,7 +141,7 @@ def test_operations_are_those_of_products_counted_one_by_one():
 def test_states_are_what_the_head_makes_logits_of():
     model = made()
     with torch.no_grad():
-        states = model.states(IDS, PACKED)
+        states = model.compute_states(IDS, PACKED)
         output = model(IDS, positions_BT=PACKED)
         assert torch.equal(model.transform(states), output.hidden)
 
@@ -193,7 +193,7 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
     path.write_text(masked + 'kind = "Encoder"\nsegments = 2\n')
     model = run_files.load(Pretraining, str(path)).model
     assert isinstance(model, EncoderConfig) and model.segments == 2
-    assert model_class(model.model_dump(mode="json")) is EncoderConfig
+    assert find_model_class(model.model_dump(mode="json")) is EncoderConfig
     path.write_text(masked + 'kind = "Encoder"\nsegmens = 2\n')
     with pytest.raises(ConfigError, match="did you mean 'segments'"):
         run_files.load(Pretraining, str(path))

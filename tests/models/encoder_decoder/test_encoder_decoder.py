@@ -8,7 +8,7 @@ import torch
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.flops import encoder_decoder_flops
-from trainrig.models import model_class
+from trainrig.models import find_model_class
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import count_parameters, parameter_shapes
@@ -16,7 +16,7 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
 from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import CrossCache, find_buckets
-from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
+from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
 from trainrig.objectives.denoising.span_corruption import shift_targets
 from trainrig.parallel.activations import ActivationStatistics
 
@@ -132,7 +132,7 @@ def test_what_an_encoder_decoder_has_not_is_refused():
         RelativeBias(farthest=16)
     with pytest.raises(ConfigError, match="vocabulary"):
         _ = EncoderDecoderConfig(**SIZES | {"vocabulary": None}).shapes
-    assert model_class({"kind": "EncoderDecoder"}) is EncoderDecoderConfig
+    assert find_model_class({"kind": "EncoderDecoder"}) is EncoderDecoderConfig
 
 
 def test_operations_are_those_of_every_product():
@@ -207,7 +207,7 @@ def test_an_answer_is_what_whole_passes_would_give(temperature):
     written: list[int] = []
     for place in range(12):
         logits = model(IDS[:1], torch.tensor([[0, 7, *written]])).logits[0, -1, :60]
-        token = NextToken(sampling, sampling_stream(sampling), place)
+        token = NextToken(sampling, derive_stream(sampling), place)
         written += draw(logits[None], [token])
     assert list(found.ids) == written
     assert found.stopped == "length"

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainrig.errors import DataError
-from trainrig.models import model_class
+from trainrig.models import find_model_class
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
-from trainrig.models.families import bare, find_family, read_config
+from trainrig.models.families import find_family, read_config, strip_config
 from trainrig.models.huggingface import open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens
 
@@ -65,7 +65,7 @@ def pair(request, transformers, tmp_path_factory):
         (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
     hub = open_folder(str(folder))
     ours = build_model(hub.config)
-    ours.load_state_dict(hub.state())
+    ours.load_state_dict(hub.read_state())
     return theirs, ours.eval(), hub, folder
 
 
@@ -131,8 +131,8 @@ def test_settings_that_were_written_are_read_as_they_were(pair):
     *_, hub, _ = pair
     family = find_family(hub.config, json.loads(hub.files.beside["config.json"]))
     written = family.write(hub.config) | {"model_type": family.model_type}
-    assert bare(read_config(written, "config.json")[1]) == bare(hub.config)
-    again = model_class(hub.config.model_dump()).model_validate(
+    assert strip_config(read_config(written, "config.json")[1]) == strip_config(hub.config)
+    again = find_model_class(hub.config.model_dump()).model_validate(
         hub.config.model_dump(mode="json"), strict=False
     )
     assert again == hub.config
@@ -155,7 +155,7 @@ def test_published_bert_with_old_names_and_a_second_head_is_read(transformers, t
     (tmp_path / "config.json").write_text(json.dumps(settings))
     hub = open_folder(str(tmp_path))
     ours = build_model(hub.config)
-    ours.load_state_dict(hub.state())
+    ours.load_state_dict(hub.read_state())
     with torch.no_grad():
         expected = theirs(IDS).prediction_logits
         assert (expected - ours(IDS).logits).abs().max() <= BOUND

@@ -69,7 +69,7 @@ def make(transformers, name, ending, folder):
         (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
     hub = open_folder(str(folder))
     ours = build_model(hub.config)
-    ours.load_state_dict(hub.state())
+    ours.load_state_dict(hub.read_state())
     return theirs, ours.eval(), hub
 
 
@@ -207,7 +207,7 @@ def test_a_discriminator_is_transformers_and_goes_out_as_it_came(width, transfor
     assert (out / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
     back = transformers.AutoModel.from_pretrained(out, attn_implementation="eager").eval()
     states = back(IDS, attention_mask=THERE, token_type_ids=segments).last_hidden_state
-    mine = ours.states(IDS, documents_BS=THERE, segments_BT=segments)
+    mine = ours.compute_states(IDS, documents_BS=THERE, segments_BT=segments)
     assert (states - mine).abs()[THERE > 0].max() <= BOUND
 
 

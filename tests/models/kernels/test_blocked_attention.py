@@ -70,7 +70,7 @@ def test_only_keys_near_a_block_are_touched(monkeypatch):
     monkeypatch.setattr(module, "QUERIES", 4)
     query = torch.zeros(1, 1, 16, 2)
     blocks = module.Blocks(query, query, None, None, 1.0, 3, None)
-    assert [(keys.start, keys.stop) for _, keys in blocks.ranges()] == [
+    assert [(keys.start, keys.stop) for _, keys in blocks.split_ranges()] == [
         (0, 4),
         (2, 8),
         (6, 12),

@@ -12,7 +12,7 @@ from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainrig.models.attention import added_mask, document_mask
+from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
@@ -36,7 +36,7 @@ def drawn(rows, kv_heads=HEADS, dtype=torch.float32):
 
 
 def masked(query, key, value, documents, causal):
-    mask = added_mask(document_mask(documents, documents.shape[1], causal), query.dtype)
+    mask = make_added_mask(make_document_mask(documents, documents.shape[1], causal), query.dtype)
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=SCALE, enable_gqa=grouped
@@ -98,7 +98,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50))
 def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
     bounds = [0, *itertools.accumulate(lengths)]
-    found = list(document_attention.segments(bounds, together))
+    found = list(document_attention.split_segments(bounds, together))
     ends = [0, *(places.stop for places, _ in found)]
     assert [places.start for places, _ in found] == ends[:-1] and ends[-1] == bounds[-1]
     for places, alone in found:

@@ -10,12 +10,12 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.lora.layers import (
     adapt,
-    dropouts,
-    held,
-    initial_adapter_value,
+    draw_adapter_value,
+    list_dropouts,
     merge,
     quantise,
     restore,
+    round_to_base,
     unmerge,
 )
 from trainrig.models.lora.settings import LoRA, list_matrices
@@ -55,11 +55,13 @@ def adapted(whole, lora, trained=False):
         for name, parameter in target.named_parameters():
             path, _, last = name.rpartition(".")
             if last in ("lora_a", "lora_b"):
-                value = initial_adapter_value(name, parameter.shape, 0)
+                value = draw_adapter_value(name, parameter.shape, 0)
                 if trained:
                     value = torch.randn(parameter.shape, generator=dice) * 0.2
             elif last == "magnitude":
-                value = held(f"{path}.weight", whole.state_dict()[f"{path}.weight"], lora.base)
+                value = round_to_base(
+                    f"{path}.weight", whole.state_dict()[f"{path}.weight"], lora.base
+                )
                 value = value.norm(dim=1) * (1.5 if trained else 1)
             elif last == "scales":
                 _, value = quantise(whole.state_dict()[f"{path}.weight"])
@@ -79,7 +81,7 @@ def trained_part(model):
 def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
     lora = KINDS[kind]
     found = adapted(whole, lora)(ids).logits
-    weights = {name: held(name, w, lora.base) for name, w in whole.state_dict().items()}
+    weights = {name: round_to_base(name, w, lora.base) for name, w in whole.state_dict().items()}
     whole.load_state_dict(weights)
     torch.testing.assert_close(found, whole(ids).logits, rtol=1e-4, atol=1e-4)
     if kind in ("plain", "rslora", "embedding"):
@@ -90,7 +92,9 @@ def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
 def test_merged_weights_say_what_the_adapter_says(kind, whole, ids):
     lora = KINDS[kind]
     model, before = adapted(whole, lora, trained=True), whole(ids).logits
-    weights = {name: held(name, w, lora.base).clone() for name, w in whole.state_dict().items()}
+    weights = {
+        name: round_to_base(name, w, lora.base).clone() for name, w in whole.state_dict().items()
+    }
     merged = merge(weights, trained_part(model), lora)
     whole.load_state_dict(merged)
     expected = whole(ids).logits
@@ -142,19 +146,19 @@ def test_int8_is_within_half_a_step_and_row_by_row():
 def test_scales_are_the_known_ones():
     assert LoRA(rank=8, alpha=16).scale == 2
     assert LoRA(rank=8, alpha=16, rslora=True).scale == pytest.approx(5.656854, abs=1e-6)
-    bound = initial_adapter_value("x.lora_a", (64, 100), 0).abs().max()
+    bound = draw_adapter_value("x.lora_a", (64, 100), 0).abs().max()
     assert 0.095 < bound <= 0.1
-    assert not initial_adapter_value("x.lora_b", (8, 4), 0).any()
+    assert not draw_adapter_value("x.lora_b", (8, 4), 0).any()
 
 
 def test_fresh_values_go_by_seed_name_and_place_and_leave_torchs_own_numbers_alone():
     before = torch.get_rng_state()
-    drawn = initial_adapter_value("x.lora_a", (64, 100), 0)
+    drawn = draw_adapter_value("x.lora_a", (64, 100), 0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn[:7], initial_adapter_value("x.lora_a", (7, 100), 0))  # as any slice
+    assert torch.equal(drawn[:7], draw_adapter_value("x.lora_a", (7, 100), 0))  # as any slice
     assert abs(drawn.mean()) < 0.003 and float(drawn.std()) == pytest.approx(0.1 / 3**0.5, rel=0.03)
     for name, seed in (("y.lora_a", 0), ("x.lora_a", 1)):
-        assert not torch.equal(drawn, initial_adapter_value(name, (64, 100), seed))
+        assert not torch.equal(drawn, draw_adapter_value(name, (64, 100), seed))
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
@@ -224,7 +228,7 @@ def test_a_mixture_with_an_adapter_says_what_its_merged_weights_say(base, build,
     whole = build(seed=1, feedforward=EXPERTS | {"shared_experts": 1})
     lora = LoRA(rank=4, alpha=8, base=base)
     model = adapted(whole, lora, trained=True)
-    weights = {name: held(name, w, lora.base) for name, w in whole.state_dict().items()}
+    weights = {name: round_to_base(name, w, lora.base) for name, w in whole.state_dict().items()}
     whole.load_state_dict(merge(weights, trained_part(model), lora))
     torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=1e-3, atol=1e-3)
 
@@ -248,7 +252,7 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
     with torch.no_grad():
         plain = adapted(whole, LoRA(rank=4, alpha=8), trained=True)(ids).logits
         assert torch.equal(model(ids).logits, plain)
-    first, second = dropouts(model)[:2]
+    first, second = list_dropouts(model)[:2]
     x = torch.ones(2, 400, 50)
     first.samples_B = second.samples_B = torch.tensor([1, 2])
     kept = first(x)
@@ -262,6 +266,6 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
 
 
 def _with(model, ids, samples):
-    for each in dropouts(model):
+    for each in list_dropouts(model):
         each.samples_B = torch.tensor(samples)
     return model(ids).logits.detach()

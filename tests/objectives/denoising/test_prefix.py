@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from trainrig.models.architecture.positions import Rope
-from trainrig.models.attention import MaskRegions, document_mask, document_numbers
+from trainrig.models.attention import MaskRegions, make_document_mask, number_documents
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.positions import Rotation
 from trainrig.objectives import PrefixLM
@@ -74,8 +74,8 @@ def test_the_mask_is_that_of_brute_force():
     found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
     prefixes, positions = found.arrays[PREFIXES], found.positions
     assert prefixes.any() and not prefixes.all()
-    numbers = document_numbers(torch.from_numpy(positions))
-    mask = document_mask(numbers, LENGTH, marks=MaskRegions(torch.from_numpy(prefixes)))[:, 0]
+    numbers = number_documents(torch.from_numpy(positions))
+    mask = make_document_mask(numbers, LENGTH, marks=MaskRegions(torch.from_numpy(prefixes)))[:, 0]
     for row in range(len(DOCUMENTS)):
         assert mask[row].tolist() == seen_by_brute_force(prefixes[row], positions[row])
 

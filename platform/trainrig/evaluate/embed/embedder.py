@@ -128,4 +128,4 @@ class TextEmbedder:
         if not isinstance(self.model, BidirectionalEncoder):
             hidden: Tensor = self.model(ids).hidden  # which never looks at what comes after
             return hidden
-        return self.model.states(ids, documents_BS=torch.from_numpy(there_BT).to(device))
+        return self.model.compute_states(ids, documents_BS=torch.from_numpy(there_BT).to(device))

@@ -277,14 +277,14 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(given)
     name = merged.pop("preset", None)
-    return merged if name is None else _over(PRESETS[name], merged)
+    return merged if name is None else _merge_tables(PRESETS[name], merged)
 
 
-def _over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**below, **given}
     for key, value in given.items():
         table = below.get(key)
         if isinstance(table, Mapping) and isinstance(value, Mapping):
             same = "kind" not in table or value.get("kind", table["kind"]) == table["kind"]
-            merged[key] = _over(table, value) if same else value
+            merged[key] = _merge_tables(table, value) if same else value
     return merged

@@ -51,7 +51,7 @@ class MuP(Settings):
         return (at_base or 1 / math.sqrt(base)) * base / head_channels
 
 
-def role_of(name: str, dims: int) -> Role:
+def find_role(name: str, dims: int) -> Role:
     """The role of the decoder's parameter `name`, which has so many `dims`."""
     if dims < 2:
         return "vector"
@@ -60,6 +60,6 @@ def role_of(name: str, dims: int) -> Role:
     return "output" if name.endswith(OUTPUTS) else "hidden"
 
 
-def roles_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Role]:
+def find_roles(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Role]:
     """The role of each parameter of a decoder, by name."""
-    return {name: role_of(name, len(shape)) for name, shape in shapes.items()}
+    return {name: find_role(name, len(shape)) for name, shape in shapes.items()}

@@ -228,7 +228,7 @@ class EncoderConfig(DecoderConfig):
             head_bias=VectorShape(shape.vocabulary)
             if self.head == "tokens" and self.tie_embeddings and self.biases.head
             else None,
-            generator=None if generator is None else _without_tables(generator.shapes),
+            generator=None if generator is None else _drop_tables(generator.shapes),
         )
 
     def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
@@ -242,6 +242,6 @@ class EncoderConfig(DecoderConfig):
 SHARED = ("embedding", "position_embedding", "segment_embedding", "embedding_norm")
 
 
-def _without_tables(shapes: EncoderShapes) -> EncoderShapes:
+def _drop_tables(shapes: EncoderShapes) -> EncoderShapes:
     """Of a generator, what is its own."""
     return dataclasses.replace(shapes, **dict.fromkeys(SHARED))  # type: ignore[arg-type]

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from trainrig.models.architecture.feedforward import Network
 from trainrig.models.architecture.norms import Normalisation
 from trainrig.models.architecture.shapes import TransformShape
-from trainrig.models.attention import Cache, document_numbers
+from trainrig.models.attention import Cache, number_documents
 from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import SHARED, EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.encoder_decoder.model import EncoderDecoder
-from trainrig.models.feedforward import activate, projection
+from trainrig.models.feedforward import activate, build_projection
 from trainrig.models.initial_values import GENERATOR
 from trainrig.models.norm import Norm
 from trainrig.models.output import ModelOutput
@@ -34,7 +34,7 @@ class Transform(nn.Module):
     def __init__(self, shape: TransformShape, network: Network, norm: Normalisation) -> None:
         super().__init__()
         self.network = network
-        self.dense = projection(shape.dense)
+        self.dense = build_projection(shape.dense)
         self.norm = None if shape.norm is None else Norm(shape.norm, norm)
 
     def forward(self, x_C: Tensor) -> Tensor:
@@ -73,9 +73,11 @@ class BidirectionalEncoder(Decoder):
             else Transform(shapes.transform, config.network, config.norm)
         )
         self.embedding_projection = (
-            None if shapes.embedding_projection is None else projection(shapes.embedding_projection)
+            None
+            if shapes.embedding_projection is None
+            else build_projection(shapes.embedding_projection)
         )
-        self.pooler = None if shapes.pooler is None else projection(shapes.pooler)
+        self.pooler = None if shapes.pooler is None else build_projection(shapes.pooler)
         self.head_bias = (
             None
             if shapes.head_bias is None
@@ -129,7 +131,7 @@ class BidirectionalEncoder(Decoder):
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
         return self._predict(*states, None, places_N)
 
-    def states(
+    def compute_states(
         self,
         ids_BT: Tensor,
         positions_BT: Tensor | None = None,
@@ -156,7 +158,7 @@ class BidirectionalEncoder(Decoder):
         else:
             positions = positions_BT
             if documents_BS is None:
-                documents_BS = document_numbers(positions_BT)
+                documents_BS = number_documents(positions_BT)
         if length > self.config.positions and documents_BS is None:
             raise ValueError(f"{length} tokens for a model of {self.config.positions} positions")
         x_BTC = self._embed(ids_BT, positions + self._offset)
@@ -184,7 +186,7 @@ class BidirectionalEncoder(Decoder):
         sums_NC = (x_BTC[rows_N] * there_NT[:, :, None]).sum(1)
         return sums_NC / there_NT.sum(1, keepdim=True)
 
-    def _before_head(self, x_BTC: Tensor) -> Tensor:
+    def _prepare_head_input(self, x_BTC: Tensor) -> Tensor:
         if self.pooler is not None:
             pooled = self.pooler(x_BTC)
             return torch.tanh(pooled) if self._pooler_is_tanh else F.gelu(pooled)

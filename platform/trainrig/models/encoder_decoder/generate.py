@@ -11,7 +11,7 @@ from trainrig.errors import DataError
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.encoder_decoder.model import CrossCache, EncoderDecoder
 from trainrig.models.generate import Generation, Stopped
-from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
+from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
 
 
 @torch.inference_mode()
@@ -40,7 +40,7 @@ def write_answer(
     segments_1S = torch.ones_like(ids_1S)
     memory_1SC = model.read(ids_1S, segments_1S)
     caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
-    new, written, stream = list(begin), list[int](), sampling_stream(sampling)
+    new, written, stream = list(begin), list[int](), derive_stream(sampling)
     stopped: Stopped = "length"
     while True:
         ids_1T = torch.tensor([new], device=device)

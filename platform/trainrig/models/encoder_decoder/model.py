@@ -30,13 +30,14 @@ class CrossAttention(Attention):
         """Raises ValueError: it has to be told what to look at."""
         raise ValueError("cross-attention has a text to look at: call `look`")
 
-    def keys(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
+    def project_keys(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, K, S, D] of what was read: the same for all that is written."""
-        return self._heads(self.key(memory_BSC), None), self._heads(self.value(memory_BSC), None)
+        key_BKSD = self._split_heads(self.key(memory_BSC), None)
+        return key_BKSD, self._split_heads(self.value(memory_BSC), None)
 
     def look(self, x_BTC: Tensor, keys: tuple[Tensor, Tensor], sight: Sight) -> Tensor:
         """[B, T, C] to [B, T, C]."""
-        query_BHTD = self._heads(self.query(x_BTC), None)
+        query_BHTD = self._split_heads(self.query(x_BTC), None)
         seen_BHTD = self.attend(query_BHTD, *keys, sight)
         mixed_BTC: Tensor = self.output(seen_BHTD.transpose(1, 2).flatten(2))
         return mixed_BTC
@@ -81,13 +82,13 @@ class WritingLayer(Layer):
         own = None if cache is None else cache.own
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), sight, own)
         if cache is None or cache.read is None:
-            keys = self.cross_attention.keys(memory_BSC)
+            keys = self.cross_attention.project_keys(memory_BSC)
             if cache is not None:
                 cache.read = keys
         else:
             keys = cache.read
         x_BTC = x_BTC + self.cross_attention.look(self.cross_norm(x_BTC), keys, cross)
-        changed_BTC, router = self._work(self.feedforward_norm(x_BTC))
+        changed_BTC, router = self._feed_forward(self.feedforward_norm(x_BTC))
         return x_BTC + changed_BTC, router
 
 
@@ -137,9 +138,9 @@ class EncoderDecoder(Decoder):
         places = torch.arange(ids_BS.shape[1], device=ids_BS.device)
         distances_SS = places[None] - places[:, None]
         x_BSC = self.embedding(ids_BS)
-        bias_HSS = self._bias(self.encoder_bias, distances_SS, both_sides=True)
+        bias_HSS = self._make_bias(self.encoder_bias, distances_SS, both_sides=True)
         together = segments_BS[:, :, None] == segments_BS[:, None]
-        sight = Sight(mask_B1TS=_hidden(bias_HSS[None], together[:, None]))
+        sight = Sight(mask_B1TS=_hide_unseen(bias_HSS[None], together[:, None]))
         for layer in self.layers[: self.config.encoding_layers]:
             x_BSC, _ = layer(x_BSC, sight)
         read_BSC: Tensor = self.encoder_norm(x_BSC)
@@ -165,8 +166,8 @@ class EncoderDecoder(Decoder):
         seen = (distances_TS <= 0)[None]
         if not caches:
             seen = seen & (decoder_segments_BT[:, :, None] == decoder_segments_BT[:, None])
-        bias_HTS = self._bias(self.decoder_bias, distances_TS, both_sides=False)
-        sight = Sight(mask_B1TS=_hidden(bias_HTS[None], seen[:, None]))
+        bias_HTS = self._make_bias(self.decoder_bias, distances_TS, both_sides=False)
+        sight = Sight(mask_B1TS=_hide_unseen(bias_HTS[None], seen[:, None]))
         # Padding sees all, or it would see nothing, and be no number.
         padding_BT1 = decoder_segments_BT[:, :, None] == 0
         read_BTS = (decoder_segments_BT[:, :, None] == segments_BS[:, None]) | padding_BT1
@@ -179,7 +180,7 @@ class EncoderDecoder(Decoder):
         table = self.embedding if self.head is None else self.head
         return ModelOutput(self.norm(x_BTC), self._output_head(table.weight, None))
 
-    def _bias(self, table: nn.Module, distances_TS: Tensor, both_sides: bool) -> Tensor:
+    def _make_bias(self, table: nn.Module, distances_TS: Tensor, both_sides: bool) -> Tensor:
         """[H, T, S] what is added to the logits of keys at `distances_TS` from their queries."""
         buckets_TS = find_buckets(distances_TS, self.config.position_embedding, both_sides)
         bias_HTS: Tensor = table(buckets_TS).permute(2, 0, 1)
@@ -203,6 +204,6 @@ def find_buckets(distances: Tensor, settings: RelativeBias, both_sides: bool) ->
     return first + torch.where(behind < exact, behind, far.clamp(max=count - 1))
 
 
-def _hidden(bias: Tensor, seen: Tensor) -> Tensor:
+def _hide_unseen(bias: Tensor, seen: Tensor) -> Tensor:
     """`bias` where one sees, and minus infinity elsewhere, of both together's shape."""
     return bias.masked_fill(~seen, -math.inf)

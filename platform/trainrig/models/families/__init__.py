@@ -16,7 +16,7 @@ from trainrig.models.families.gemma2 import GEMMA2
 from trainrig.models.families.gemma3 import GEMMA3
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.llama import LLAMA
-from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, bare, read_labels
+from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, read_labels, strip_config
 from trainrig.models.families.mistral import MISTRAL
 from trainrig.models.families.mixtral import MIXTRAL
 from trainrig.models.families.olmo2 import OLMO2
@@ -58,15 +58,15 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
             return family, family.read(HubConfig(given, path))
         config = family.read(HubConfig(given, path))
         for head in ENDINGS:
-            if architectures == [family.architecture_of(config.with_head(head))]:
-                return family, _with_head(config, head, given, path)
+            if architectures == [family.find_architecture(config.with_head(head))]:
+                return family, _add_head(config, head, given, path)
     raise DataError(
         f"{path}: model_type {kind!r} and architectures {architectures!r}; those that can be "
         f"imported: {NAMES}"
     )
 
 
-def _with_head(
+def _add_head(
     config: DecoderConfig, head: Head, given: Mapping[str, Any], path: str
 ) -> DecoderConfig:
     """`config` with the head that `given` describes: of a decoder with one class, a score. Raises
@@ -108,4 +108,4 @@ def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:
     )
 
 
-__all__ = ["FAMILIES", "Family", "HubConfig", "bare", "find_family", "read_config"]
+__all__ = ["FAMILIES", "Family", "HubConfig", "find_family", "read_config", "strip_config"]

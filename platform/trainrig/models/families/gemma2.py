@@ -16,10 +16,10 @@ from trainrig.models.families.llama import (
     read_sizes,
     write_sizes,
 )
-from trainrig.models.families.mapping import Family, HubConfig, one, read_rope, write_rope
+from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
 
 NORMS = tuple(
-    one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
+    map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
     for ours, theirs in {
         "attention_norm": "input_layernorm",
         "attention_output_norm": "post_attention_layernorm",
@@ -35,7 +35,7 @@ def read_settings(
     config: HubConfig, positions: int, pattern: tuple[str, ...], rope: Rope | None = None
 ) -> dict[str, Any]:
     """What Gemma 2 and 3 share; `pattern`: kinds of layers where none are given, repeated."""
-    config.only("hidden_activation", ACTIVATION, None)
+    config.check_only("hidden_activation", ACTIVATION, None)
     sizes = read_sizes(config, positions, 1e-6)
     kinds = config.layer_types(sizes["layers"]) or pattern
     window = SlidingWindow(
@@ -73,7 +73,7 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
         "hidden_activation": ACTIVATION,
         "hidden_act": ACTIVATION,
         "attention_bias": config.biases.qkv,
-        "query_pre_attn_scalar": _whole(attention.query_scale**-2),
+        "query_pre_attn_scalar": _round_whole(attention.query_scale**-2),
         "sliding_window": config.positions if window is None else window.size,
         "layer_types": [("full_attention", "sliding_attention")[each] for each in local],
         "attn_logit_softcapping": attention.logit_cap,
@@ -81,7 +81,7 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-def _whole(value: float) -> float | int:
+def _round_whole(value: float) -> float | int:
     """`value` as it was before it was made a power of, if that was whole."""
     return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
 

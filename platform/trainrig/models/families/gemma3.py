@@ -6,7 +6,7 @@ from trainrig.models.architecture.positions import Rope
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families import gemma2
 from trainrig.models.families.gemma2 import read_settings, write_settings
-from trainrig.models.families.mapping import Family, HubConfig, read_rope, rope_table
+from trainrig.models.families.mapping import Family, HubConfig, read_rope, write_rope_table
 from trainrig.models.families.qwen3 import QK_NORMS
 
 TENSORS = (*gemma2.TENSORS, *QK_NORMS)
@@ -15,7 +15,7 @@ LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("use_bidirectional_attention", False, None)
+    config.check_only("use_bidirectional_attention", False, None)
     every = config.get("sliding_window_pattern", 6)
     pattern = (*[LOCAL] * (every - 1), GLOBAL)
     kinds = config.get("rope_parameters", {})
@@ -41,11 +41,11 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **settings,
         "rope_theta": rope.theta,
-        "rope_scaling": None if rope.scaling is None else rope_table(rope),
+        "rope_scaling": None if rope.scaling is None else write_rope_table(rope),
         "rope_local_base_freq": window.rope.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **rope_table(rope)},
-            LOCAL: {"rope_theta": window.rope.theta, **rope_table(window.rope)},
+            GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
+            LOCAL: {"rope_theta": window.rope.theta, **write_rope_table(window.rope)},
         },
     }
 

@@ -7,13 +7,13 @@ from trainrig.models.architecture.feedforward import GELU
 from trainrig.models.architecture.norms import LayerNorm
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, one
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 QKV = tuple(f"layers.{{layer}}.attention.{name}" for name in ("query", "key", "value"))
 # Its matrices are [inputs, outputs], those of queries, keys and values side by side in one.
 TENSORS = (
-    one("embedding.weight", "transformer.wte.weight"),
-    one("position_embedding.weight", "transformer.wpe.weight"),
+    map_one("embedding.weight", "transformer.wte.weight"),
+    map_one("position_embedding.weight", "transformer.wpe.weight"),
     TensorName(
         tuple(f"{name}.weight" for name in QKV),
         "transformer.h.{layer}.attn.c_attn.weight",
@@ -21,7 +21,7 @@ TENSORS = (
     ),
     TensorName(tuple(f"{name}.bias" for name in QKV), "transformer.h.{layer}.attn.c_attn.bias"),
     *(
-        one(
+        map_one(
             f"layers.{{layer}}.{ours}.{part}",
             f"transformer.h.{{layer}}.{theirs}.{part}",
             transposed=part == "weight" and "ln" not in theirs,
@@ -35,18 +35,18 @@ TENSORS = (
         }.items()
         for part in ("weight", "bias")
     ),
-    one("norm.weight", "transformer.ln_f.weight"),
-    one("norm.bias", "transformer.ln_f.bias"),
-    one("head.weight", "lm_head.weight"),
+    map_one("norm.weight", "transformer.ln_f.weight"),
+    map_one("norm.bias", "transformer.ln_f.bias"),
+    map_one("head.weight", "lm_head.weight"),
 )
 ACTIVATIONS = {"gelu_new": True, "gelu_pytorch_tanh": True, "gelu": False}  # and whether by tanh
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("activation_function", *ACTIVATIONS)
-    config.only("scale_attn_weights", True)
-    config.only("scale_attn_by_inverse_layer_idx", False)
-    config.only("add_cross_attention", False)
+    config.check_only("activation_function", *ACTIVATIONS)
+    config.check_only("scale_attn_weights", True)
+    config.check_only("scale_attn_by_inverse_layer_idx", False)
+    config.check_only("add_cross_attention", False)
     channels = config.need("n_embd")
     return config.build(
         layers=config.need("n_layer"),

@@ -11,32 +11,32 @@ from trainrig.models.families.mapping import (
     Family,
     HubConfig,
     TensorName,
-    one,
+    map_one,
     read_rope,
     write_rope,
 )
 
-EMBEDDINGS = (one("embedding.weight", "model.embed_tokens.weight"),)
-HEAD = (one("norm.weight", "model.norm.weight"), one("head.weight", "lm_head.weight"))
+EMBEDDINGS = (map_one("embedding.weight", "model.embed_tokens.weight"),)
+HEAD = (map_one("norm.weight", "model.norm.weight"), map_one("head.weight", "lm_head.weight"))
 NORMS = (
-    one("layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
-    one(
+    map_one("layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
+    map_one(
         "layers.{layer}.feedforward_norm.weight",
         "model.layers.{layer}.post_attention_layernorm.weight",
     ),
 )
 
 
-def projections(theirs: str, names: dict[str, str]) -> tuple[TensorName, ...]:
+def list_projections(theirs: str, names: dict[str, str]) -> tuple[TensorName, ...]:
     """Weight and bias of each product of a layer; `names`: ours → theirs, below `theirs`."""
     return tuple(
-        one(f"layers.{{layer}}.{ours}.{part}", f"model.layers.{{layer}}.{theirs}.{name}.{part}")
+        map_one(f"layers.{{layer}}.{ours}.{part}", f"model.layers.{{layer}}.{theirs}.{name}.{part}")
         for ours, name in names.items()
         for part in ("weight", "bias")
     )
 
 
-ATTENTION = projections(
+ATTENTION = list_projections(
     "self_attn",
     {
         "attention.query": "q_proj",
@@ -45,7 +45,7 @@ ATTENTION = projections(
         "attention.output": "o_proj",
     },
 )
-GATED = projections(
+GATED = list_projections(
     "mlp",
     {"feedforward.gate": "gate_proj", "feedforward.up": "up_proj", "feedforward.down": "down_proj"},
 )
@@ -89,7 +89,7 @@ def write_sizes(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_act", "silu")
+    config.check_only("hidden_act", "silu")
     attention = config.get("attention_bias", False)
     biases = Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False))
     return config.build(

@@ -47,7 +47,7 @@ class TensorName:
     transposed: bool = False  # whether theirs is [inputs, outputs]
 
 
-def one(ours: str, theirs: str, transposed: bool = False) -> TensorName:
+def map_one(ours: str, theirs: str, transposed: bool = False) -> TensorName:
     """A tensor of ours that is one of theirs."""
     return TensorName((ours,), theirs, transposed)
 
@@ -74,7 +74,7 @@ class Family:
     # Pattern of the names of tensors in published files that a model has no use for.
     surplus: str = ""
 
-    def architecture_of(self, config: DecoderConfig) -> str:
+    def find_architecture(self, config: DecoderConfig) -> str:
         """The architecture of a model of `config`."""
         if config.head == "tokens":
             return self.architecture
@@ -90,10 +90,10 @@ class Family:
             stem = stem.removesuffix(ending)
         return stem
 
-    def head_tensors(self, head: Head) -> tuple[TensorName, ...]:
+    def list_head_tensors(self, head: Head) -> tuple[TensorName, ...]:
         """Those that a model with a `head` of another kind than tokens has for it."""
         if self.heads is None:
-            return (one("head.weight", "score.weight"),)
+            return (map_one("head.weight", "score.weight"),)
         return self.heads.get(head, ())
 
     def holds(self, config: DecoderConfig) -> bool:
@@ -110,10 +110,10 @@ class Family:
         poolers = {getattr(each, "pooler", None) for each in (again, config)}
         if config.head == "classes" and len(poolers) > 1:
             return False
-        return bare(again) == bare(config.with_head("tokens"))
+        return strip_config(again) == strip_config(config.with_head("tokens"))
 
 
-def bare(config: DecoderConfig) -> dict[str, Any]:
+def strip_config(config: DecoderConfig) -> dict[str, Any]:
     """What a model of `config` computes by: sizes settled, without what matters in training alone:
     fresh weights, losses of routers, and a generator; and without how classes are pooled, which
     models of other heads do not do."""
@@ -150,7 +150,7 @@ class HubConfig:
         value = self.given.get(key)
         return default if value is None else value
 
-    def only(self, key: str, *wanted: Any) -> None:
+    def check_only(self, key: str, *wanted: Any) -> None:
         """Raise DataError if `key` has another value than `wanted`, the first being its default."""
         value = self.given.get(key, wanted[0])
         if value not in wanted:
@@ -213,7 +213,9 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
     if kind is not None and kind in table:
         table = table[kind]
     old = config.get("rope_scaling", {})
-    kinds = {_rope_type(each) for each in (table, old) if "rope_type" in each or "type" in each}
+    kinds = {
+        _read_rope_type(each) for each in (table, old) if "rope_type" in each or "type" in each
+    }
     if len(kinds) > 1:
         raise DataError(
             f"{config.path}: rope_parameters and rope_scaling ask for different types of rotary "
@@ -231,12 +233,12 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
     )
 
 
-def _rope_type(table: Mapping[str, Any]) -> str:
+def _read_rope_type(table: Mapping[str, Any]) -> str:
     return str(table.get("rope_type", table.get("type", "default")))
 
 
 def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | None:
-    kind = _rope_type(table)
+    kind = _read_rope_type(table)
     original = table.get("original_max_position_embeddings")
     original = original or config.get("max_position_embeddings", 2048)
     try:
@@ -258,7 +260,7 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
                     original_positions=original,
                     fast_turns=table.get("beta_fast") or 32.0,
                     slow_turns=table.get("beta_slow") or 1.0,
-                    attention_factor=_yarn_attention(table),
+                    attention_factor=_read_yarn_attention(table),
                     whole_channels=table.get("truncate", True),
                 )
     except KeyError as error:
@@ -275,7 +277,7 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
     )
 
 
-def _yarn_attention(table: Mapping[str, Any]) -> float | None:
+def _read_yarn_attention(table: Mapping[str, Any]) -> float | None:
     """The factor as DeepSeek's files give it, by two multiples of the usual one, or by itself."""
     over, under = table.get("mscale"), table.get("mscale_all_dim")
     if not (over and under):
@@ -286,16 +288,16 @@ def _yarn_attention(table: Mapping[str, Any]) -> float | None:
 
 def write_rope(rope: Rope) -> dict[str, Any]:
     """The keys of a config.json that say so, under older and newer names."""
-    table = {"rope_theta": rope.theta, **rope_table(rope)}
+    table = {"rope_theta": rope.theta, **write_rope_table(rope)}
     scaled = rope.scaling is not None
     return {
         "rope_theta": rope.theta,
-        "rope_scaling": rope_table(rope) if scaled else None,
+        "rope_scaling": write_rope_table(rope) if scaled else None,
         "rope_parameters": table,
     }
 
 
-def rope_table(rope: Rope) -> dict[str, Any]:
+def write_rope_table(rope: Rope) -> dict[str, Any]:
     """The type of rotary positions, with what belongs to it."""
     share = {} if rope.rotated_share == 1 else {"partial_rotary_factor": rope.rotated_share}
     match rope.scaling:

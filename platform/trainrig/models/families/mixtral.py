@@ -13,14 +13,16 @@ from trainrig.models.families.llama import (
     read_sizes,
     write_sizes,
 )
-from trainrig.models.families.mapping import Family, HubConfig, one, read_rope, write_rope
+from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
 from trainrig.models.families.mistral import read_window, write_window
 
 BELOW = "model.layers.{layer}.block_sparse_moe"
 EXPERTS = (
-    one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
+    map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
     *(
-        one(f"layers.{{layer}}.feedforward.experts.{ours}", f"{BELOW}.experts.{{expert}}.{theirs}")
+        map_one(
+            f"layers.{{layer}}.feedforward.experts.{ours}", f"{BELOW}.experts.{{expert}}.{theirs}"
+        )
         for ours, theirs in {
             "gate": "w1.weight",
             "up": "w3.weight",
@@ -32,7 +34,7 @@ TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *EXPERTS, *HEAD)
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_act", "silu")
+    config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, 4096 * 32, 1e-5)
     experts = MixtureOfExperts(
         experts=config.get("num_local_experts", 8),

@@ -15,11 +15,11 @@ from trainrig.models.families.llama import (
     read_sizes,
     write_sizes,
 )
-from trainrig.models.families.mapping import Family, HubConfig, one, read_rope, write_rope
+from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
 from trainrig.models.families.qwen3 import QK_NORMS
 
 NORMS = tuple(
-    one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
+    map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
     for ours, theirs in {
         "attention_output_norm": "post_attention_layernorm",
         "feedforward_output_norm": "post_feedforward_layernorm",
@@ -29,7 +29,7 @@ TENSORS = (*EMBEDDINGS, *ATTENTION, *QK_NORMS, *GATED, *NORMS, *HEAD)
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_act", "silu")
+    config.check_only("hidden_act", "silu")
     biased = config.get("attention_bias", False)
     return config.build(
         **read_sizes(config, 2048, 1e-5),

@@ -45,7 +45,7 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_act", "silu")
+    config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, 32768, 1e-6)
     return config.build(
         **sizes,

@@ -8,11 +8,11 @@ from trainrig.models.architecture.positions import Rope
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import TENSORS as LLAMA_TENSORS
 from trainrig.models.families.llama import read_sizes, write_sizes
-from trainrig.models.families.mapping import Family, HubConfig, one, read_rope, write_rope
+from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
 from trainrig.models.families.qwen2 import read_upper_window, write_layer_types
 
 QK_NORMS = tuple(
-    one(
+    map_one(
         f"layers.{{layer}}.attention.{ours}.weight",
         f"model.layers.{{layer}}.self_attn.{theirs}.weight",
     )
@@ -23,7 +23,7 @@ TENSORS = (*LLAMA_TENSORS, *QK_NORMS)
 
 def read_settings(config: HubConfig) -> dict[str, Any]:
     """All but the feed-forward network."""
-    config.only("hidden_act", "silu")
+    config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, 32768, 1e-6)
     biased = config.get("attention_bias", False)
     sizes["head_channels"] = config.get("head_dim", 128)

@@ -5,14 +5,14 @@ from typing import Any
 from trainrig.models.architecture.feedforward import MixtureOfExperts, SwiGLU
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import ATTENTION, EMBEDDINGS, HEAD, NORMS
-from trainrig.models.families.mapping import Family, HubConfig, one
+from trainrig.models.families.mapping import Family, HubConfig, map_one
 from trainrig.models.families.qwen3 import QK_NORMS, read_settings, write_settings
 
 BELOW = "model.layers.{layer}.mlp"
 EXPERTS = (
-    one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
+    map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
     *(
-        one(
+        map_one(
             f"layers.{{layer}}.feedforward.experts.{name}",
             f"{BELOW}.experts.{{expert}}.{name}_proj.weight",
         )
@@ -23,8 +23,8 @@ TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *QK_NORMS, *EXPERTS, *HEAD)
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("decoder_sparse_step", 1)
-    config.only("mlp_only_layers", None, [])
+    config.check_only("decoder_sparse_step", 1)
+    config.check_only("mlp_only_layers", None, [])
     experts = MixtureOfExperts(
         experts=config.get("num_experts", config.get("num_local_experts", 128)),
         active=config.get("num_experts_per_tok", 8),

@@ -62,7 +62,7 @@ def open_tensors(folder: str) -> dict[str, StoredTensor]:
     Raises DataError for files that are not there or damaged.
     """
     found: dict[str, StoredTensor] = {}
-    for file in _weight_files(folder):
+    for file in _find_weight_files(folder):
         path = storage.join(folder, file)
         for name, tensor in _read_header(path).items():
             if name in found:
@@ -73,7 +73,7 @@ def open_tensors(folder: str) -> dict[str, StoredTensor]:
     return found
 
 
-def _weight_files(folder: str) -> list[str]:
+def _find_weight_files(folder: str) -> list[str]:
     if storage.exists(storage.join(folder, WEIGHTS)):
         return [WEIGHTS]
     index = storage.join(folder, INDEX)
@@ -103,7 +103,8 @@ def _read_header(path: str) -> dict[str, StoredTensor]:
         entries = json.loads(storage.read_range(path, LENGTH, LENGTH + length))
         entries.pop("__metadata__", None)
         tensors = {
-            name: _placed(path, entry, LENGTH + length, size) for name, entry in entries.items()
+            name: _place_tensor(path, entry, LENGTH + length, size)
+            for name, entry in entries.items()
         }
     except FileNotFoundError:
         raise DataError(f"{path}: not there, though {INDEX} names it; download it") from None
@@ -112,7 +113,7 @@ def _read_header(path: str) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _placed(path: str, entry: Mapping[str, Any], first: int, size: int) -> StoredTensor:
+def _place_tensor(path: str, entry: Mapping[str, Any], first: int, size: int) -> StoredTensor:
     begin, end = (first + int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(length) for length in entry["shape"])
     if not first <= begin <= end <= size or min(shape, default=0) < 0:
@@ -169,14 +170,14 @@ def write_tensors(
 
 def _write_file(path: str, tensors: Mapping[str, PlannedTensor], dtype: torch.dtype) -> None:
     with storage.atomic_file(path) as temporary, open(temporary, "wb") as file:  # noqa: PTH123
-        file.write(_header(tensors.items(), dtype))
+        file.write(_write_header(tensors.items(), dtype))
         for name, planned in tensors.items():
             tensor = planned.read().detach().to("cpu", dtype).contiguous()
             assert tuple(tensor.shape) == planned.shape, name
             file.write(tensor.view(-1).view(torch.uint8).numpy().data)
 
 
-def _header(tensors: Iterable[tuple[str, PlannedTensor]], dtype: torch.dtype) -> bytes:
+def _write_header(tensors: Iterable[tuple[str, PlannedTensor]], dtype: torch.dtype) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, planned in tensors:

@@ -12,7 +12,7 @@ from trainrig.models.architecture.feedforward import GEGLU
 from trainrig.models.architecture.norms import RMSNorm
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
-from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, one
+from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, map_one
 
 ENCODER, DECODER = "encoder.block.{layer}", f"decoder.block.{WRITING_LAYER}"
 OURS, WRITING = "layers.{layer}", f"layers.{WRITING_LAYER}"
@@ -20,43 +20,43 @@ PARTS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 FEEDFORWARD = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 
 
-def _layer(ours: str, theirs: str, last: int) -> tuple[TensorName, ...]:
+def _map_layer(ours: str, theirs: str, last: int) -> tuple[TensorName, ...]:
     """Of a layer whose feed-forward part is number `last`."""
     attention = (
-        one(f"{ours}.attention.{part}.weight", f"{theirs}.layer.0.SelfAttention.{name}.weight")
+        map_one(f"{ours}.attention.{part}.weight", f"{theirs}.layer.0.SelfAttention.{name}.weight")
         for part, name in PARTS.items()
     )
     dense = f"{theirs}.layer.{last}.DenseReluDense"
     feedforward = (
-        one(f"{ours}.feedforward.{part}.weight", f"{dense}.{name}.weight")
+        map_one(f"{ours}.feedforward.{part}.weight", f"{dense}.{name}.weight")
         for part, name in FEEDFORWARD.items()
     )
     return (
-        one(f"{ours}.attention_norm.weight", f"{theirs}.layer.0.layer_norm.weight"),
+        map_one(f"{ours}.attention_norm.weight", f"{theirs}.layer.0.layer_norm.weight"),
         *attention,
-        one(f"{ours}.feedforward_norm.weight", f"{theirs}.layer.{last}.layer_norm.weight"),
+        map_one(f"{ours}.feedforward_norm.weight", f"{theirs}.layer.{last}.layer_norm.weight"),
         *feedforward,
     )
 
 
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 TENSORS = (
-    one("embedding.weight", "shared.weight"),
-    *_layer(OURS, ENCODER, 1),
-    *_layer(WRITING, DECODER, 2),
-    one(f"{WRITING}.cross_norm.weight", f"{DECODER}.layer.1.layer_norm.weight"),
+    map_one("embedding.weight", "shared.weight"),
+    *_map_layer(OURS, ENCODER, 1),
+    *_map_layer(WRITING, DECODER, 2),
+    map_one(f"{WRITING}.cross_norm.weight", f"{DECODER}.layer.1.layer_norm.weight"),
     *(
-        one(
+        map_one(
             f"{WRITING}.cross_attention.{part}.weight",
             f"{DECODER}.layer.1.EncDecAttention.{name}.weight",
         )
         for part, name in PARTS.items()
     ),
-    one("encoder_bias.weight", f"encoder.{BIAS}"),
-    one("decoder_bias.weight", f"decoder.{BIAS}"),
-    one("encoder_norm.weight", "encoder.final_layer_norm.weight"),
-    one("norm.weight", "decoder.final_layer_norm.weight"),
-    one("head.weight", "lm_head.weight"),
+    map_one("encoder_bias.weight", f"encoder.{BIAS}"),
+    map_one("decoder_bias.weight", f"decoder.{BIAS}"),
+    map_one("encoder_norm.weight", "encoder.final_layer_norm.weight"),
+    map_one("norm.weight", "decoder.final_layer_norm.weight"),
+    map_one("head.weight", "lm_head.weight"),
 )
 # The shared embedding again, which older files repeat; and a bias that cross-attention of the first
 # ones had and did not use.
@@ -64,9 +64,9 @@ SURPLUS = r"(encoder|decoder)\.embed_tokens\.weight|decoder\..*EncDecAttention\.
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("is_encoder_decoder", True)
+    config.check_only("is_encoder_decoder", True)
     config.need("feed_forward_proj")  # without it Transformers takes "relu", version 1.0's
-    config.only("feed_forward_proj", "gated-gelu")
+    config.check_only("feed_forward_proj", "gated-gelu")
     layers, channels = config.need("num_layers"), config.need("d_model")
     tied = config.get("tie_word_embeddings", True)
     settings = {"logit_multiplier": channels**-0.5} if tied else {}

@@ -25,21 +25,23 @@ Size = tuple[int, ...]
 HEAD = ("head.weight",)
 
 
-def tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
+def list_tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
     """The shape of each tensor of a model, by our names; nothing is made."""
     with torch.device("meta"):
         return {name: tuple(t.shape) for name, t in build_model(config).state_dict().items()}
 
 
-def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) -> list[TensorName]:
+def list_tensors(
+    family: Family, config: DecoderConfig, shapes: Mapping[str, Size]
+) -> list[TensorName]:
     """The tensors of one model of `family`, from the embedding to the head."""
     found, covered = list[TensorName](), set[str]()
     table = family.tensors
     if config.head != "tokens":
-        own = family.head_tensors(config.head)
+        own = family.list_head_tensors(config.head)
         taken = {HEAD, *(entry.ours for entry in own)}
         table = (*(entry for entry in table if entry.ours not in taken), *own)
-    for entry in _by_layer(table, config):
+    for entry in _expand_layers(table, config):
         if all(name in shapes for name in entry.ours):
             found.append(entry)
             covered.update(entry.ours)
@@ -48,22 +50,22 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     return found
 
 
-def _by_layer(table: tuple[TensorName, ...], config: DecoderConfig) -> Iterator[TensorName]:
+def _expand_layers(table: tuple[TensorName, ...], config: DecoderConfig) -> Iterator[TensorName]:
     of_layers = [entry for entry in table if LAYER in entry.theirs]
     first = table.index(of_layers[0])
     yield from table[:first]
     reading = config.encoding_layers if isinstance(config, EncoderDecoderConfig) else config.layers
     for layer in range(reading):
-        yield from (_numbered(entry, LAYER, layer, layer) for entry in of_layers)
+        yield from (_number_layer(entry, LAYER, layer, layer) for entry in of_layers)
     of_writing = [entry for entry in table if WRITING_LAYER in entry.theirs]
     for layer in range(config.layers if of_writing else 0):
         for entry in of_writing:
-            yield _numbered(entry, WRITING_LAYER, reading + layer, layer)
+            yield _number_layer(entry, WRITING_LAYER, reading + layer, layer)
     plain = (each for each in table[first:] if each not in of_layers and each not in of_writing)
     yield from plain
 
 
-def _numbered(entry: TensorName, mark: str, ours: int, theirs: int) -> TensorName:
+def _number_layer(entry: TensorName, mark: str, ours: int, theirs: int) -> TensorName:
     return replace(
         entry,
         ours=tuple(name.replace(mark, str(ours)) for name in entry.ours),
@@ -71,7 +73,7 @@ def _numbered(entry: TensorName, mark: str, ours: int, theirs: int) -> TensorNam
     )
 
 
-def their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
+def list_their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
     """The tensors of theirs that `entry` is about, and their shapes."""
     sizes = [shapes[name] for name in entry.ours]
     if EXPERT in entry.theirs:
@@ -87,7 +89,7 @@ def read_ours(
 ) -> Tensor:
     """Tensor `part` of ours of `entry`."""
     if EXPERT in entry.theirs:
-        experts = (stored[name] for name in their_shapes(entry, shapes))
+        experts = (stored[name] for name in list_their_shapes(entry, shapes))
         stack: Tensor | None = None
         for place, expert in enumerate(experts):
             tensor = expert.read()
@@ -111,7 +113,7 @@ def read_theirs(
 ) -> Tensor:
     """Their tensor `name` of `entry`, of ours as `read` gives them."""
     if EXPERT in entry.theirs:
-        expert = list(their_shapes(entry, shapes)).index(name)
+        expert = list(list_their_shapes(entry, shapes)).index(name)
         tensor = read(entry.ours[0])[expert]
     elif len(entry.ours) == 1:
         tensor = read(entry.ours[0])
@@ -120,12 +122,12 @@ def read_theirs(
     return tensor.T if entry.transposed else tensor
 
 
-def with_prefix(
+def add_prefix(
     stored: dict[str, StoredTensor], family: Family, names: list[TensorName]
 ) -> dict[str, StoredTensor]:
     """`stored` under the names of the whole model, where it was saved without its head, and by the
     newer ones of norms: before 2019 they were TensorFlow's."""
-    stored = {_newer(name): tensor for name, tensor in stored.items()}
+    stored = {_rename_norm(name): tensor for name, tensor in stored.items()}
     if any(name.startswith(family.prefix) for name in stored):
         return stored
     whole = {entry.theirs for entry in names}
@@ -134,7 +136,7 @@ def with_prefix(
     }
 
 
-def _newer(name: str) -> str:
+def _rename_norm(name: str) -> str:
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(f"LayerNorm{old}"):
             return name.removesuffix(old) + new
@@ -149,7 +151,9 @@ def check_names(
     shapes: Mapping[str, Size],
 ) -> None:
     """Raise DataError unless the tensors that are stored are those of the model."""
-    wanted = {name: size for entry in names for name, size in their_shapes(entry, shapes).items()}
+    wanted = {
+        name: size for entry in names for name, size in list_their_shapes(entry, shapes).items()
+    }
     if missing := sorted(wanted.keys() - stored.keys()):
         raise DataError(
             f"{folder}: no tensor {missing[0]!r} ({len(missing)} missing) among the "

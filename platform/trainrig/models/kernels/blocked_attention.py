@@ -85,7 +85,7 @@ class Blocks:
         self.back = None if window is None else window - 1 if causal else (window - 1) // 2
         self.ahead = 0 if causal else self.back
 
-    def ranges(self) -> Iterator[tuple[slice, slice]]:
+    def split_ranges(self) -> Iterator[tuple[slice, slice]]:
         """Queries of each block, and the keys that any of them may see."""
         for begin in range(0, self.new, QUERIES):
             end = min(begin + QUERIES, self.new)
@@ -99,7 +99,7 @@ class Blocks:
             if first < last:
                 yield slice(begin, end), slice(first, last)
 
-    def logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+    def compute_logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
         """[B, K, G, t, s], minus infinity where nothing may be seen; and tanh's value, if capped,
         whose square is what backward needs."""
         query = self.query_BKGTD[:, :, :, queries].float() * self.scale
@@ -150,7 +150,7 @@ def _rows_apart(documents_BS: Tensor | None, new: int) -> bool:
     return documents_BS is not None and documents_BS.device.type == "cpu" and new > QUERIES
 
 
-def _rows(documents_BS: Tensor | None, query_BHTD: Tensor) -> list[slice]:
+def _split_batch(documents_BS: Tensor | None, query_BHTD: Tensor) -> list[slice]:
     """The rows that are read at a time."""
     batch, _, new, _ = query_BHTD.shape
     if not _rows_apart(documents_BS, new):
@@ -166,8 +166,8 @@ def look(
     seen_BKGTD = torch.zeros_like(blocks.query_BKGTD)
     sums_BKGT = seen_BKGTD.new_full(seen_BKGTD.shape[:-1], -torch.inf, dtype=torch.float32)
     sinks_KG1 = None if sinks_H is None else sinks_H.float().view(blocks.kv_heads, -1, 1)
-    for queries, keys in blocks.ranges():
-        x_BKGts, _ = blocks.logits(queries, keys)
+    for queries, keys in blocks.split_ranges():
+        x_BKGts, _ = blocks.compute_logits(queries, keys)
         sums = x_BKGts.logsumexp(-1)
         if sinks_KG1 is not None:
             sums = torch.logaddexp(sums, sinks_KG1)
@@ -183,7 +183,7 @@ def mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
     return (gradient_BHTD.float() * seen_BHTD.float()).sum(-1)
 
 
-def gradients_of_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tensor:
+def differentiate_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tensor:
     """[H]."""
     shares_BHT = (sinks_H.float()[:, None] - sums_BHT).exp()
     return -(shares_BHT * mean_BHT).sum((0, 2)).to(sinks_H.dtype)
@@ -206,8 +206,8 @@ def differentiate(
     of_query = torch.zeros_like(blocks.query_BKGTD)
     of_key = torch.zeros(key_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
     of_value = torch.zeros(value_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
-    for queries, keys in blocks.ranges():
-        x_BKGts, bent = blocks.logits(queries, keys)
+    for queries, keys in blocks.split_ranges():
+        x_BKGts, bent = blocks.compute_logits(queries, keys)
         shares = (x_BKGts - sums_BKGT[..., queries, None]).exp()
         gradient = gradient_BKGTD[:, :, :, queries].float().flatten(2, 3)
         of_value[:, :, keys] += torch.matmul(shares.flatten(2, 3).mT, gradient)
@@ -248,12 +248,12 @@ def attend(
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
     settings = slopes_H, scale, window, cap, causal
     found = []
-    for row in _rows(documents_BS, query_BHTD):
+    for row in _split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
         blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
         found.append(look(blocks, value_BKSD[row], sinks_H))
     seen, sums = zip(*found, strict=True)
-    return _joined(seen), _joined(sums)
+    return _join(seen), _join(sums)
 
 
 def attend_backward(
@@ -275,20 +275,20 @@ def attend_backward(
     settings = slopes_H, scale, window, cap, causal
     mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
     rows = []
-    for row in _rows(documents_BS, query_BHTD):
+    for row in _split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
         blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
         saved = value_BKSD[row], gradient_BHTD[row], mean_BHT[row], sums_BHT[row]
         rows.append(differentiate(blocks, *saved))
-    found = (_joined(each) for each in zip(*rows, strict=True))
+    found = (_join(each) for each in zip(*rows, strict=True))
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
-        of_sinks = gradients_of_sinks(sinks_H, sums_BHT, mean_BHT)
+        of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
     of_query, of_key, of_value = (each.to(query_BHTD.dtype) for each in found)
     return of_query, of_key, of_value, of_sinks
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 

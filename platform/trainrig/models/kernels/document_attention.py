@@ -37,7 +37,7 @@ def document_attention(
     return seen
 
 
-def document_bounds(documents_BT: Tensor) -> list[list[int]]:
+def find_document_bounds(documents_BT: Tensor) -> list[list[int]]:
     """For each row the places at which its documents begin, and T."""
     rows, places = documents_BT.shape
     bounds = [[0] for _ in range(rows)]
@@ -56,7 +56,7 @@ def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype) -> bool:
     return documents_BS.device.type == "cpu" and new == seen and seen > TOGETHER // dtype.itemsize
 
 
-def segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice, bool]]:
+def split_segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice, bool]]:
     """What each call reads of a row, and whether that is one document: else it is short ones that
     come to no more than `together` places."""
     begin, documents = bounds[0], 0
@@ -77,8 +77,8 @@ def attend(
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
-    seen_BHTD, sums_BHT = _results(query_BHTD)
-    for row, places, mask in _calls(documents_BT, query_BHTD.dtype, causal):
+    seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
+    for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
         parts = (each[row, :, places] for each in (query_BHTD, key_BKTD, value_BKTD))
         seen, sums = _kernel(*parts, is_causal=causal and mask is None, attn_mask=mask, scale=scale)
         seen_BHTD[row, :, places] = seen
@@ -98,9 +98,9 @@ def differentiate(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    found = tuple(_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+    found = tuple(_allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
     saved = gradient_BHTD, query_BHTD, key_BKTD, value_BKTD, seen_BHTD, sums_BHT
-    for row, places, mask in _calls(documents_BT, query_BHTD.dtype, causal):
+    for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
         parts = (each[row, :, places] for each in saved)
         gradients = _kernel_backward(
             *parts, 0.0, causal and mask is None, attn_mask=mask, scale=scale
@@ -111,17 +111,21 @@ def differentiate(
     return of_query, of_key, of_value
 
 
-def _calls(
+def _plan_calls(
     documents_BT: Tensor, dtype: torch.dtype, causal: bool
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """The row and the places that each call reads, and its mask, where it has several documents."""
-    for number, bounds in enumerate(document_bounds(documents_BT)):
+    for number, bounds in enumerate(find_document_bounds(documents_BT)):
         row = slice(number, number + 1)
-        for places, whole in segments(bounds, TOGETHER // dtype.itemsize):
-            yield row, places, None if whole else _mask(documents_BT[number, places], dtype, causal)
+        for places, whole in split_segments(bounds, TOGETHER // dtype.itemsize):
+            yield (
+                row,
+                places,
+                None if whole else _make_mask(documents_BT[number, places], dtype, causal),
+            )
 
 
-def _mask(documents_t: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
+def _make_mask(documents_t: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
     """[1, 1, t, t], what to add to logits."""
     together_tt = documents_t[:, None] == documents_t[None, :]
     if causal:
@@ -130,16 +134,16 @@ def _mask(documents_t: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
     return added_tt[None, None]
 
 
-def _results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
     """Where what is seen and the sums go, laid out as torch's kernel does: heads of a place stand
     together, as the projection after it reads them."""
     wide = torch.float32 if query_BHTD.dtype != torch.float64 else torch.float64
     batch, heads, places, _ = query_BHTD.shape
     sums_BTH = query_BHTD.new_empty((batch, places, heads), dtype=wide)
-    return _by_place(query_BHTD), sums_BTH.transpose(1, 2)
+    return _allocate_by_place(query_BHTD), sums_BTH.transpose(1, 2)
 
 
-def _by_place(x_BHTD: Tensor) -> Tensor:
+def _allocate_by_place(x_BHTD: Tensor) -> Tensor:
     batch, heads, places, width = x_BHTD.shape
     return x_BHTD.new_empty((batch, places, heads, width)).transpose(1, 2)
 
@@ -166,7 +170,7 @@ def _attention_shapes(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _results(query_BHTD)
+    return _allocate_results(query_BHTD)
 
 
 @library.custom_op("trainrig::document_attention_backward", mutates_args=(), device_types="cpu")
@@ -198,7 +202,11 @@ def _attention_backward_shapes(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _by_place(query_BHTD), _by_place(key_BKTD), _by_place(value_BKTD)
+    return (
+        _allocate_by_place(query_BHTD),
+        _allocate_by_place(key_BKTD),
+        _allocate_by_place(value_BKTD),
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -65,7 +65,7 @@ class Dropout:
         return x_I * torch.cat(kept).to(x_I.dtype) / (1 - self.share)
 
 
-def dropouts(model: nn.Module) -> list[Dropout]:
+def list_dropouts(model: nn.Module) -> list[Dropout]:
     """Those of `model` that drop something."""
     found = [each.dropout for each in model.modules() if isinstance(each, LowRankLinear)]
     return [each for each in found if each.share]
@@ -78,32 +78,34 @@ class FrozenLinear(nn.Module):
         """`compute`: what it computes in, however narrow its weight is held."""
         super().__init__()
         self.compute = compute
-        self.weight = _frozen(like.weight.shape, FORMATS[base], like.weight.device)
+        self.weight = _make_frozen(like.weight.shape, FORMATS[base], like.weight.device)
         self.scales: nn.Parameter | None = None
         if base == "int8":
-            self.scales = _frozen(like.weight.shape[:1], torch.float32, like.weight.device)
+            self.scales = _make_frozen(like.weight.shape[:1], torch.float32, like.weight.device)
         self.bias: nn.Parameter | None = None
         if like.bias is not None:
-            self.bias = _frozen(like.bias.shape, torch.float32, like.weight.device)
+            self.bias = _make_frozen(like.bias.shape, torch.float32, like.weight.device)
         self.own: slice | None = None  # which of O are computed; None: all
 
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
-        return self.finish(self.product(x_I))
+        return self.finish(self.multiply_input(x_I))
 
-    def product(self, x_I: Tensor) -> Tensor:
+    def multiply_input(self, x_I: Tensor) -> Tensor:
         """[..., I] to what `finish` makes [..., O] of. Of parts of I it is parts of a sum."""
-        weight_OI = self._own(self.weight)
-        return multiply(x_I, weight_OI, None if self.scales is None else self._own(self.scales))
+        weight_OI = self._take_own(self.weight)
+        return multiply(
+            x_I, weight_OI, None if self.scales is None else self._take_own(self.scales)
+        )
 
     def finish(self, y_O: Tensor) -> Tensor:
         """[..., O] of the whole `product`."""
-        return y_O if self.bias is None else y_O + self._own(self.bias).to(y_O.dtype)
+        return y_O if self.bias is None else y_O + self._take_own(self.bias).to(y_O.dtype)
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def _take_own(self, rows: Tensor) -> Tensor:
         return rows if self.own is None else rows[self.own]
 
-    def whole_weight(self) -> Tensor:
+    def compute_whole_weight(self) -> Tensor:
         """[O, I] what it multiplies by in all."""
         if self.scales is None:
             return self.weight.to(self.compute)
@@ -121,7 +123,7 @@ class LowRankLinear(FrozenLinear):
         self.scale = lora.scale
         self.dropout = Dropout(lora.dropout, RandomKey(lora.dropout_seed, "dropout", name))
         outputs, inputs = like.weight.shape
-        self.lora_a, self.lora_b = _adapter(outputs, inputs, lora.rank, like.weight.device)
+        self.lora_a, self.lora_b = _make_adapter(outputs, inputs, lora.rank, like.weight.device)
         self.magnitude: nn.Parameter | None = None
         if lora.dora:
             self.magnitude = nn.Parameter(torch.empty(outputs, device=like.weight.device))
@@ -131,31 +133,31 @@ class LowRankLinear(FrozenLinear):
         """Whether what it makes of a token depends on which row the token is in."""
         return self.dropout.share > 0
 
-    def product(self, x_I: Tensor) -> Tensor:
+    def multiply_input(self, x_I: Tensor) -> Tensor:
         """See FrozenLinear."""
         low_R = F.linear(self.dropout(x_I), self.lora_a)
-        low_O = F.linear(low_R, self._own(self.lora_b)) * self.scale
-        return super().product(x_I) + low_O
+        low_O = F.linear(low_R, self._take_own(self.lora_b)) * self.scale
+        return super().multiply_input(x_I) + low_O
 
     def finish(self, y_O: Tensor) -> Tensor:
         """See FrozenLinear."""
         if self.magnitude is not None:
             with torch.no_grad():
-                length_O = self.row_lengths()
-            y_O = y_O * self._own(self.magnitude / length_O).to(y_O.dtype)
+                length_O = self.compute_row_lengths()
+            y_O = y_O * self._take_own(self.magnitude / length_O).to(y_O.dtype)
         return super().finish(y_O)
 
-    def row_lengths(self) -> Tensor:
+    def compute_row_lengths(self) -> Tensor:
         """[O] of what it multiplies by but for `magnitude`: of whole rows."""
         weight_OI = restore(self.weight, self.scales)
         weight_OI = weight_OI + self.scale * (self.lora_b.float() @ self.lora_a.float())
         length_O: Tensor = weight_OI.norm(dim=1)
         return length_O
 
-    def whole_weight(self) -> Tensor:
+    def compute_whole_weight(self) -> Tensor:
         """[O, I] what it multiplies by in all."""
         change_OI = self.lora_b @ self.lora_a * self.scale
-        weight_OI: Tensor = super().whole_weight() + change_OI.to(self.compute)
+        weight_OI: Tensor = super().compute_whole_weight() + change_OI.to(self.compute)
         if self.magnitude is None:
             return weight_OI
         factor_O: Tensor = self.magnitude / weight_OI.detach().float().norm(dim=1)
@@ -170,13 +172,13 @@ class FrozenEmbedding(nn.Module):
         super().__init__()
         self.compute = compute
         held = torch.float32 if base == "float32" else torch.bfloat16
-        self.weight = _frozen(like.weight.shape, held, like.weight.device)
+        self.weight = _make_frozen(like.weight.shape, held, like.weight.device)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] ids to [..., I]."""
         return F.embedding(ids, self.weight).to(self.compute)
 
-    def whole_weight(self) -> Tensor:
+    def compute_whole_weight(self) -> Tensor:
         """[O, I] what a head that shares the table multiplies by."""
         return self.weight.to(self.compute)
 
@@ -188,14 +190,14 @@ class LowRankEmbedding(FrozenEmbedding):
         super().__init__(like, lora.base, compute)
         self.scale = lora.scale
         entries, channels = like.weight.shape
-        self.lora_a, self.lora_b = _adapter(entries, channels, lora.rank, like.weight.device)
+        self.lora_a, self.lora_b = _make_adapter(entries, channels, lora.rank, like.weight.device)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] ids to [..., I]."""
         rows = super().forward(ids)
         return rows + F.linear(F.embedding(ids, self.lora_b), self.lora_a.T) * self.scale
 
-    def whole_weight(self) -> Tensor:
+    def compute_whole_weight(self) -> Tensor:
         """[O, I] what a head that shares the table multiplies by."""
         return self.weight.to(self.compute) + self.lora_b @ self.lora_a * self.scale
 
@@ -254,7 +256,7 @@ def is_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in TRAINED
 
 
-def adapter_shapes(config: DecoderConfig, lora: LoRA) -> dict[str, torch.Size]:
+def list_adapter_shapes(config: DecoderConfig, lora: LoRA) -> dict[str, torch.Size]:
     """The size of each parameter that `lora` trains of a decoder; none is made. Raises ConfigError
     for a pattern that matches nothing."""
     with torch.device("meta"):
@@ -265,10 +267,10 @@ def adapter_shapes(config: DecoderConfig, lora: LoRA) -> dict[str, torch.Size]:
 
 def count_adapter(config: DecoderConfig, lora: LoRA) -> int:
     """How many parameters `lora` trains of a decoder, and an optimizer remembers."""
-    return sum(shape.numel() for shape in adapter_shapes(config, lora).values())
+    return sum(shape.numel() for shape in list_adapter_shapes(config, lora).values())
 
 
-def initial_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
+def draw_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
     """The fresh value of `lora_a` or `lora_b`: float32, on the CPU, by seed, name and place alone.
 
     A is uniform within 1 / sqrt(I), as torch begins linear layers; B is 0, and so is the change.
@@ -288,12 +290,12 @@ def quantise(weight_OI: Tensor, largest_O: Tensor | None = None) -> tuple[Tensor
     A row depends on itself alone, so a slice of rows is quantised as the whole is; and columns are
     by the `largest_O` of whole rows.
     """
-    scales_O = (row_maxima(weight_OI) if largest_O is None else largest_O) / LARGEST
+    scales_O = (compute_row_maxima(weight_OI) if largest_O is None else largest_O) / LARGEST
     by_O = scales_O.where(scales_O > 0, 1.0)
     return (weight_OI.float() / by_O[:, None]).round().to(torch.int8), scales_O
 
 
-def row_maxima(weight_OI: Tensor) -> Tensor:
+def compute_row_maxima(weight_OI: Tensor) -> Tensor:
     """[O] the largest magnitude of each row, float32."""
     return weight_OI.float().abs().amax(1)
 
@@ -303,7 +305,7 @@ def restore(weight_OI: Tensor, scales_O: Tensor | None) -> Tensor:
     return weight_OI.float() if scales_O is None else weight_OI.float() * scales_O.float()[:, None]
 
 
-def held(name: str, weight: Tensor, base: str) -> Tensor:
+def round_to_base(name: str, weight: Tensor, base: str) -> Tensor:
     """`weight` of a model, float32, as training with `base` holds and restores it."""
     layer = name.removesuffix(".weight")
     if base == "float32" or weight.ndim != 2 or is_router(layer):  # experts are stacks of matrices
@@ -369,11 +371,11 @@ class _FrozenProduct(torch.autograd.Function):
         return gradient_O @ weight_OI.to(gradient_O.dtype), None, None
 
 
-def _frozen(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+def _make_frozen(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
     return nn.Parameter(torch.empty(*size, dtype=dtype, device=device), requires_grad=False)
 
 
-def _adapter(
+def _make_adapter(
     outputs: int, inputs: int, rank: int, device: torch.device
 ) -> tuple[nn.Parameter, nn.Parameter]:
     """A [R, I] and B [O, R]."""

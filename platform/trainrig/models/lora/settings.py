@@ -50,7 +50,7 @@ class LoRA(Settings):
         """
         names = list_matrices(model)
         routers = {name for name in names if is_router(name)}
-        there = ", ".join(sorted({_without_number(name) for name in names if name not in routers}))
+        there = ", ".join(sorted({_remove_number(name) for name in names if name not in routers}))
         chosen: set[str] = set()
         for pattern in self.targets:
             matched = {name for name in names if _matches(name, pattern)}
@@ -74,7 +74,7 @@ class LoRA(Settings):
     def describe_choice(self, model: DecoderConfig) -> str:
         """The layers of `model` that get an adapter, by kind, each with how many there are. Raises
         ConfigError as `choose` does."""
-        counts = Counter(map(_without_number, self.choose(model)))
+        counts = Counter(map(_remove_number, self.choose(model)))
         return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in counts.items())
 
 
@@ -107,7 +107,7 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*.{pattern}")
 
 
-def _without_number(name: str) -> str:
+def _remove_number(name: str) -> str:
     """`attention.query` of `layers.3.attention.query`."""
     parts = name.split(".")
     return ".".join(parts[2:]) if parts[0] == "layers" and len(parts) > 2 else name

@@ -20,9 +20,9 @@ from trainrig.models.attention import (
     Attention,
     MaskRegions,
     Sight,
-    added_mask,
-    document_mask,
-    document_numbers,
+    make_added_mask,
+    make_document_mask,
+    number_documents,
 )
 from trainrig.models.decoder import Decoder
 from trainrig.models.positions import alibi_slopes
@@ -75,13 +75,13 @@ def _part_sights(
     `documents_Bt` counts begins anew on each."""
     assert marks is None  # objectives that have them are refused with shared rows
     positions_BT = join(gather_parts(positions_Bt, group), dim=1)
-    documents_BT = document_numbers(positions_BT)
+    documents_BT = number_documents(positions_BT)
     size = positions_Bt.shape[1] // 2
     ends = [(number + 1) * size for number in chunks_of(group.rank(), group.size())]
     seen = [documents_BT[:, :end] for end in ends] if keys == "gather" else []
-    masks = [document_mask(documents, size) for documents in seen]
+    masks = [make_document_mask(documents, size) for documents in seen]
     numbers = dtype is not None and torch.is_grad_enabled()
-    added = [added_mask(mask, dtype) if numbers and dtype else None for mask in masks]
+    added = [make_added_mask(mask, dtype) if numbers and dtype else None for mask in masks]
     found = {}
     for local, whole in sights(positions_Bt, None).items():
         chunks = tuple(

@@ -24,7 +24,7 @@ from torch import Tensor
 from trainrig.models.kernels.blocked_attention import (
     Blocks,
     differentiate,
-    gradients_of_sinks,
+    differentiate_sinks,
     look,
     mean_gradients,
 )
@@ -139,7 +139,7 @@ class _Look(torch.autograd.Function):
                     *(each[:, :, queries] for each in (gradient_BHtD, mean, sums)),
                 )
         own = _Coming(travelling, ring.group).wait() + own
-        of_sinks = None if sinks_H is None else gradients_of_sinks(sinks_H, sums, mean)
+        of_sinks = None if sinks_H is None else differentiate_sinks(sinks_H, sums, mean)
         return of_query.to(query_BHtD.dtype), own.to(keys_2BKtD.dtype), of_sinks, None
 
 

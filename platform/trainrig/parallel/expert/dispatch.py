@@ -63,7 +63,7 @@ class _OwnExperts:
             for each in (experts.gate, experts.up, experts.down)
         )
         assert up is not None and down is not None
-        return experts.products(x_QC, counts_e, gate, up, down)
+        return experts.multiply(x_QC, counts_e, gate, up, down)
 
 
 class _Dispatch:
@@ -83,7 +83,7 @@ class _Dispatch:
         kept_E = routed.counts_E if all_kept else kept_RE[self._rank].to(x_NC.device)
         order_M = sort_pairs(routed, kept_E)
         within = int(kept_RE[self._rank].sum())
-        copies_SC = layer.copies(x_NC, order_M[:within])
+        copies_SC = layer.copy_tokens(x_NC, order_M[:within])
         given_SC = self._through_experts(copies_SC, kept_RE)
         beyond = given_SC.new_zeros(len(order_M) - within, given_SC.shape[1])
         given_MC = torch.cat((given_SC, beyond)) if len(beyond) else given_SC
@@ -94,7 +94,7 @@ class _Dispatch:
         """[R, E] how many of the tokens that each rank sends are within the experts' capacity: the
         tokens of the first rank come first in the micro-batch."""
         whole_E = counts_RE.sum(0)
-        most_E = self._layer.kept(whole_E, int(whole_E.sum()))
+        most_E = self._layer.limit_counts(whole_E, int(whole_E.sum()))
         before_RE = counts_RE.cumsum(0) - counts_RE
         return torch.minimum((most_E - before_RE).clamp(min=0), counts_RE)
 
@@ -125,7 +125,7 @@ class _Dispatch:
             return routed.logits_NE.new_zeros(3)
         share_E = counts_RE.sum(0).to(routed.logits_NE.device) / every
         parts = [own / every, own / every, float(self._rank == self._ranks - 1)]
-        return self._layer.terms(routed, share_E) * routed.logits_NE.new_tensor(parts)
+        return self._layer.compute_terms(routed, share_E) * routed.logits_NE.new_tensor(parts)
 
 
 def exchange(rows: Tensor, sent: list[int], coming: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -69,7 +69,7 @@ class StageDecoder(Decoder):
     def auxiliary(self) -> Mapping[str, Tensor]:
         """Zeros, by the names of what the last stage gives beside logits."""
         shape = self.router_shape(self.config.layers)
-        return self._router_terms(torch.zeros(shape).unbind()) if shape[0] else {}
+        return self._average_router_terms(torch.zeros(shape).unbind()) if shape[0] else {}
 
     def begins(self, chunk: int) -> bool:
         """Whether that is the first of all stages, which is given ids."""

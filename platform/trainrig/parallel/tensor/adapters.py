@@ -32,7 +32,9 @@ def share_columns(layer: nn.Module, axis: Axis) -> None:
     own = layer.weight.shape[1]
     layer.dropout.whole, layer.dropout.first = own * axis.size, own * axis.rank
     assert axis.group is not None
-    vars(layer)["row_lengths"] = functools.partial(_whole_lengths, layer.row_lengths, axis.group)
+    vars(layer)["compute_row_lengths"] = functools.partial(
+        _whole_lengths, layer.compute_row_lengths, axis.group
+    )
 
 
 def _whole_lengths(row_lengths: Callable[[], Tensor], group: dist.ProcessGroup) -> Tensor:

@@ -136,7 +136,7 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
     if model.head is not None:
         _cut_rows(model.head, axis)
     if not stream.sequence:
-        _replace(model, "_before_head", _then_copy, model._before_head, group)
+        _replace(model, "_prepare_head_input", _then_copy, model._prepare_head_input, group)
     part = VocabularyPart(group, first, entries)
     _replace(model, "_output_head", _part_head, model._output_head, part)
 
@@ -225,7 +225,7 @@ def _then_copy(forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, x:
 
 def _project_and_add(linear: nn.Linear | FrozenLinear, stream: _Stream, x: Tensor) -> Tensor:
     if isinstance(linear, FrozenLinear):
-        return linear.finish(stream.add_up(linear.product(x)))
+        return linear.finish(stream.add_up(linear.multiply_input(x)))
     total = stream.add_up(F.linear(x, linear.weight))
     return total if linear.bias is None else total + linear.bias
 

@@ -19,7 +19,7 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.layers import adapter_shapes
+from trainrig.models.lora.layers import list_adapter_shapes
 from trainrig.models.lora.settings import LoRA, alpha_divisor, is_of_head, is_router
 from trainrig.posttrain.peft_adapter.joined_layers import LowRank, split_parts
 from trainrig.posttrain.peft_adapter.names import (
@@ -160,7 +160,7 @@ def _settle(
 def _check_sizes(
     folder: str, config: DecoderConfig, lora: LoRA, tensors: Mapping[str, Tensor]
 ) -> None:
-    wanted = adapter_shapes(config, lora)
+    wanted = list_adapter_shapes(config, lora)
     if odd := sorted(wanted.keys() ^ tensors.keys()):
         raise DataError(f"{folder}: {odd[0]} is {'missing' if odd[0] in wanted else 'too much'}")
     for name, shape in wanted.items():

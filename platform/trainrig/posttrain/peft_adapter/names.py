@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families import find_family
-from trainrig.models.families.tensors import table_of, tensor_shapes
+from trainrig.models.families.tensors import list_tensor_shapes, list_tensors
 from trainrig.train import checkpoint
 
 PREFIX = "base_model.model."
@@ -30,9 +30,9 @@ def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
     """The matrices that a model of `config` has in Transformers, by their names; `path`: the
     checkpoint that it is of. Not those that have inputs first."""
     family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
-    shapes = tensor_shapes(config)
+    shapes = list_tensor_shapes(config)
     found = {}
-    for entry in table_of(family, config, shapes):
+    for entry in list_tensors(family, config, shapes):
         sizes = [shapes[name] for name in entry.ours]
         if entry.transposed or not entry.theirs.endswith(".weight") or len(sizes[0]) != 2:
             continue
@@ -45,7 +45,7 @@ def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
 def find_tensors(path: str, config: DecoderConfig) -> dict[str, str]:
     """Our name of each tensor that is one in Transformers too, and theirs."""
     family = find_family(config, checkpoint.tokenizer_files(path).json("config.json"))
-    table = table_of(family, config, tensor_shapes(config))
+    table = list_tensors(family, config, list_tensor_shapes(config))
     return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
 
 

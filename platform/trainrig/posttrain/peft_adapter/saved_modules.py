@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainrig.errors import DataError
 from trainrig.models.decoder_config import DecoderConfig, Head
-from trainrig.models.lora.layers import adapter_shapes, is_adapter, merge
+from trainrig.models.lora.layers import is_adapter, list_adapter_shapes, merge
 from trainrig.models.lora.settings import LoRA, is_of_head
 from trainrig.posttrain.peft_adapter.names import find_tensors, split_key
 from trainrig.train import checkpoint
@@ -87,7 +87,7 @@ def fill_head(
     theirs = find_tensors(base.path, config)
     found = {name: value for name, value in tensors.items() if not is_of_head(config, name)}
     changes = {name: value for name, value in tensors.items() if name not in found}
-    wanted = {name for name in adapter_shapes(config, lora) if not is_adapter(name)}
+    wanted = {name for name in list_adapter_shapes(config, lora) if not is_adapter(name)}
     missing = base.lacks(config) if wanted - whole.keys() else set()
     for name in sorted(wanted):
         if name in whole:

@@ -73,14 +73,14 @@ class VllmModel:
     ) -> list[Generation]:
         """As `models.generate.generate_batch`. Raises DataError for a prompt that does not fit,
         ClusterError where vLLM gives a request up."""
-        return [each.generation() for each in self._write_on(requests, stop, entries, None)]
+        return [each.finish() for each in self._write_on(requests, stop, entries, None)]
 
     def generate_scored(
         self, requests: Sequence[Request], stop: Collection[int], entries: int
     ) -> list[ScoredGeneration]:
         """As `models.generate.generate_scored`; log-probabilities are of what `top_k`, `top_p` and
         `min_p` have left."""
-        return [each.scored_generation() for each in self._write_on(requests, stop, entries, 0)]
+        return [each.finish_scored() for each in self._write_on(requests, stop, entries, 0)]
 
     def _write_on(
         self, requests: Sequence[Request], stop: Collection[int], entries: int, scores: int | None

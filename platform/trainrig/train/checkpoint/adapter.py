@@ -16,12 +16,12 @@ from trainrig.models.decoder import DecoderConfig
 from trainrig.models.lora.layers import (
     SCALES,
     TRAINED,
-    adapter_shapes,
-    held,
+    compute_row_maxima,
+    list_adapter_shapes,
     merge,
     quantise,
     restore,
-    row_maxima,
+    round_to_base,
 )
 from trainrig.parallel.norm import row_sums
 from trainrig.train.checkpoint.adapter_entries import check_base
@@ -112,7 +112,7 @@ def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, 
     local, shared = _local(value), state.shared
     scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
     if scales is not None:
-        largest = row_maxima(local)
+        largest = compute_row_maxima(local)
         largest = shared.over_columns(name, largest, largest=True) if shared else largest
         rounded, by_row = quantise(local, largest)
         _local(parameters[name]).copy_(rounded)
@@ -160,7 +160,7 @@ class OpenAdapter:
 
 def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> OpenAdapter:
     """The tensors of the adapter in `checkpoint`."""
-    shapes = adapter_shapes(config, adapter.lora)
+    shapes = list_adapter_shapes(config, adapter.lora)
     tensors = {f"adapter.{name}": torch.empty(shape) for name, shape in shapes.items()}
     read_tensors(checkpoint, tensors)
     return OpenAdapter(adapter, {n.removeprefix("adapter."): t for n, t in tensors.items()})
@@ -174,7 +174,7 @@ def merged_weight(opened: OpenAdapter, name: str, weight: Tensor) -> Tensor:
         return opened.tensors[name]
     path, _, _ = name.rpartition(".")
     own = {n: t for n, t in opened.tensors.items() if n.rpartition(".")[0] == path}
-    plain = {name: held(name, weight, lora.base)}
+    plain = {name: round_to_base(name, weight, lora.base)}
     return merge(plain, own if name.endswith(".weight") else {}, lora)[name]
 
 

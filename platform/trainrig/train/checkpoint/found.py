@@ -12,7 +12,7 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import difference_of, digest
-from trainrig.models import model_class
+from trainrig.models import find_model_class
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
@@ -76,7 +76,7 @@ def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
 def read_settings(entries: Mapping[str, Any], where: str) -> DecoderConfig:
     """The sizes of the model of a checkpoint's `entries`, which were read at `where`."""
     given = entries["model"]
-    return build(model_class(given), given, where)
+    return build(find_model_class(given), given, where)
 
 
 def tokenizer_files(checkpoint: str) -> TokenizerFiles:

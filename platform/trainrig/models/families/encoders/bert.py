@@ -9,22 +9,22 @@ from trainrig.models.architecture.norms import LayerNorm, PostNorm
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.decoder_config import DecoderConfig, Head
 from trainrig.models.encoder.config import EncoderConfig, HeadTransform
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, one
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}  # and whether by tanh
 PARTS = ("weight", "bias")
 
 
-def body(prefix: str) -> tuple[TensorName, ...]:
+def list_body(prefix: str) -> tuple[TensorName, ...]:
     """The tensors of all but the head, whose names begin with `prefix`."""
     embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{layer}}"
     return (
-        one("embedding.weight", f"{embeddings}.word_embeddings.weight"),
-        one("position_embedding.weight", f"{embeddings}.position_embeddings.weight"),
-        one("segment_embedding.weight", f"{embeddings}.token_type_embeddings.weight"),
-        *(one(f"embedding_norm.{part}", f"{embeddings}.LayerNorm.{part}") for part in PARTS),
+        map_one("embedding.weight", f"{embeddings}.word_embeddings.weight"),
+        map_one("position_embedding.weight", f"{embeddings}.position_embeddings.weight"),
+        map_one("segment_embedding.weight", f"{embeddings}.token_type_embeddings.weight"),
+        *(map_one(f"embedding_norm.{part}", f"{embeddings}.LayerNorm.{part}") for part in PARTS),
         *(
-            one(f"layers.{{layer}}.{ours}.{part}", f"{layer}.{theirs}.{part}")
+            map_one(f"layers.{{layer}}.{ours}.{part}", f"{layer}.{theirs}.{part}")
             for ours, theirs in {
                 "attention.query": "attention.self.query",
                 "attention.key": "attention.self.key",
@@ -41,17 +41,20 @@ def body(prefix: str) -> tuple[TensorName, ...]:
 
 
 TENSORS = (
-    *body("bert"),
-    *(one(f"transform.dense.{part}", f"cls.predictions.transform.dense.{part}") for part in PARTS),
+    *list_body("bert"),
     *(
-        one(f"transform.norm.{part}", f"cls.predictions.transform.LayerNorm.{part}")
+        map_one(f"transform.dense.{part}", f"cls.predictions.transform.dense.{part}")
         for part in PARTS
     ),
-    one("head_bias", "cls.predictions.bias"),
+    *(
+        map_one(f"transform.norm.{part}", f"cls.predictions.transform.LayerNorm.{part}")
+        for part in PARTS
+    ),
+    map_one("head_bias", "cls.predictions.bias"),
 )
 
 
-def head_of(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorName, ...]]:
+def list_heads(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorName, ...]]:
     """The tensors of heads for classes and spans by their names; the pooler is before the first."""
     names: dict[Head, dict[str, str]] = {
         "classes": {"pooler": pooler, "head": classes},
@@ -59,7 +62,7 @@ def head_of(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorNam
     }
     return {
         head: tuple(
-            one(f"{ours}.{part}", f"{theirs}.{part}")
+            map_one(f"{ours}.{part}", f"{theirs}.{part}")
             for ours, theirs in named.items()
             for part in PARTS
         )
@@ -67,7 +70,7 @@ def head_of(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorNam
     }
 
 
-HEADS = head_of("bert.pooler.dense", "classifier", "qa_outputs")
+HEADS = list_heads("bert.pooler.dense", "classifier", "qa_outputs")
 # What stands beside masked prediction in published files: the head of next-sentence prediction,
 # and the tied weight and bias again.
 SURPLUS = r"(bert\.)?pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*"
@@ -75,11 +78,11 @@ SURPLUS = r"(bert\.)?pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.deco
 
 def read_settings(config: HubConfig, positions: int) -> dict[str, Any]:
     """What BERT and RoBERTa share; `positions`: Transformers' default."""
-    config.only("hidden_act", *ACTIVATIONS)
-    config.only("position_embedding_type", "absolute", None)
-    config.only("is_decoder", False)
-    config.only("add_cross_attention", False)
-    config.only("tie_word_embeddings", True)
+    config.check_only("hidden_act", *ACTIVATIONS)
+    config.check_only("position_embedding_type", "absolute", None)
+    config.check_only("is_decoder", False)
+    config.check_only("add_cross_attention", False)
+    config.check_only("tie_word_embeddings", True)
     return {
         "layers": config.need("num_hidden_layers"),
         "channels": config.need("hidden_size"),

@@ -7,27 +7,30 @@ from trainrig.models.decoder_config import DecoderConfig, Head
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.families.encoders.bert import (
     PARTS,
-    body,
-    head_of,
+    list_body,
+    list_heads,
     read_settings,
     write_settings,
 )
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, one
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 PROJECTION = tuple(
-    one(f"embedding_projection.{part}", f"electra.embeddings_project.{part}") for part in PARTS
+    map_one(f"embedding_projection.{part}", f"electra.embeddings_project.{part}") for part in PARTS
 )
 TENSORS = (
-    *body("electra"),
+    *list_body("electra"),
     *PROJECTION,
-    *(one(f"transform.dense.{part}", f"generator_predictions.dense.{part}") for part in PARTS),
-    *(one(f"transform.norm.{part}", f"generator_predictions.LayerNorm.{part}") for part in PARTS),
-    one("head_bias", "generator_lm_head.bias"),
+    *(map_one(f"transform.dense.{part}", f"generator_predictions.dense.{part}") for part in PARTS),
+    *(
+        map_one(f"transform.norm.{part}", f"generator_predictions.LayerNorm.{part}")
+        for part in PARTS
+    ),
+    map_one("head_bias", "generator_lm_head.bias"),
 )
 HEADS: dict[Head, tuple[TensorName, ...]] = {
-    **head_of("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    **list_heads("classifier.dense", "classifier.out_proj", "qa_outputs"),
     "replaced": tuple(
-        one(f"{ours}.{part}", f"discriminator_predictions.{theirs}.{part}")
+        map_one(f"{ours}.{part}", f"discriminator_predictions.{theirs}.{part}")
         for ours, theirs in {"transform.dense": "dense", "head": "dense_prediction"}.items()
         for part in PARTS
     ),
@@ -37,7 +40,7 @@ SURPLUS = r"generator_lm_head\.weight"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_act", "gelu")  # that of its heads, whatever the layers have
+    config.check_only("hidden_act", "gelu")  # that of its heads, whatever the layers have
     channels = config.need("hidden_size")
     width = config.get("embedding_size", 128)
     return config.build(

@@ -14,16 +14,16 @@ from trainrig.models.families.mapping import (
     Family,
     HubConfig,
     TensorName,
-    one,
+    map_one,
     read_rope,
-    rope_table,
+    write_rope_table,
 )
 
 LAYERS = "layers.{layer}"
 # Queries, keys and values lie one after the other in one matrix, as gate and what is gated do.
 TENSORS = (
-    one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
-    *(one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
+    map_one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
+    *(map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
     *(
         TensorName(
             tuple(f"{LAYERS}.{each}.{part}" for each in ours), f"model.{LAYERS}.{theirs}.{part}"
@@ -38,10 +38,10 @@ TENSORS = (
         )
         for part in PARTS
     ),
-    *(one(f"norm.{part}", f"model.final_norm.{part}") for part in PARTS),
-    *(one(f"transform.dense.{part}", f"head.dense.{part}") for part in PARTS),
-    *(one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
-    one("head_bias", "decoder.bias"),
+    *(map_one(f"norm.{part}", f"model.final_norm.{part}") for part in PARTS),
+    *(map_one(f"transform.dense.{part}", f"head.dense.{part}") for part in PARTS),
+    *(map_one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
+    map_one("head_bias", "decoder.bias"),
 )
 SURPLUS = r"decoder\.weight"  # the tied one again
 THETA, LOCAL_THETA = 160_000.0, 10_000.0
@@ -50,10 +50,10 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_activation", "gelu")
-    config.only("classifier_activation", "gelu")
-    config.only("classifier_pooling", *POOLINGS)
-    config.only("tie_word_embeddings", True)
+    config.check_only("hidden_activation", "gelu")
+    config.check_only("classifier_activation", "gelu")
+    config.check_only("classifier_pooling", *POOLINGS)
+    config.check_only("tie_word_embeddings", True)
     layers, positions = (
         config.need("num_hidden_layers"),
         config.get("max_position_embeddings", 8192),
@@ -67,7 +67,7 @@ def _read(config: HubConfig) -> DecoderConfig:
     near = read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA))
     window = SlidingWindow(
         size=2 * reach + 1,
-        pattern=tuple("local" if kind == LOCAL else "global" for kind in _shortest(kinds)),
+        pattern=tuple("local" if kind == LOCAL else "global" for kind in _find_shortest(kinds)),
         rope=None if near == far else near,
     )
     biased, wide = config.get("attention_bias", False), config.get("mlp_bias", False)
@@ -91,7 +91,7 @@ def _read(config: HubConfig) -> DecoderConfig:
     )
 
 
-def _shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
+def _find_shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
     """The shortest pattern that gives the kind of each layer when it is repeated."""
     for length in range(1, len(kinds)):
         if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
@@ -133,8 +133,8 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "global_rope_theta": rope.theta,
         "local_rope_theta": local.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **rope_table(rope)},
-            LOCAL: {"rope_theta": local.theta, **rope_table(local)},
+            GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
+            LOCAL: {"rope_theta": local.theta, **write_rope_table(local)},
         },
         "initializer_range": config.initial_std,
         "attention_dropout": 0.0,
@@ -144,7 +144,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-CLASSIFIER = tuple(one(f"head.{part}", f"classifier.{part}") for part in PARTS)
+CLASSIFIER = tuple(map_one(f"head.{part}", f"classifier.{part}") for part in PARTS)
 MODERNBERT = Family(
     "modernbert",
     "ModernBertForMaskedLM",

@@ -6,24 +6,24 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.families.encoders.bert import (
     PARTS,
-    body,
-    head_of,
+    list_body,
+    list_heads,
     read_settings,
     write_settings,
 )
-from trainrig.models.families.mapping import Family, HubConfig, one
+from trainrig.models.families.mapping import Family, HubConfig, map_one
 
 TENSORS = (
-    *body("roberta"),
-    *(one(f"transform.dense.{part}", f"lm_head.dense.{part}") for part in PARTS),
-    *(one(f"transform.norm.{part}", f"lm_head.layer_norm.{part}") for part in PARTS),
-    one("head_bias", "lm_head.bias"),
+    *list_body("roberta"),
+    *(map_one(f"transform.dense.{part}", f"lm_head.dense.{part}") for part in PARTS),
+    *(map_one(f"transform.norm.{part}", f"lm_head.layer_norm.{part}") for part in PARTS),
+    map_one("head_bias", "lm_head.bias"),
 )
 SURPLUS = r"(roberta\.)?pooler\..*|lm_head\.decoder\..*"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.only("hidden_act", "gelu")  # that of its head, whatever the layers have
+    config.check_only("hidden_act", "gelu")  # that of its head, whatever the layers have
     settings = read_settings(config, 512)
     # A token's position is counted from the id of padding on, of which none else has the entry.
     offset = config.get("pad_token_id", 1) + 1
@@ -45,6 +45,6 @@ ROBERTA = Family(
     _read,
     _write,
     prefix="roberta.",
-    heads=head_of("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    heads=list_heads("classifier.dense", "classifier.out_proj", "qa_outputs"),
     surplus=SURPLUS,
 )
