@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainrig.models.decoder import DecoderConfig, count_parameters
-from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.train.checkpoint import Saver, load, newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
@@ -67,7 +67,7 @@ def seconds(action):
 def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path, size):
     job = job_of(size, tmp_path)
     folder = RunFolder(job.folder)
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
     rounds = ROUNDS if size == "10M" else 3
     for step in range(1, rounds + 1):
@@ -102,7 +102,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
     """A few steps with a save before them, and a few without, in turns."""
     job = job_of("10M", tmp_path)
     folder = RunFolder(job.folder)
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
     ids = torch.randint(0, 512, (1, 257))
 

@@ -16,7 +16,7 @@ from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
 from trainrig.objectives.contract import find_corruption
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import (
     DECODER_IDS,
@@ -98,7 +98,7 @@ def ours(model, objective, micro):
         tokenizer="",
         objective=objective,
     )
-    stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
+    stepper = Stepper(job, ("web",), fresh_state(job, find_local_device()), lambda: False)
     share = read_local_batch(batches, 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)
 

@@ -18,7 +18,7 @@ import torch
 from trainrig import hardware
 from trainrig.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
@@ -45,7 +45,7 @@ def made_up(monkeypatch):
 @pytest.fixture
 def make_job(made_up, tmp_path):
     """`make_job("one")`: the same run in a folder of its own."""
-    gpu = local_device().type == "cuda"
+    gpu = find_local_device().type == "cuda"
     model = DecoderConfig.model_validate(GPT2 if gpu else SMALL)
     rows, steps = (16, 60) if gpu else (4, 20)
     settings = {"steps": steps, "checkpoints": {"every": 10}, "held_out": {"rows": 0}}

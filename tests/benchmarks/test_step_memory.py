@@ -17,7 +17,7 @@ from trainrig.estimate.memory import step_memory
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
@@ -71,7 +71,9 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
-                stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
+                stepper = Stepper(
+                    job, ("web",), fresh_state(job, find_local_device()), lambda: False
+                )
             else:
                 stepper.take(share)
         events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from trainrig.models.decoder import DecoderConfig
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
@@ -68,7 +68,7 @@ def ours(sizes=SIZES, **settings):
         make_batches=lambda: OneBatch(sizes.vocabulary),
         tokenizer="",
     )
-    stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
+    stepper = Stepper(job, ("web",), fresh_state(job, find_local_device()), lambda: False)
     batch = OneBatch(sizes.vocabulary)
     share = read_local_batch(batch, 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)

@@ -17,7 +17,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, in
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
@@ -72,7 +72,9 @@ def peak(training: Training, rows: int, count: int, length: int = 128) -> int:
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
-                stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
+                stepper = Stepper(
+                    job, ("web",), fresh_state(job, find_local_device()), lambda: False
+                )
             else:
                 stepper.take(share)
         events = profiled.profiler.kineto_results.events()

@@ -45,7 +45,7 @@ from trainrig.errors import ConfigError  # noqa: E402
 from trainrig.flops import BACKWARD, token_flops  # noqa: E402
 from trainrig.models.decoder_config import DecoderConfig, count_parameters  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402
-from trainrig.parallel.mesh import join_group, local_device, use_device  # noqa: E402
+from trainrig.parallel.mesh import find_local_device, join_group, use_device  # noqa: E402
 from trainrig.parallel.precision import set_products  # noqa: E402
 from trainrig.tokens.batches import (  # noqa: E402
     TOKENS,
@@ -179,7 +179,7 @@ Finish = Callable[[], dict[str, Any]]
 
 def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
     total = WARM + TIMED + 1
-    cuda = local_device().type == "cuda"
+    cuda = find_local_device().type == "cuda"
     training = Training.model_validate(
         {
             "steps": total,
@@ -195,7 +195,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
     set_products(training.precision)
     batches = Rows(size)
     job = TrainingJob("", size.config(), training, tuple, "")
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     stepper = Stepper(job, ("made up",), state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     shares = [read_local_batch(batches, 0, 1, number, virtual=virtual) for number in range(total)]
@@ -214,7 +214,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
 
 
 def _peer_loop(row: Row, size: Size) -> tuple[Step, Finish]:
-    device = local_device()
+    device = find_local_device()
     loop = PeerLoop(row.loop, size.config(), size.length, device, row.compiled)
     batches = Rows(size)
     shares = [

@@ -46,7 +46,7 @@ def test_the_fused_update_of_a_piece_is_the_piece_of_the_fused_update() -> None:
 
 def test_the_sums_of_a_gradient_are_the_same_in_small_and_in_large_pieces(monkeypatch) -> None:
     gradient = torch.randn(4096, 1001, generator=torch.Generator().manual_seed(1)).cuda()
-    at_once = norm.row_sums(gradient)
+    at_once = norm.sum_rows(gradient)
     monkeypatch.setitem(norm.CHUNK_ELEMENTS, "cuda", 2**14)
-    assert torch.equal(norm.row_sums(gradient), at_once)
-    assert torch.equal(norm.row_sums(gradient.cpu()), at_once.cpu())
+    assert torch.equal(norm.sum_rows(gradient), at_once)
+    assert torch.equal(norm.sum_rows(gradient.cpu()), at_once.cpu())

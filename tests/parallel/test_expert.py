@@ -50,7 +50,7 @@ def test_one_rank_may_get_every_token_and_the_others_none(world, ranks):
 def test_each_row_of_a_micro_batch_is_on_one_rank_in_order(rows, ranks_of_it):
     ids = torch.arange(rows * 3).view(rows, 3)
     batch = DeviceBatch({"ids": ids}, torch.arange(rows), torch.arange(rows) + 10)
-    parts = [RowDivision(Axis(ranks_of_it, rank)).part(batch) for rank in range(ranks_of_it)]
+    parts = [RowDivision(Axis(ranks_of_it, rank)).take_part(batch) for rank in range(ranks_of_it)]
     assert torch.equal(torch.cat([part.arrays["ids"] for part in parts]), ids)
     assert torch.equal(torch.cat([part.samples_B for part in parts]), batch.samples_B)
     assert torch.equal(torch.cat([part.sources_B for part in parts]), batch.sources_B)

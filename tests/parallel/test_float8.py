@@ -54,7 +54,9 @@ def test_float8_and_compiling_are_refused_together():
 
 
 def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():
-    scale = Precision(compute="float16", loss_scale_exponent=1, loss_scale_interval=2).first_scale()
+    scale = Precision(
+        compute="float16", loss_scale_exponent=1, loss_scale_interval=2
+    ).make_first_scale()
     assert scale == LossScale(2.0, 2)
     scale.succeed()
     assert scale.factor == 2
@@ -65,4 +67,4 @@ def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():
 
 
 def test_only_float16_scales_losses():
-    assert Precision(compute="bfloat16").first_scale() is None
+    assert Precision(compute="bfloat16").make_first_scale() is None

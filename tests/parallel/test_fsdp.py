@@ -6,7 +6,7 @@ from torch import nn
 from trainrig.parallel.exact.deterministic import UNITS_UNDER_WAY, SummedInTree
 from trainrig.parallel.exact.tree import TreeSum
 from trainrig.parallel.fsdp import shard
-from trainrig.parallel.mesh import build_mesh, local_device
+from trainrig.parallel.mesh import build_mesh, find_local_device
 from trainrig.tokens.batches import MicroBatchSlot
 
 
@@ -41,7 +41,7 @@ def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alon
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(3)])
     model = nn.Sequential(*layers)
-    mesh = build_mesh(local_device())
+    mesh = build_mesh(find_local_device())
     root = shard(model, layers, mesh.sharding)
     parameters = list(model.parameters())
     gradients = SummedInTree([root], parameters, True, mesh)

@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from trainrig.parallel import mesh
-from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.mesh import find_local_device, join_group
 
 LONG = timedelta(seconds=30)
 
@@ -149,4 +149,4 @@ def test_experts_are_sliced_over_replicas_alone(degrees, slices, ranks):
 
 def test_a_process_without_a_gpu_works_on_its_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert local_device().type == "cpu"
+    assert find_local_device().type == "cpu"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.parallel import norm
-from trainrig.parallel.norm import row_sums
+from trainrig.parallel.norm import sum_rows
 
 
 @given(
@@ -20,22 +20,22 @@ def test_a_row_adds_up_to_the_same_bits_in_whatever_slice_it_lies(rows, width, c
     whole = torch.randn(rows, width, generator=generator) * 10 ** torch.randint(
         -6, 6, (rows, width), generator=generator
     )
-    parts = [row_sums(whole[:cut].clone()), row_sums(whole[cut:].clone())]
-    assert torch.cat(parts).numpy().tobytes() == row_sums(whole).numpy().tobytes()
+    parts = [sum_rows(whole[:cut].clone()), sum_rows(whole[cut:].clone())]
+    assert torch.cat(parts).numpy().tobytes() == sum_rows(whole).numpy().tobytes()
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (4, 1), (3, 2, 5), (0, 4), (1, 1000)])
 def test_it_is_the_sum_of_squares(shape):
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     expected = gradient.double().square().reshape(shape[0], -1).sum(1) if shape[0] else []
-    np.testing.assert_allclose(row_sums(gradient).numpy(), expected, rtol=1e-14)
+    np.testing.assert_allclose(sum_rows(gradient).numpy(), expected, rtol=1e-14)
 
 
 def test_how_many_rows_are_worked_on_at_once_changes_nothing(monkeypatch):
     gradient = torch.randn(20, 33, generator=torch.Generator().manual_seed(0))
-    at_once = row_sums(gradient)
+    at_once = sum_rows(gradient)
     monkeypatch.setitem(norm.CHUNK_ELEMENTS, "cpu", 40)
-    assert torch.equal(row_sums(gradient), at_once)
+    assert torch.equal(sum_rows(gradient), at_once)
     assert gradient[0, 0] == torch.randn(20, 33, generator=torch.Generator().manual_seed(0))[0, 0]
 
 
@@ -43,7 +43,7 @@ def test_how_many_rows_are_worked_on_at_once_changes_nothing(monkeypatch):
 def test_what_is_not_finite_stays_so(value):
     gradient = torch.ones(3, 5)
     gradient[1, 4] = value
-    assert torch.isfinite(row_sums(gradient)).tolist() == [True, False, True]
+    assert torch.isfinite(sum_rows(gradient)).tolist() == [True, False, True]
 
 
 class Kernels(TorchDispatchMode):
@@ -63,5 +63,5 @@ def test_an_accelerator_is_asked_for_few_large_kernels():
     shapes = [(2048, 2048)] * 4 + [(8192, 2048)] * 2 + [(2048, 8192)]
     with Kernels() as kernels:
         for shape in shapes * 24:
-            row_sums(torch.empty(shape, device="meta"))
+            sum_rows(torch.empty(shape, device="meta"))
     assert kernels.count / (24 * len(shapes)) < 18

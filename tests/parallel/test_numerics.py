@@ -23,15 +23,15 @@ def settings_put_back(monkeypatch):
 
 def test_the_fingerprint_tells_what_was_settled(settings_put_back):
     numerics.settle(threads=1, deterministic=True)
-    one = numerics.fingerprint()
+    one = numerics.describe_numerics()
     assert (one["threads"], one["deterministic"], one["torch"]) == ("1", "True", torch.__version__)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == numerics.CUBLAS_WORKSPACE
-    assert numerics.fingerprint() == one
+    assert numerics.describe_numerics() == one
     numerics.settle(threads=2, deterministic=False)
-    other = numerics.fingerprint()
-    assert numerics.changes(one, other) == "deterministic: True → False, threads: 1 → 2"
-    assert numerics.changes(one, one) == ""
-    assert numerics.changes(one, one | {"cuda": "13.0"}) == "cuda: none → 13.0"
+    other = numerics.describe_numerics()
+    assert numerics.describe_changes(one, other) == "deterministic: True → False, threads: 1 → 2"
+    assert numerics.describe_changes(one, one) == ""
+    assert numerics.describe_changes(one, one | {"cuda": "13.0"}) == "cuda: none → 13.0"
 
 
 def test_on_a_gpu_the_fingerprint_tells_of_what_chooses_kernels_there(
@@ -42,15 +42,18 @@ def test_on_a_gpu_the_fingerprint_tells_of_what_chooses_kernels_there(
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     numerics.settle(threads=1, deterministic=True)
-    found = numerics.fingerprint(Compile())
+    found = numerics.describe_numerics(Compile())
     there = {"cuda", "cudnn", "driver", "triton", "nccl", "cublas_workspace"}
     assert found.keys() >= there
     assert (found["cudnn"], found["nccl"]) == ("91002", "2.27.5")
     assert found["cublas_workspace"] == numerics.CUBLAS_WORKSPACE
     assert (found["narrow_sums"], found["float16_sums"]) == ("False", "False")
     assert found["compiled"] == "inductor, by shape"
-    other = numerics.fingerprint(Compile(backend="aot_eager", dynamic=True))
-    assert numerics.changes(found, other) == "compiled: inductor, by shape → aot_eager, any length"
+    other = numerics.describe_numerics(Compile(backend="aot_eager", dynamic=True))
+    assert (
+        numerics.describe_changes(found, other)
+        == "compiled: inductor, by shape → aot_eager, any length"
+    )
 
 
 def events(job, name):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from trainrig.parallel.fsdp import shard
-from trainrig.parallel.mesh import build_mesh, local_device
-from trainrig.parallel.parameter_norms import ParameterNorms, groups_of
+from trainrig.parallel.mesh import build_mesh, find_local_device
+from trainrig.parallel.parameter_norms import ParameterNorms, group_parameters
 
 NAMES = [
     "embedding.weight",
@@ -19,7 +19,7 @@ NAMES = [
 
 
 def test_a_parameter_is_of_its_layer_and_of_its_kind():
-    assert groups_of(NAMES) == {
+    assert group_parameters(NAMES) == {
         "kinds/embedding": [0],
         "layers/00": [1, 2],
         "kinds/norm": [1, 5],
@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(alone):
     model = Model()
-    shard(model, model.layers, build_mesh(local_device()).sharding)
+    shard(model, model.layers, build_mesh(find_local_device()).sharding)
     norms, parameters = ParameterNorms(model), list(model.parameters())
     model(torch.ones(1, 3)).backward()
     norms.begin()
@@ -60,7 +60,7 @@ def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(
 
 def test_a_parameter_that_is_not_used_has_a_gradient_of_0(alone):
     model = Model()
-    shard(model, model.layers, build_mesh(local_device()).sharding)
+    shard(model, model.layers, build_mesh(find_local_device()).sharding)
     norms = ParameterNorms(model)
     model.layers[0](torch.ones(1, 3)).sum().backward()
     norms.begin()

@@ -48,9 +48,9 @@ def spent(seconds):
 def test_a_phase_within_another_counts_once(host):
     clock = PhaseClock(torch.device("cpu"))
     clock.begin(measured=False)
-    with clock.phase("backward"):
+    with clock.time_phase("backward"):
         host.pass_seconds(2.0)
-        with clock.waiting():
+        with clock.time_waiting():
             host.pass_seconds(1.0)
         host.pass_seconds(4.0)
     assert spent(clock.take()) == {"backward": 6.0, "communication": 1.0}
@@ -61,7 +61,7 @@ def test_what_a_step_took_that_came_to_nothing_is_of_no_other(host):
     clock = PhaseClock(torch.device("cpu"))
     for _ in range(2):
         clock.begin(measured=False)
-        with clock.phase("forward"):
+        with clock.time_phase("forward"):
             host.pass_seconds(1.0)
     assert spent(clock.take()) == {"forward": 1.0}
 
@@ -70,7 +70,7 @@ def test_a_device_is_not_waited_for_until_the_phases_are_read(host, device):
     clock = PhaseClock(torch.device("cuda"))
     clock.begin(measured=True)
     for name in ("data", "forward", "backward", "forward", "optimizer"):
-        with clock.phase(name), clock.waiting():
+        with clock.time_phase(name), clock.time_waiting():
             host.pass_seconds(9.0)
     assert not device.waits
     taken = clock.take()
@@ -82,7 +82,7 @@ def test_a_device_is_timed_in_measured_steps_alone(host, device):
     clock = PhaseClock(torch.device("cuda"))
     for measured in (False, True, False):
         clock.begin(measured)
-        with clock.phase("forward"):
+        with clock.time_phase("forward"):
             pass
         assert clock.measured == measured
     assert spent(clock.take()) == {} and len(device.marks) == 2 and not device.waits

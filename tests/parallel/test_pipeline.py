@@ -5,9 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.parallel.pipeline.cut import cut_for_ranks, cut_layers, describe_cut, layer_flops
+from trainrig.parallel.pipeline.cut import (
+    count_layer_flops,
+    cut_for_ranks,
+    cut_layers,
+    describe_cut,
+)
 from trainrig.parallel.pipeline.passes import GRADIENTS_UNDER_WAY
-from trainrig.parallel.pipeline.schedule import Turn, held_at_once, idle_share, turns
+from trainrig.parallel.pipeline.schedule import (
+    Turn,
+    compute_idle_share,
+    find_held_at_once,
+    plan_turns,
+)
 
 STAGES, COUNTS, CHUNKS = st.integers(1, 8), st.integers(1, 20), st.integers(2, 4)
 SCHEDULES = st.sampled_from(["1F1B", "GPipe"])
@@ -24,18 +34,18 @@ def test_each_micro_batch_goes_forward_then_backward_in_the_order_of_numbers(
     stages, count, schedule
 ):
     for stage in range(stages):
-        order = turns(schedule, stage, stages, count)
+        order = plan_turns(schedule, stage, stages, count)
         for forward in (True, False):
             assert [each.number for each in order if each.forward == forward] == list(range(count))
         assert min(held(order)) >= 0
         most = count if schedule == "GPipe" else min(count, stages - stage)
-        assert max(held(order)) == len(held_at_once(order)) == most
+        assert max(held(order)) == len(find_held_at_once(order)) == most
 
 
 @given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
 def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(ranks, count, chunks):
     for rank in range(ranks):
-        order = turns("interleaved", rank, ranks, count, chunks)
+        order = plan_turns("interleaved", rank, ranks, count, chunks)
         for chunk, forward in itertools.product(range(chunks), (True, False)):
             own = [each.number for each in order if each[::2] == (forward, chunk)]
             assert own == list(range(count))
@@ -45,7 +55,7 @@ def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(rank
         assert order[-1] == Turn(False, count - 1, 0)
         if count % ranks == 0:
             warming = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1
-            assert len(held_at_once(order)) == min(count * chunks, warming)
+            assert len(find_held_at_once(order)) == min(count * chunks, warming)
 
 
 def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
@@ -87,8 +97,8 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
 @given(stages=STAGES, count=COUNTS, schedule=SCHEDULES)
 def test_stages_wait_for_the_share_of_a_step_that_the_bubble_is(stages, count, schedule):
     """Played with passes of one unit each: what a stage sends is there a unit later."""
-    length = play([turns(schedule, stage, stages, count) for stage in range(stages)], 1)
-    assert (length - 2 * count) / length == pytest.approx(idle_share(stages, count))
+    length = play([plan_turns(schedule, stage, stages, count) for stage in range(stages)], 1)
+    assert (length - 2 * count) / length == pytest.approx(compute_idle_share(stages, count))
 
 
 @given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=CHUNKS)
@@ -96,33 +106,35 @@ def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds
     """(P - 1) / (chunks M) of the time of computing (arXiv:2104.04473, section 2.2.2): backward
     passes take as long as forward ones, and twice as long."""
     count = rounds * ranks
-    orders = [turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
+    orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     for seconds in ((1, 1), (1, 2)):
         length, computing = play(orders, chunks, seconds), count * chunks * sum(seconds)
         bubble = (length - computing) / computing
         assert bubble == pytest.approx((ranks - 1) / (chunks * count))
-        assert (length - computing) / length == pytest.approx(idle_share(ranks, count, chunks))
+        assert (length - computing) / length == pytest.approx(
+            compute_idle_share(ranks, count, chunks)
+        )
 
 
 @given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
 def test_interleaved_stages_never_wait_for_each_other(ranks, count, chunks):
     """Whatever the number of micro-batches: replicas come and go."""
-    orders = [turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
+    orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     assert play(orders, chunks) is not None
 
 
 def test_with_one_gradient_under_way_interleaved_stages_would_wait_for_each_other():
-    orders = [turns("interleaved", rank, 2, 4, 2) for rank in range(2)]
+    orders = [plan_turns("interleaved", rank, 2, 4, 2) for rank in range(2)]
     assert play(orders, 2, under_way=1) is None
 
 
 def test_one_stage_takes_each_micro_batch_forward_and_backward():
-    assert turns("1F1B", 0, 1, 2) == [(True, 0, 0), (False, 0, 0), (True, 1, 0), (False, 1, 0)]
+    assert plan_turns("1F1B", 0, 1, 2) == [(True, 0, 0), (False, 0, 0), (True, 1, 0), (False, 1, 0)]
 
 
 def test_stages_go_round_the_ranks():
     """Figure 4 of arXiv:2104.04473, for two ranks with two stages each."""
-    found = turns("interleaved", 1, 2, 2, 2)
+    found = plan_turns("interleaved", 1, 2, 2, 2)
     words = [f"{'F' if turn.forward else 'B'}{turn.chunk}{turn.number}" for turn in found]
     assert words == ["F00", "F01", "F10", "B10", "F11", "B11", "B00", "B01"]
     model = DecoderConfig(layers=6, vocabulary=64, **SIZES)
@@ -132,7 +144,7 @@ def test_stages_go_round_the_ranks():
 def test_layers_are_cut_by_what_they_cost_and_the_head_is_the_last_stages():
     small = DecoderConfig(layers=6, vocabulary=64, **SIZES)
     assert cut_layers(small, 2) == (range(0, 3), range(3, 6))
-    (layer, *_), head = layer_flops(DecoderConfig(layers=6, vocabulary=1024, **SIZES))
+    (layer, *_), head = count_layer_flops(DecoderConfig(layers=6, vocabulary=1024, **SIZES))
     assert head == 2 * 1024 * 64 and layer < head < 2 * layer
     large = DecoderConfig(layers=6, vocabulary=1024, **SIZES)
     assert cut_layers(large, 2) == (range(0, 4), range(4, 6))
@@ -144,7 +156,7 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(layers, stages, vocabulary):
     if stages > min(layers, 4):
         return
     model = DecoderConfig(layers=layers, vocabulary=vocabulary, **SIZES)
-    costs, head = layer_flops(model)
+    costs, head = count_layer_flops(model)
 
     def dearest(cut):
         spent = [sum(costs[each.start : each.stop]) for each in cut]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from trainrig.parallel.precision import Precision, policy, set_products
+from trainrig.parallel.precision import Precision, make_policy, set_products
 from trainrig.train.run.run_folder import RunFolder
 
 BFLOAT16 = {"compute": "bfloat16"}
@@ -16,13 +16,13 @@ def job_of(make_job, folder, steps, **training):
 
 
 def test_bfloat16_casts_weights_and_activations_but_adds_gradients_up_in_float32():
-    casts = policy(Precision(compute="bfloat16"))
+    casts = make_policy(Precision(compute="bfloat16"))
     assert (casts.param_dtype, casts.reduce_dtype) == (torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize("compute", ["float32", "tf32"])
 def test_otherwise_nothing_is_cast(compute):
-    assert policy(Precision(compute=compute)) == MixedPrecisionPolicy()
+    assert make_policy(Precision(compute=compute)) == MixedPrecisionPolicy()
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, T
 from trainrig.parallel import mesh as meshes
 from trainrig.parallel import numerics
 from trainrig.parallel.exact import exchange
-from trainrig.parallel.exact.deterministic import SummedInTree, peers
-from trainrig.parallel.fsdp import Gradients, SummedByRank, local_slice, shard, units
-from trainrig.parallel.mesh import build_mesh, join_group, local_device
+from trainrig.parallel.exact.deterministic import SummedInTree, count_peers
+from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units, shard
+from trainrig.parallel.mesh import build_mesh, find_local_device, join_group
 from trainrig.parallel.pipeline.passes import StagePass, StagePasses
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
@@ -252,7 +252,7 @@ def tensors(
     job: TrainingJob, resume_from: str | None = None, weights_from: str | None = None
 ) -> dict[str, Any]:
     """All whole tensors of a state, and its counters: fresh, or filled from a checkpoint."""
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, job.make_batches())
     if weights_from:
@@ -268,7 +268,7 @@ def saved(
 ) -> str:
     """Save a state, fresh or filled from a checkpoint; what `finish` raised, or nothing. `limit`:
     (rank, bytes of its files)."""
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, job.make_batches())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
@@ -288,7 +288,7 @@ def saved(
 def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tuple[str, str]:
     """Save a fresh state, have rank `spoilt_by` spoil its file, read it all back; type and message
     of what this rank raises."""
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
     saver_here.save(state)
     saver_here.finish()
@@ -315,7 +315,7 @@ def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> t
 
     try:
         reader.read_tensors = read_tensors
-        checkpoint.load(resume_from, fresh_state(job, local_device()), job, job.make_batches())
+        checkpoint.load(resume_from, fresh_state(job, find_local_device()), job, job.make_batches())
     except Exception as error:
         return type(error).__name__, str(error)
     finally:
@@ -337,7 +337,7 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
         asked.append((path, begin, len(buffer)))
         return part(path, begin, buffer)
 
-    state = fresh_state(job, local_device(), draw=False)
+    state = fresh_state(job, find_local_device(), draw=False)
     try:
         storage.read, storage.read_into = read, read_into
         checkpoint.load(resume_from, state, job, job.make_batches())
@@ -349,16 +349,16 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
 
 def parts(job: TrainingJob) -> dict[str, int]:
     """Elements of each weight that this rank holds of a fresh state."""
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
 
 
 def gathered_for_a_save(job: TrainingJob) -> int:
     """Bytes of whole rows that this rank has beside its slices while it saves a fresh state."""
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     held = state.counted_tensors()
     new = (each for name, each in state.rows(held).items() if each is not held[name])
-    return sum(local_slice(each)[0].nbytes for each in new)
+    return sum(find_local_slice(each)[0].nbytes for each in new)
 
 
 def _as_numpy(tensor: Tensor) -> Any:
@@ -375,7 +375,7 @@ def _whole(state: TrainState) -> dict[str, Any]:
     """
     held = {name: t for name, t in state.tensors().items() if isinstance(t, DTensor)}
     everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, {name: local_slice(t) for name, t in held.items()})
+    dist.all_gather_object(everywhere, {name: find_local_slice(t) for name, t in held.items()})
     found = {}
     for name, tensor in state.tensors().items():
         if name in held:
@@ -393,7 +393,7 @@ def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | No
     sets = job.make_held_out()
     assert sets is not None
     asked = itertools.count()
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     return evaluate(
         job.objective, state.model, sets, lambda: next(asked) == stop_before, state.mesh
     )
@@ -453,7 +453,7 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     training = job.training
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    batches, state = job.make_batches(), fresh_state(job, local_device())
+    batches, state = job.make_batches(), fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     by_round = training.deterministic and training.parallel.by_micro_batch
@@ -465,7 +465,7 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
             state.mesh.data_size,
             step,
             virtual=virtual,
-            peers=peers(state.mesh, by_round),
+            peers=count_peers(state.mesh, by_round),
         )
         losses.append(stepper.take(share).loss)
     whole = _whole(state)
@@ -519,7 +519,7 @@ def pace(
     settings = Training.model_validate(training | {"steps": steps + 1})
     numerics.settle(settings.threads, settings.deterministic)
     job = TrainingJob("", DecoderConfig.model_validate(model), settings, tuple, "")
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     agreed = functools.partial(StopConsensus(TIMEOUT).any, False)
     stepper = Stepper(job, MadeUp.sources, state, agreed)
     virtual = settings.virtual_workers if settings.deterministic else None
@@ -542,7 +542,7 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(2)])
     model = nn.Sequential(*layers)
-    made = build_mesh(local_device())
+    made = build_mesh(find_local_device())
     root = shard(model, layers, made.sharding)
     parameters = list(model.parameters())
     gradients: Gradients = (
@@ -555,7 +555,7 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
     gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
     gradients.finish()
-    norm = float(gradients.norm(parameters))
+    norm = float(gradients.compute_norm(parameters))
     return [p.grad.full_tensor().numpy() for p in parameters], norm
 
 
@@ -564,13 +564,13 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     of virtual workers, and what this rank has sent to each other; for each of `cases`: a number of
     "micro_batches" and of "virtual" workers, "copies" of the model, so many neighbours "of_a_node",
     and whether "by_micro_batch"."""
-    sound, rank = meshes.node_name, dist.get_rank()
+    sound, rank = meshes.find_node_name, dist.get_rank()
     found = []
     for case in cases:
         of_a_node = case.get("of_a_node", 1)
-        meshes.node_name = lambda size=of_a_node: f"node {rank // size}"  # type: ignore[misc]
-        made = build_mesh(local_device(), case.get("copies"))
-        meshes.node_name = sound
+        meshes.find_node_name = lambda size=of_a_node: f"node {rank // size}"  # type: ignore[misc]
+        made = build_mesh(find_local_device(), case.get("copies"))
+        meshes.find_node_name = sound
         torch.manual_seed(0)
         layers = nn.ModuleList([nn.Linear(6, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 4)])
         model = nn.Sequential(*layers)
@@ -578,7 +578,9 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         parameters, each = list(model.parameters()), case.get("by_micro_batch", False)
         gradients = SummedInTree([root], parameters, False, made, by_micro_batch=each)
         shape = case["micro_batches"], case["virtual"]
-        slots = assign_micro_batches(*shape, made.data_rank, made.data_size, peers(made, each))
+        slots = assign_micro_batches(
+            *shape, made.data_rank, made.data_size, count_peers(made, each)
+        )
         gradients.begin(*shape, measured=True)
         with Sent() as sent:
             for number, slot in enumerate(slots):
@@ -588,7 +590,10 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             gradients.finish()
         whole = [parameter.grad.full_tensor().numpy().tobytes() for parameter in parameters]
         digest = hashlib.sha256(b"".join(whole)).hexdigest()
-        norm, squared = float(gradients.norm(parameters)), float(gradients.part_squared())
+        norm, squared = (
+            float(gradients.compute_norm(parameters)),
+            float(gradients.compute_part_squared()),
+        )
         found.append({"digest": digest, "norm": norm, "squared": squared, "to": dict(sent.to)})
     return found
 
@@ -609,7 +614,7 @@ def under_way(layers: int) -> tuple[int, int, int]:
 
     made = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(layers)])
     model = nn.Sequential(*made)
-    mesh = build_mesh(local_device())
+    mesh = build_mesh(find_local_device())
     root = shard(model, made, mesh.sharding, gather_once=False)
     gradients = SummedInTree([root], list(model.parameters()), False, mesh)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -666,7 +671,7 @@ def waits_in_vain(folder: str) -> list[dict[str, Any]]:
 
 def mesh(**degrees: int) -> dict[str, Any]:
     """What the mesh of all ranks says of this one."""
-    made = build_mesh(local_device(), **degrees)
+    made = build_mesh(find_local_device(), **degrees)
     return {
         "axes": made.devices.mesh_dim_names,
         "sharding": tuple(made.sharding.shape),
@@ -698,13 +703,13 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     numerics.settle(1, settings.deterministic)
     model = DecoderConfig.model_validate(sizes)
     job = TrainingJob("", model, settings, tuple, "")
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
     inner, held = stepper._gradients.backward, []
 
     def backward(loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
         inner(loss, slot, last, chunk)
-        groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units(state.model)]
+        groups = [unit._get_fsdp_state()._fsdp_param_group for unit in list_units(state.model)]
         parts = [part for group in groups if group for part in group.fsdp_params]
         # In float32 it stays with the parameter; in fewer bits it has a place of its own.
         whole = [part._unsharded_param.grad for part in parts]
@@ -754,7 +759,7 @@ def peak_in_a_step(layers: int, training: dict[str, Any], count: int) -> int:
     numerics.settle(1, settings.deterministic)
     model = DecoderConfig.model_validate(sizes)
     job = TrainingJob("", model, settings, tuple, "")
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
@@ -762,7 +767,7 @@ def peak_in_a_step(layers: int, training: dict[str, Any], count: int) -> int:
     by_round = settings.deterministic and settings.parallel.by_micro_batch
     for step in range(2):
         share = read_local_batch(
-            batches, rank, world, step, virtual=virtual, peers=peers(state.mesh, by_round)
+            batches, rank, world, step, virtual=virtual, peers=count_peers(state.mesh, by_round)
         )
         with Peak() as peak:
             stepper.take(share)
@@ -773,9 +778,9 @@ def kept_for_backward(job: TrainingJob) -> int:
     """Bytes that a forward pass leaves behind for its backward pass, of parameters that were
     gathered before."""
     numerics.settle(1, job.training.deterministic)
-    state, batches = fresh_state(job, local_device()), job.make_batches()
-    micro = DeviceBatch.copy(batches.micro_batch(0, 0), local_device())
-    batch, passes = state.split.part(micro), StagePasses(state.model, state.mesh)
+    state, batches = fresh_state(job, find_local_device()), job.make_batches()
+    micro = DeviceBatch.copy(batches.micro_batch(0, 0), find_local_device())
+    batch, passes = state.split.take_part(micro), StagePasses(state.model, state.mesh)
     passes.forward(job.objective, batch, {})
     gc.collect()
     with Peak() as peak:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture.positions import Rope
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import (
     VERIFIED,
@@ -415,14 +415,14 @@ def test_a_checkpoint_of_other_data_is_refused_by_what_differs(
     alone, straight, make_job, tmp_path, changed, named
 ):
     job = make_job(tmp_path, batches=changed)
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match=rf"step_00000008.*trained on other data.*\(.*{named}"):
         checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
 
 
 def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_job, tmp_path):
     job = make_job(tmp_path, batches={"stages": ({"from_step": 8, "global_batch": 4},)})
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
     assert state.data_step == 8
 
@@ -430,7 +430,7 @@ def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_jo
 def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
     job = make_job(tmp_path)
     weights = write_model(job.folder, job.model, "{}", Decoder(job.model).state_dict())
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match="does not say what data it was trained on"):
         checkpoint.load(weights, state, job, job.make_batches())
 
@@ -439,7 +439,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
     alone, straight, make_job, tmp_path
 ):
     job = make_job(tmp_path, model={"position_embedding": Rope(theta=500.0)})
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     for load in (functools.partial(checkpoint.load, batches=job.make_batches()), load_weights):
         with pytest.raises(
             ConfigError, match=r"position_embedding.theta is 10000.0 there, 500.0 in"
@@ -449,7 +449,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(alone, straight):
     job = dataclasses.replace(straight(1), tokenizer="{}")
-    state = fresh_state(job, local_device())
+    state = fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match=r"step_00000008/.*: of another tokenizer than"):
         checkpoint.load(str(at(job.folder, 8)), state, job, job.make_batches())
 

@@ -11,7 +11,7 @@ import pytest
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.manifest import digest
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.train.checkpoint import (
     DamagedCheckpoint,
     find_damage,
@@ -61,7 +61,7 @@ def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_ag
 ):
     path = at(copy.folder, 20) / name
     spoil(path, how)
-    state = fresh_state(copy, local_device())
+    state = fresh_state(copy, find_local_device())
     with pytest.raises(DamagedCheckpoint) as refused:
         load(str(path.parent), state, copy, copy.make_batches())
     assert str(refused.value).startswith(f"{path}: ")
@@ -171,7 +171,7 @@ def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_pat
     harm = tmp_path / "harm"
     (at(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
     (at(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
-    state = fresh_state(copy, local_device())
+    state = fresh_state(copy, find_local_device())
     load(str(at(copy.folder, 20)), state, copy, copy.make_batches())
     assert state.step == 20 and not harm.exists()
     pickle.loads(pickle.dumps(Harm(harm)))
@@ -188,7 +188,7 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
     said = f"names '{name}', which no checkpoint holds"
     assert said in find_damage(str(folder))
     with pytest.raises(DamagedCheckpoint, match="names '"):
-        load(str(folder), fresh_state(copy, local_device()), copy, copy.make_batches())
+        load(str(folder), fresh_state(copy, find_local_device()), copy, copy.make_batches())
     with pytest.raises(DataError, match="names '"):
         resolve(str(folder))
     assert newest_valid(RunFolder(copy.folder))[0].step == 16
@@ -215,7 +215,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
     entries["tensors"]["model.norm.weight"]["partitions"] = partitions
     (folder / "manifest.json").write_text(json.dumps(entries | {"sum": digest(entries)}))
     with pytest.raises(DamagedCheckpoint, match=said):
-        load(str(folder), fresh_state(copy, local_device()), copy, copy.make_batches())
+        load(str(folder), fresh_state(copy, find_local_device()), copy, copy.make_batches())
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for_damaged(copy):

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, state_dict_lo
 
 from trainrig import storage
 from trainrig.errors import ClusterError
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.train.checkpoint import Saver, load, newest_valid, open_model, saver
 from trainrig.train.checkpoint.manifest import folder_of
 from trainrig.train.checkpoint.shares import find_held
@@ -31,7 +31,7 @@ class Alone:
 
     def __init__(self, job):
         self.job, self.folder = job, RunFolder(job.folder)
-        self.state = fresh_state(job, local_device())
+        self.state = fresh_state(job, find_local_device())
         self.saver = Saver(self.folder, self.folder.take_attempt(0), job, job.make_batches())
 
     def save(self, step):
@@ -39,7 +39,7 @@ class Alone:
         self.saver.save(self.state)
 
     def loaded(self, checkpoint):
-        fresh = fresh_state(self.job, local_device())
+        fresh = fresh_state(self.job, find_local_device())
         load(checkpoint, fresh, self.job, self.job.make_batches())
         return fresh
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train.held_out import Metrics
 from trainrig.train.loss_table import LossTable
@@ -84,7 +84,7 @@ def syncs_of_a_step(job, counting=None):
     """Calls that wait in a step, which `counting` counts as well."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
-    batches, state = job.make_batches(), fresh_state(job, local_device())
+    batches, state = job.make_batches(), fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     found = []

@@ -18,7 +18,7 @@ from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.pipeline.cut import describe_cut
-from trainrig.parallel.pipeline.schedule import idle_share
+from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file import Pretraining
@@ -87,7 +87,7 @@ def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     replicas = parallel.data_workers(bounds(run.workers).most)
     batches = run.batches.resolve_stages()
     count = min(each.global_batch // each.micro_batch // replicas for each in batches)
-    share = idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
+    share = compute_idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
     return {
         "stages": describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks),
         "bubble": f"{share:.1%} of a step, of {count} micro-batches of a replica",

@@ -33,7 +33,7 @@ from trainrig.estimate.model_share import (
 )
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.pipeline.cut import cut_for_ranks
-from trainrig.parallel.pipeline.schedule import held_at_once, turns
+from trainrig.parallel.pipeline.schedule import find_held_at_once, plan_turns
 from trainrig.train.run_file import Training
 
 
@@ -108,8 +108,8 @@ def _count_held_at_once(training: Training, rank: int, count: int) -> list[int]:
     pipeline = training.parallel.pipeline
     if pipeline is None:
         return [1]
-    order = turns(pipeline.schedule, rank, pipeline.ranks, count, pipeline.chunks)
-    held = held_at_once(order)
+    order = plan_turns(pipeline.schedule, rank, pipeline.ranks, count, pipeline.chunks)
+    held = find_held_at_once(order)
     return [sum(turn.chunk == chunk for turn in held) for chunk in range(pipeline.chunks)]
 
 

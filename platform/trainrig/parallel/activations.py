@@ -41,13 +41,13 @@ class ActivationStatistics:
         """What `forward`, which has the model read a micro-batch, passes through it; by name. A
         scalar each, which nothing waits for yet."""
         # Compiled layers would have to be compiled again for what listens to them.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._listening():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._listen():
             forward()
         found, self._found = self._found, {}
         return found
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _listen(self) -> Iterator[None]:
         with contextlib.ExitStack() as until:
             for name, layer in self._layers.items():
                 hook = functools.partial(self._hear_output, name)
@@ -57,7 +57,7 @@ class ActivationStatistics:
                     gate = feedforward.up if feedforward.gate is None else feedforward.gate
                     hook = functools.partial(self._hear_gate, name, feedforward)
                     until.callback(gate.register_forward_hook(hook).remove)
-                until.enter_context(self._attention_heard(name, layer.attention))
+                until.enter_context(self._hear_attention(name, layer.attention))
             yield
 
     def _hear_output(self, name: str, _module: nn.Module, _inputs: Any, given: Any) -> None:
@@ -72,17 +72,17 @@ class ActivationStatistics:
         self._found[f"{name}/saturated"] = (through_F.abs() < SHUT * x_F.abs()).float().mean()
 
     @contextlib.contextmanager
-    def _attention_heard(self, name: str, attention: Attention) -> Iterator[None]:
+    def _hear_attention(self, name: str, attention: Attention) -> Iterator[None]:
         if attention.alibi or attention.sinks is not None:  # their weights are not these products'
             yield
             return
         attend = attention.attend
 
-        def heard(query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        def attend_and_measure(query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
             self._found[f"{name}/attention_entropy"] = mean_entropy(attention, query, key, sight)
             return attend(query, key, value, sight)
 
-        vars(attention)["attend"] = heard
+        vars(attention)["attend"] = attend_and_measure
         try:
             yield
         finally:
@@ -105,7 +105,7 @@ def mean_entropy(
         logits_HQS = attention.logit_cap * torch.tanh(logits_HQS / attention.logit_cap)
     mask_B1TS = sight.mask_B1TS
     if mask_B1TS is not None and mask_B1TS.is_floating_point():  # added to the logits: it says all
-        return _entropy(logits_HQS + mask_B1TS[0][:, places_Q])
+        return _average_entropy(logits_HQS + mask_B1TS[0][:, places_Q])
     at_Q1 = (places_Q + seen - new)[:, None]
     key_at_S = torch.arange(seen, device=device)
     sees_QS = key_at_S <= at_Q1
@@ -117,10 +117,10 @@ def mean_entropy(
     if sight.documents_BS is not None:
         documents_S = sight.documents_BS[0, -seen:]
         sees_QS &= documents_S[at_Q1] == documents_S
-    return _entropy(logits_HQS.masked_fill(~sees_QS, -math.inf))
+    return _average_entropy(logits_HQS.masked_fill(~sees_QS, -math.inf))
 
 
-def _entropy(logits_HQS: Tensor) -> Tensor:
+def _average_entropy(logits_HQS: Tensor) -> Tensor:
     """The mean over heads and queries of the entropy of what they look at."""
     entropies_HQ: Tensor = torch.special.entr(logits_HQS.softmax(-1)).sum(-1)
     return entropies_HQ.mean()

@@ -75,7 +75,7 @@ class _Product(torch.autograd.Function):
         x, weight = _Scaled.of(x_NI), _Scaled.of(weight_OI)
         ctx.save_for_backward(x.values, x.scale, weight.values, weight.scale)
         ctx.dtype = x_NI.dtype
-        return _multiply(x, weight.transposed(), x_NI.dtype)
+        return _multiply(x, weight.transpose(), x_NI.dtype)
 
     @staticmethod
     @once_differentiable
@@ -85,9 +85,9 @@ class _Product(torch.autograd.Function):
         gradient = _Scaled.of(gradient_NO, torch.float8_e5m2)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = _multiply(gradient, weight.columns_first(), ctx.dtype)
+            of_x = _multiply(gradient, weight.put_columns_first(), ctx.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = _multiply(gradient.transposed_copy(), x.columns_first(), ctx.dtype)
+            of_weight = _multiply(gradient.copy_transposed(), x.put_columns_first(), ctx.dtype)
         return of_x, of_weight
 
 
@@ -104,15 +104,15 @@ class _Scaled:
         values = (matrix.float() / scale).clamp(-largest, largest).to(dtype)
         return cls(values, scale)
 
-    def transposed(self) -> "_Scaled":
+    def transpose(self) -> "_Scaled":
         """Its transpose, a view."""
         return _Scaled(self.values.t(), self.scale)
 
-    def transposed_copy(self) -> "_Scaled":
+    def copy_transposed(self) -> "_Scaled":
         """Its transpose, rows one after another."""
         return _Scaled(self.values.t().contiguous(), self.scale)
 
-    def columns_first(self) -> "_Scaled":
+    def put_columns_first(self) -> "_Scaled":
         """The same, columns one after another, as the right factor of a product has to lie."""
         return _Scaled(self.values.t().contiguous().t(), self.scale)
 

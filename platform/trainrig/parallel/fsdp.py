@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainrig.models.moe import Experts
-from trainrig.parallel.expert.dispatch import expert_layers
+from trainrig.parallel.expert.dispatch import list_expert_layers
 from trainrig.parallel.mesh import Axis
 from trainrig.parallel.pipeline.stage import StageDecoder
-from trainrig.parallel.precision import FLOAT32, Precision, policy
+from trainrig.parallel.precision import FLOAT32, Precision, make_policy
 from trainrig.tokens.batches import MicroBatchSlot
 
 
@@ -40,8 +40,8 @@ def shard(
     batch's number of targets, so a mean over ranks would depend on how many there are.
     `gather_once`: a forward pass leaves its parameters gathered, for a backward pass to let go.
     """
-    casts = policy(precision)
-    for each in expert_layers(model) if experts else ():
+    casts = make_policy(precision)
+    for each in list_expert_layers(model) if experts else ():
         fully_shard(
             each.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
         )
@@ -49,7 +49,7 @@ def shard(
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
     # The rest is needed again at once.
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
-    for module in units(model):
+    for module in list_units(model):
         module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
         over = experts if experts and isinstance(module, Experts) else mesh
         if over.size() > 1:  # one rank alone would divide by it, for nothing
@@ -57,7 +57,7 @@ def shard(
     return root
 
 
-def units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
+def list_units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
     """The parts of `model` whose parameters are sent together."""
     assert isinstance(model, nn.Module)
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -76,13 +76,13 @@ def leave_copies(unit: FSDPModule) -> None:
 
 
 @contextmanager
-def gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]:
+def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]:
     """All parameters of `model` are gathered to begin with, and forward passes leave them so: no
     pass sends anything, so ranks may make different numbers of them. Collective.
 
     `gather_once`: as `shard` was told. They stay gathered until they are resharded.
     """
-    found = units(model)
+    found = list_units(model)
     for unit in found:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
@@ -93,7 +93,7 @@ def gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]
             unit.set_reshard_after_forward(not gather_once and unit is not model, recurse=False)
 
 
-def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def find_local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """What of `tensor` this rank holds, not a copy, and where in the whole that begins, by
     dimension. Along an axis of size 1 nothing is cut."""
     if not isinstance(tensor, DTensor):
@@ -106,7 +106,7 @@ def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return local, tuple(first)
 
 
-def copies(tensor: DTensor) -> int:
+def count_copies(tensor: DTensor) -> int:
     """How many ranks hold the same slice of `tensor`."""
     mesh = tensor.device_mesh
     count = 1
@@ -121,9 +121,9 @@ class BackwardUnits:
 
     def __init__(self, models: Sequence[FSDPModule]) -> None:
         self._units = [
-            (unit, stage_of(model, unit), unit is model)
+            (unit, find_stage(model, unit), unit is model)
             for model in models
-            for unit in units(model)
+            for unit in list_units(model)
         ]
 
     def prepare(self, chunk: int, reduces: bool, last: bool, gather_once: bool) -> None:
@@ -139,10 +139,10 @@ class BackwardUnits:
             unit.set_reshard_after_backward(done or not gather_once, recurse=False)
 
 
-def stage_of(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
+def find_stage(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
     """Which of this rank's stages of `model` has the parameters of `module`, a unit of it."""
     assert isinstance(module, nn.Module)
-    return model.chunk_of(module) if isinstance(model, StageDecoder) else 0
+    return model.find_chunk(module) if isinstance(model, StageDecoder) else 0
 
 
 class Gradients(Protocol):
@@ -150,7 +150,7 @@ class Gradients(Protocol):
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
         """A step of so many micro-batches, of `virtual` virtual workers, begins; `measured`: for
-        `part_squared` after it."""
+        `compute_part_squared` after it."""
         ...
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
@@ -162,12 +162,12 @@ class Gradients(Protocol):
         """Leave the sum over all ranks in the parameters' `grad`."""
         ...
 
-    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The norm of that sum, of `parameters` alone, on every rank; float64. Nothing waits for it
         yet."""
         ...
 
-    def part_squared(self) -> Tensor | None:
+    def compute_part_squared(self) -> Tensor | None:
         """The mean squared norm of what each virtual worker added to that sum, on every rank, which
         all call it; float64. None: it is not known."""
         ...
@@ -191,7 +191,7 @@ class SummedByRank:
         have the same. `reduce_each`: each micro-batch's gradients are added and sliced unit by
         unit, in its own backward pass, so that no rank ever holds a whole one; else the step's.
         `stages`: ranks that have other layers of the model; `counted`: for which of the parameters
-        that `norm` is asked for this one counts, where another has them too."""
+        that `compute_norm` is asked for this one counts, where another has them too."""
         self._units, self._gather_once = BackwardUnits(models), gather_once
         self._shared, self._alike = shared or Axis(), alike
         self._reduce_each = reduce_each
@@ -209,44 +209,44 @@ class SummedByRank:
     def finish(self) -> None:
         """See Gradients."""
 
-    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """See Gradients."""
         if self._shared.group is self._stages is None:
-            return _norm(parameters)
-        if _sliced_apart(parameters):  # no stage has divided experts
-            return _norm_of_slices(parameters, self._alike, self._shared.size)
+            return _compute_norm(parameters)
+        if _are_sliced_apart(parameters):  # no stage has divided experts
+            return _compute_norm_of_slices(parameters, self._alike, self._shared.size)
         counted = self._counted or [True] * len(parameters)
         mine = [each for each, own in zip(parameters, counted, strict=True) if own]
-        own = _norm([each for each in mine if id(each) not in self._alike])
+        own = _compute_norm([each for each in mine if id(each) not in self._alike])
         square = own.square().to(parameters[0].device)  # of none of them it is on the host
         if self._shared.group is not None:
             dist.all_reduce(square, group=self._shared.group)
-        square += _norm([each for each in mine if id(each) in self._alike]).square()
+        square += _compute_norm([each for each in mine if id(each) in self._alike]).square()
         if self._stages is not None:
             dist.all_reduce(square, group=self._stages)
         return square.sqrt()
 
-    def part_squared(self) -> Tensor | None:
+    def compute_part_squared(self) -> Tensor | None:
         """See Gradients. A rank's part is added to the others' as soon as it is there."""
         return None
 
 
-def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _compute_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Of the gradients of `parameters`, of all their slices."""
-    if _sliced_apart(parameters):
-        return _norm_of_slices(parameters)
+    if _are_sliced_apart(parameters):
+        return _compute_norm_of_slices(parameters)
     gradients = [each.grad for each in parameters if each.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).double()
 
 
-def _sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
+def _are_sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
     """Whether their gradients are sliced over ranks in several ways."""
     gradients = (each.grad for each in parameters)
     return len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1
 
 
-def _norm_of_slices(
+def _compute_norm_of_slices(
     parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), sharing: int = 1
 ) -> Tensor:
     """The norm of the gradients of all `parameters`, sliced over ranks in several ways; its last
@@ -258,7 +258,7 @@ def _norm_of_slices(
             continue
         assert isinstance(each.grad, DTensor)
         norm = torch.linalg.vector_norm(each.grad.to_local(), dtype=torch.float64)
-        held = copies(each.grad) * (sharing if id(each) in alike else 1)
+        held = count_copies(each.grad) * (sharing if id(each) in alike else 1)
         total += norm.square() / held
     dist.all_reduce(total)
     return total.sqrt()

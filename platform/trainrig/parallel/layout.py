@@ -40,7 +40,7 @@ class FSDP(WorkerLayout):
     def inexact_by(self) -> str | None:
         """Slices can be added in a fixed order, micro-batch by micro-batch where no worker has a
         part of one."""
-        if self.by_micro_batch and (axis := self._axis()):
+        if self.by_micro_batch and (axis := self._find_shared_axis()):
             return f"reduce = 'micro_batch' beside parallel.{axis}"
         return None
 
@@ -52,7 +52,7 @@ class _Copies(WorkerLayout):
 
     def inexact_by(self) -> str | None:
         """Copies are added in a fixed order where each worker computes whole micro-batches."""
-        if axis := self._axis():
+        if axis := self._find_shared_axis():
             return f"kind = '{type(self).__name__}' beside parallel.{axis}"
         return None
 
@@ -81,7 +81,7 @@ class HSDP(_Copies):
             fitting = [str(n) for n in range(1, workers + 1) if self._fits(workers, n)]
             raise ConfigError(
                 f"training.parallel.replicas ({self.replicas}) does not divide {workers} workers"
-                f"{self._in_groups()}; for so many it may be {', '.join(fitting)}"
+                f"{self._describe_groups()}; for so many it may be {', '.join(fitting)}"
             )
 
     def _fits(self, workers: int, copies: int) -> bool:
@@ -92,7 +92,7 @@ class HSDP(_Copies):
         alike, parts = workers // divided, self.replica // divided
         return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
 
-    def _in_groups(self) -> str:
+    def _describe_groups(self) -> str:
         return "" if self.replica == 1 else f" that work in groups of {self.replica}"
 
     def copies(self, workers: int) -> int | None:

@@ -43,7 +43,7 @@ class WorkerLayout(Settings):
         workers; None: they need not be."""
         return None if self.exact else f"kind = '{type(self).__name__}'"
 
-    def _axis(self) -> str | None:
+    def _find_shared_axis(self) -> str | None:
         """The first axis by which several workers share a micro-batch; None: each has whole
         ones."""
         axes: dict[str, Settings | None] = {

@@ -32,7 +32,7 @@ LONGEST_PROBE = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def local_device() -> torch.device:
+def find_local_device() -> torch.device:
     """The device of this process: its GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
@@ -160,55 +160,55 @@ def build_mesh(
     elif parts > 1:
         inner = _flatten(devices, (SHARD, within), SLICES)
 
-    def slicing(outer: str, inner: str) -> DeviceMesh:
+    def choose_slicing(outer: str, inner: str) -> DeviceMesh:
         return devices[inner] if copies is None else devices[outer, inner]
 
-    sharding = slicing(outer, inner)
+    sharding = choose_slicing(outer, inner)
     count = 0 if pipeline == 1 else 1 if chunks == 1 else 3
-    twins = [_axis(_twin(devices), PIPELINE) for _ in range(count)]
+    twins = [_find_axis(_make_twin(devices), PIPELINE) for _ in range(count)]
     back, around, around_back = (*twins, *[Axis()] * (3 - count))
     grid = None
     if copies is None and len(lengths) == 1:
-        grid = _by_node(device)
+        grid = _group_by_node(device)
     return WorkerMesh(
         devices,
         sharding,
-        _axis(sharding, inner),
-        _axis(devices, CONTEXT),
-        _axis(devices, TENSOR),
-        pipeline=_axis(devices, PIPELINE),
+        _find_axis(sharding, inner),
+        _find_axis(devices, CONTEXT),
+        _find_axis(devices, TENSOR),
+        pipeline=_find_axis(devices, PIPELINE),
         pipeline_back=back,
         pipeline_round=around,
         pipeline_round_back=around_back,
-        expert=_axis(devices, EXPERT),
-        experts=slicing(REPLICATE, SHARD) if expert > 1 else None,
-        expert_slices=_axis(devices, SHARD),
-        copies=Axis() if copies is None else _axis(sharding, outer),
-        node=_axis(grid, NODE) if grid else Axis(),
-        nodes=_axis(grid, NODES) if grid else Axis(),
+        expert=_find_axis(devices, EXPERT),
+        experts=choose_slicing(REPLICATE, SHARD) if expert > 1 else None,
+        expert_slices=_find_axis(devices, SHARD),
+        copies=Axis() if copies is None else _find_axis(sharding, outer),
+        node=_find_axis(grid, NODE) if grid else Axis(),
+        nodes=_find_axis(grid, NODES) if grid else Axis(),
     )
 
 
-def node_name() -> str:
+def find_node_name() -> str:
     """What the ranks of a node have in common, and no others."""
     return socket.gethostname()
 
 
-def _by_node(device: torch.device) -> DeviceMesh | None:
+def _group_by_node(device: torch.device) -> DeviceMesh | None:
     """All ranks by node and place in it; None: there is one node, or no two ranks of
     one can be divided from the rest evenly."""
     world = dist.get_world_size()
-    name = hashlib.blake2b(node_name().encode(), digest_size=7).digest()
+    name = hashlib.blake2b(find_node_name().encode(), digest_size=7).digest()
     mine = torch.tensor([int.from_bytes(name)], device=device)
     names_W = mine.new_empty(world)
     dist.all_gather_into_tensor(names_W, mine)
-    size = ranks_of_a_node(names_W.tolist())
+    size = count_ranks_of_node(names_W.tolist())
     if size in (1, world):
         return None
     return init_device_mesh(device.type, (world // size, size), mesh_dim_names=(NODES, NODE))
 
 
-def ranks_of_a_node(nodes: Sequence[int]) -> int:
+def count_ranks_of_node(nodes: Sequence[int]) -> int:
     """The most neighbouring ranks that all can be divided into so that each such group is on one of
     `nodes`, which are given by rank."""
     world = len(nodes)
@@ -219,7 +219,7 @@ def ranks_of_a_node(nodes: Sequence[int]) -> int:
     return 1
 
 
-def _twin(devices: DeviceMesh) -> DeviceMesh:
+def _make_twin(devices: DeviceMesh) -> DeviceMesh:
     """The same ranks along the same axes, in process groups of their own."""
     shape = tuple(devices.shape)
     return init_device_mesh(devices.device_type, shape, mesh_dim_names=devices.mesh_dim_names)
@@ -231,7 +231,7 @@ def _flatten(devices: DeviceMesh, names: tuple[str, str], name: str) -> str:
     return name
 
 
-def _axis(devices: DeviceMesh, name: str) -> Axis:
+def _find_axis(devices: DeviceMesh, name: str) -> Axis:
     """The axis of `devices` that has that `name`, if one has."""
     names = devices.mesh_dim_names or ()
     if name not in names or (size := devices.size(names.index(name))) == 1:
@@ -244,7 +244,7 @@ def join_group(rank: int, world: int, rendezvous: str, timeout: timedelta) -> No
     if rank and rendezvous.startswith("tcp:"):
         _await(rendezvous, time.monotonic() + timeout.total_seconds())
     dist.init_process_group(
-        BACKENDS[local_device().type],
+        BACKENDS[find_local_device().type],
         init_method=rendezvous,
         rank=rank,
         world_size=world,

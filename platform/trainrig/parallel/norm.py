@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainrig.parallel.fsdp import local_slice
+from trainrig.parallel.fsdp import find_local_slice
 from trainrig.parallel.mesh import WorkerMesh
 
 # Of a gradient at once: 2 MiB of float64 stay in a core's cache. An accelerator is rather asked for
@@ -33,7 +33,7 @@ class RowPlaces:
         return cls(ends[:-1], ends[-1])
 
 
-def exact_norm(
+def compute_exact_norm(
     parameters: Sequence[nn.Parameter],
     mesh: WorkerMesh,
     alike: Set[int] = frozenset(),
@@ -59,15 +59,15 @@ def exact_norm(
             continue
         if divided and mesh.copies.rank > 0:  # the first copy says it
             continue
-        local, first = local_slice(parameter.grad)
+        local, first = find_local_slice(parameter.grad)
         begin = own.rows * part.rank + place + first[0]
-        rows[begin : begin + local.shape[0]] = row_sums(local)
+        rows[begin : begin + local.shape[0]] = sum_rows(local)
     if divided:
         dist.all_reduce(rows)  # all but one of what is added in each place are zeros
     return rows.sum().sqrt()
 
 
-def row_sums(gradient: Tensor) -> Tensor:
+def sum_rows(gradient: Tensor) -> Tensor:
     """[R] sums of the squares of each row of `gradient` [R, …], float64.
 
     By halving, element by element: torch's own sums order a row by the shape of the whole.
@@ -77,10 +77,10 @@ def row_sums(gradient: Tensor) -> Tensor:
     flat_RC = gradient.reshape(len(gradient), -1)
     at_once = CHUNK_ELEMENTS.get(gradient.device.type, ELSEWHERE)
     rows = max(1, at_once // flat_RC.shape[1])
-    return torch.cat([_row_sums(rows_RC) for rows_RC in torch.split(flat_RC, rows)])
+    return torch.cat([_sum_rows(rows_RC) for rows_RC in torch.split(flat_RC, rows)])
 
 
-def _row_sums(rows_RC: Tensor) -> Tensor:
+def _sum_rows(rows_RC: Tensor) -> Tensor:
     squares_RC = rows_RC.double().square_()
     while (width := squares_RC.shape[1]) > 1:
         half = width // 2

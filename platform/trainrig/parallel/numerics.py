@@ -30,7 +30,7 @@ def settle(threads: int, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
 
 
-def fingerprint(compiled: Compile | None = None) -> dict[str, str]:
+def describe_numerics(compiled: Compile | None = None) -> dict[str, str]:
     """What must be alike for two processes to compute the same bits, by name; `compiled`: how their
     layers are."""
     cuda = torch.cuda.is_available()
@@ -53,12 +53,12 @@ def fingerprint(compiled: Compile | None = None) -> dict[str, str]:
         found["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "none")
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found["driver"] = _driver()
-        found["triton"] = _triton()
+        found["driver"] = _read_driver()
+        found["triton"] = _read_triton()
     return found
 
 
-def _driver() -> str:
+def _read_driver() -> str:
     """The version of NVIDIA's kernel module."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def _driver() -> str:
     return found[1] if found else "unknown"
 
 
-def _triton() -> str:
+def _read_triton() -> str:
     """The version of what compiled layers are made of there."""
     try:
         return metadata.version("triton")
@@ -76,7 +76,7 @@ def _triton() -> str:
         return "none"
 
 
-def changes(before: dict[str, str], now: dict[str, str]) -> str:
+def describe_changes(before: dict[str, str], now: dict[str, str]) -> str:
     """How two fingerprints differ, in words; empty if they do not."""
     names = sorted(before.keys() | now.keys())
     return ", ".join(

@@ -41,7 +41,7 @@ class PhaseClock:
         self.measured = measured or self._device.type == "cpu"
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def time_phase(self, name: str) -> Iterator[None]:
         """The block is of the phase `name`, one of PHASES, and of no other that it is within; on an
         accelerator it is within none."""
         if not self.measured:
@@ -67,12 +67,12 @@ class PhaseClock:
     def _mark(self) -> torch.cuda.Event:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
+    def time_waiting(self) -> contextlib.AbstractContextManager[None]:
         """The block waits for other ranks, in the midst of a phase. On an accelerator it only
         queues the wait, and to time it would undo the overlap: there it is part of that phase."""
         if self._device.type != "cpu":
             return contextlib.nullcontext()
-        return self.phase(WAITING)
+        return self.time_phase(WAITING)
 
     def find_slowest(self) -> dict[str, float]:
         """The rank that has computed for longest in this step, without waiting, and by how much;
@@ -139,7 +139,7 @@ class _TimedAllGather(_Timed):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        with self._clock.waiting():
+        with self._clock.time_waiting():
             return _ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -152,7 +152,7 @@ class _TimedReduceScatter(_Timed):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        with self._clock.waiting():
+        with self._clock.time_waiting():
             return _REDUCE_SCATTER(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )

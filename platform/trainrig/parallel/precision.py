@@ -57,7 +57,7 @@ class Precision(Settings):
             return "bfloat16"
         return self.compute
 
-    def first_scale(self) -> "LossScale | None":
+    def make_first_scale(self) -> "LossScale | None":
         """The loss scale of a fresh state; None: losses are not scaled."""
         if self.compute != "float16":
             return None
@@ -94,7 +94,7 @@ class LossScale:
 FLOAT32 = Precision()
 
 
-def policy(precision: Precision) -> "MixedPrecisionPolicy":
+def make_policy(precision: Precision) -> "MixedPrecisionPolicy":
     """How FSDP2 casts: weights as they are gathered, gradients before they are added up."""
     import torch  # takes seconds, which reading a run file should not
     from torch.distributed.fsdp import MixedPrecisionPolicy

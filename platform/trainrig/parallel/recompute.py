@@ -31,7 +31,7 @@ class Selective(Settings):
     kind: Literal["Selective"] = "Selective"
 
 
-def recomputed(count: int, settings: Full | Selective | None) -> range:
+def choose_recomputed(count: int, settings: Full | Selective | None) -> range:
     """Which of `count` layers compute again what `settings` do not keep."""
     every = settings.every if isinstance(settings, Full) else 1
     return range(every - 1, count if settings else 0, every)
@@ -53,13 +53,13 @@ def recompute(layers: "Sequence[nn.Module]", settings: Full | Selective | None) 
     again: dict[str, Any] = {"use_reentrant": False}
     if isinstance(settings, Selective):
         again["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
-    for number in recomputed(len(layers), settings):
+    for number in choose_recomputed(len(layers), settings):
         layer = layers[number]
         layer.forward = functools.partial(checkpoint, layer.forward, **again)
 
 
 @functools.cache
-def dear() -> frozenset[Any]:
+def list_costly() -> frozenset[Any]:
     """What costs a layer its time, on any device. Attention has a kernel of its own on each."""
     import torch
 
@@ -86,5 +86,5 @@ def dear() -> frozenset[Any]:
 def _keep_dear(_: Any, operator: Any, *__: Any, **___: Any) -> "CheckpointPolicy":
     from torch.utils.checkpoint import CheckpointPolicy
 
-    kept = operator in dear()
+    kept = operator in list_costly()
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

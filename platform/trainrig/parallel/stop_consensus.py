@@ -40,12 +40,12 @@ class StopConsensus:
         answer = torch.tensor([float(mine), number], dtype=torch.float64)
         work = dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-        def heard() -> tuple[bool, float]:
+        def hear() -> tuple[bool, float]:
             work.wait()
             found, most = answer.tolist()
             return bool(found), most
 
-        return heard
+        return hear
 
 
 class StopQuestions:

@@ -129,10 +129,10 @@ def compute_references(
         manifest.verify_files(folder, stage.finished)
         return folder
     # Here, as none of it is needed where references are there already.
-    from trainrig.parallel.mesh import local_device
+    from trainrig.parallel.mesh import find_local_device
 
     opened = checkpoint.open_model(model)
-    decoder = opened.build().to(local_device())
+    decoder = opened.build().to(find_local_device())
     files, counts = {}, {}
     for split in (TRAIN, HELD_OUT):
         shards = TokenShards.open(storage.join(conversations, split), cache)

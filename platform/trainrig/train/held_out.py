@@ -159,11 +159,11 @@ def evaluate(
     import torch
 
     from trainrig.parallel.expert.row_division import split_of
-    from trainrig.parallel.mesh import local_device
+    from trainrig.parallel.mesh import find_local_device
     from trainrig.parallel.pipeline.passes import StagePasses
     from trainrig.train.loss_table import LossTable, measure_statistics
 
-    count, device = sets.micro_batches(), local_device()
+    count, device = sets.micro_batches(), find_local_device()
     split, passes = split_of(mesh), StagePasses(model, mesh)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
     table.expect(passes.auxiliary())
@@ -171,7 +171,7 @@ def evaluate(
 
     def batches() -> "Iterator[tuple[MicroBatchSlot, DeviceBatch]]":
         return (
-            (slot, split.part(DeviceBatch.copy(sets.micro_batch(slot.index), device, others)))
+            (slot, split.take_part(DeviceBatch.copy(sets.micro_batch(slot.index), device, others)))
             for slot in slots
         )
 

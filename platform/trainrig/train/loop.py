@@ -9,9 +9,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from trainrig.parallel import numerics
-from trainrig.parallel.exact.deterministic import peers
+from trainrig.parallel.exact.deterministic import count_peers
 from trainrig.parallel.float8 import check_float8
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
@@ -129,7 +129,7 @@ def train(
         mesh.data_rank,
         mesh.data_size,
         virtual=virtual,
-        peers=peers(mesh, training.deterministic and training.parallel.by_micro_batch),
+        peers=count_peers(mesh, training.deterministic and training.parallel.by_micro_batch),
     )
     saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
     # The attempt that saved this step may have ended before it had measured it. What a run knew
@@ -154,7 +154,7 @@ def train(
             logger.begin_step()
             stepper.begin()
             with recorder.step(state.step + 1):
-                with stepper.clock.phase("data"):
+                with stepper.clock.time_phase("data"):
                     if online:
                         online.prepare(state, lambda: heartbeats.heartbeat(state.step, "sample"))
                     local = prefetch.at(state.data_step)
@@ -218,7 +218,7 @@ def _measure_held_out(
 
 def _first_state(job: TrainingJob, resume_from: str | None, batches: DataHistory) -> TrainState:
     whole = resume_from or job.branch_from
-    state = fresh_state(job, local_device(), draw=not (whole or job.initial_weights))
+    state = fresh_state(job, find_local_device(), draw=not (whole or job.initial_weights))
     checkpoint.watch_for_spikes(job, state)
     if job.adapter:
         checkpoint.load_base(state, job)

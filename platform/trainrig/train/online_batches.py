@@ -29,7 +29,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
-from trainrig.parallel.fsdp import gathered, units
+from trainrig.parallel.fsdp import keep_gathered, list_units
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.tokens.batch_makers import NONE, Arrays, BatchMaker, RolloutMaker
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
@@ -155,7 +155,7 @@ class OnlineBatches:
         slots = self._slots(count)
         make, waves, left = self._begin(state, number, slots, alive)
         try:
-            with torch.no_grad(), gathered(state.model, self._gather_once):
+            with torch.no_grad(), keep_gathered(state.model, self._gather_once):
                 for slot in slots:
                     micro = make(slot.index)
                     if slot.real and self._mesh.speaks:
@@ -165,7 +165,7 @@ class OnlineBatches:
         finally:
             # Gathered, for a backward pass that does not come.
             for model in (state.model, *state.others.values()):
-                for unit in units(model):
+                for unit in list_units(model):
                     unit.reshard()
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine, group=self._group)

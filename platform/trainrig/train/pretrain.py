@@ -18,7 +18,7 @@ from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.row_shapes import count_further_heads
 from trainrig.parallel.compiled import check_compiler
-from trainrig.parallel.pipeline.schedule import idle_share
+from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.batches import Corruption, MicroBatch
@@ -125,7 +125,7 @@ def describe_waits(run: Pretraining) -> list[str]:
         count = stage.global_batch // stage.micro_batch // replicas
         ranks = parallel.pipeline_ranks
         if count < ranks:
-            share = idle_share(ranks, max(count, 1), parallel.pipeline_chunks)
+            share = compute_idle_share(ranks, max(count, 1), parallel.pipeline_chunks)
             found.append(
                 f"training.parallel.pipeline: {ranks} stages for {count} micro-batches "
                 f"of a replica: each waits for {share:.0%} of a step; use a smaller micro_batch, "

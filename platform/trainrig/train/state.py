@@ -24,13 +24,13 @@ from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.expert.dispatch import divide_experts
 from trainrig.parallel.expert.row_division import split_of
 from trainrig.parallel.float8 import use_float8
-from trainrig.parallel.fsdp import local_slice, shard
+from trainrig.parallel.fsdp import find_local_slice, shard
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.share import StageShare
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import LossScale, Precision
-from trainrig.parallel.recompute import recompute, recomputed
+from trainrig.parallel.recompute import choose_recomputed, recompute
 from trainrig.parallel.tensor.layers import LayerSplit, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages
@@ -162,7 +162,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
         whole = shared.whole(name, parameter.detach()) if shared else parameter
-        part, first = local_slice(whole)
+        part, first = find_local_slice(whole)
         if not adapted:
             fill_fresh(part, name, whole.shape, first, job.model, seed)
         elif is_adapter(name):  # the rest is the base's, which is still to be loaded
@@ -185,7 +185,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         model,
         optimizer,
         mesh,
-        loss_scale=training.precision.first_scale(),
+        loss_scale=training.precision.make_first_scale(),
         others=others,
         other_optimizers=other_optimizers,
         carried=dict(job.objective.begin_carried()) if isinstance(job.objective, Carrying) else {},
@@ -232,7 +232,7 @@ def _sharded(
         use_float8(model.every_layer, training.precision)
     split, tensor = None, training.parallel.tensor
     if mesh.tensor.group and tensor and not beside:
-        again = recomputed(len(model.every_layer), training.recompute)
+        again = choose_recomputed(len(model.every_layer), training.recompute)
         split = split_layers(model, mesh.tensor, tensor.sequence_parallel, again)
     if mesh.context.group and training.parallel.context and not beside:
         split_attention(model, mesh.context.group, training.parallel.context.keys)

@@ -20,12 +20,12 @@ from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.exact.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank, units
+from trainrig.parallel.fsdp import Gradients, SummedByRank, list_units
 from trainrig.parallel.norm import RowPlaces
 from trainrig.parallel.parameter_norms import ParameterNorms
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
 from trainrig.parallel.pipeline.passes import StagePass, StagePasses, add_shared
-from trainrig.parallel.pipeline.schedule import Schedule, turns
+from trainrig.parallel.pipeline.schedule import Schedule, plan_turns
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
 from trainrig.train.job import TrainingJob
@@ -107,11 +107,11 @@ class Stepper:
         device = self._parameters[0].device
         self.clock, self._compares_ranks = PhaseClock(device), False
         if state.mesh.slices.size > 1:
-            parts = [unit for model in self._models for unit in units(model)]
+            parts = [unit for model in self._models for unit in list_units(model)]
             time_collectives(parts, self.clock, device, reduces=not training.deterministic)
-        alike = state.shared.alike(state.model) if state.shared else frozenset[int]()
+        alike = state.shared.list_alike(state.model) if state.shared else frozenset[int]()
         stage, names = state.stage, {each: n for n, each in state.model.named_parameters()}
-        firsts = stage.firsts(names[each] for each in self._parameters) if stage else None
+        firsts = stage.find_firsts(names[each] for each in self._parameters) if stage else None
         places = RowPlaces(firsts, sum(stage.whole.values())) if stage and firsts else None
         counted = [each is not None for each in firsts] if firsts else None
         mesh = state.mesh
@@ -236,9 +236,9 @@ class Stepper:
             if scale:
                 for parameters in (self._parameters, *self._others.values()):
                     _multiply_gradients(parameters, 1 / scale.factor)
-            norms = [self._gradients.norm(self._parameters)]
-            norms += [self._gradients.norm(each) for each in self._others.values()]
-            squared = self._gradients.part_squared()
+            norms = [self._gradients.compute_norm(self._parameters)]
+            norms += [self._gradients.compute_norm(each) for each in self._others.values()]
+            squared = self._gradients.compute_part_squared()
             # Read together: the device is waited for once.
             norm, *found = torch.stack(norms if squared is None else [*norms, squared]).tolist()
             part_squared = None if squared is None else found.pop()
@@ -266,7 +266,7 @@ class Stepper:
         self._gradients.begin(local.micro_batches, local.virtual, measured)
         count, pipeline = len(local.slots), self._state.mesh.pipeline
         under_way: dict[tuple[int, int], tuple[StagePass, Tensor]] = {}
-        order = turns(self._schedule, pipeline.rank, pipeline.size, count, self._chunks)
+        order = plan_turns(self._schedule, pipeline.rank, pipeline.size, count, self._chunks)
         for place, (forward, number, chunk) in enumerate(order):
             slot = local.slots[number]
             if forward:
@@ -275,7 +275,7 @@ class Stepper:
                     return None
                 batch = self._copy(local.assigned[number][0], device)
                 self._drop_by(batch.samples_B)
-                with self.clock.phase("forward"):
+                with self.clock.time_phase("forward"):
                     passed = self._passes.forward(objective, batch, statistics, chunk)
                 if passed.computed is not None:
                     table.fill(slot, passed.computed, batch.sources_B)
@@ -283,12 +283,12 @@ class Stepper:
                 continue
             passed, samples_B = under_way.pop((chunk, number))
             self._drop_by(samples_B)  # in layers that are computed again
-            with self.clock.phase("backward"):
+            with self.clock.time_phase("backward"):
                 loss = self._loss_of(passed, local)
                 self._gradients.backward(loss, slot, number == count - 1, chunk)
                 self._passes.send_back(passed)
             del passed, loss  # nothing is kept of it while the next goes forward
-        with self.clock.phase("communication"):
+        with self.clock.time_phase("communication"):
             self._passes.settle()
             self._gradients.finish()
             self._add_copy()
@@ -303,7 +303,7 @@ class Stepper:
     def _loss_of(self, passed: StagePass, local: LocalBatch) -> Tensor:
         """What this rank goes backward from: the loss, or the gradient of what it has passed on."""
         if passed.computed is None:
-            return self._passes.loss_of(passed)
+            return self._passes.receive_loss(passed)
         loss = compute_differentiable_loss(
             self._objective, passed.computed, local.denominators, local.micro_batches
         )
@@ -323,7 +323,7 @@ class Stepper:
 
     def _copy(self, micro: MicroBatch, device: torch.device) -> DeviceBatch:
         """What this rank reads of `micro`, on `device`."""
-        return self._state.split.part(DeviceBatch.copy(micro, device, self._state.others))
+        return self._state.split.take_part(DeviceBatch.copy(micro, device, self._state.others))
 
     def _update(self, figures: StepFigures, activations: Mapping[str, Tensor]) -> dict[str, float]:
         """Make the update; what was measured of it, and of `activations`."""
@@ -331,7 +331,7 @@ class Stepper:
         measured: dict[str, float] = {}
         if metrics.layers_due(step):
             self._norms.begin()
-        with self.clock.phase("optimizer"):
+        with self.clock.time_phase("optimizer"):
             self._make_update(figures)
         if metrics.layers_due(step):
             measured |= self._norms.finish(activations)
@@ -376,7 +376,7 @@ class Stepper:
         Gradients that were not added up yet stay where they are: no step may follow.
         """
         for model in self._models:
-            for unit in units(model):
+            for unit in list_units(model):
                 unit.reshard()
 
 

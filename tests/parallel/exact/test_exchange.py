@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainrig.parallel.exact.link_bytes import bytes_by_rank
+from trainrig.parallel.exact.link_bytes import count_bytes_by_rank
 
 SHAPES = [(8, 8), (11, 8), (12, 3), (5, 5), (16, 16)]  # micro-batches, virtual workers
 
@@ -61,7 +61,7 @@ def planned(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
     """What each rank sends to each other in `exact_sums`, by the model of bytes a link."""
     rows = [(6, 6), (9, 6), (9, 1), (4, 9), (4, 1)]  # of its weights and biases, and their lengths
     size = sum(-(-count // world) * world * length * 4 for count, length in rows)  # sliced evenly
-    sent = bytes_by_rank(size, micro_batches, virtual, world, of_a_node, by_micro_batch)
+    sent = count_bytes_by_rank(size, micro_batches, virtual, world, of_a_node, by_micro_batch)
     found = []
     for rank, (inside, across) in enumerate(sent):
         place, node = rank % of_a_node, rank // of_a_node

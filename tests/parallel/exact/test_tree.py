@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.parallel.exact.tree import TreeSum, largest_subtrees
+from trainrig.parallel.exact.tree import TreeSum, find_largest_subtrees
 
 # Sums of these depend on their order: large and small ones, of both signs.
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -51,7 +51,7 @@ def dealt_leaves(draw):
     pieces = [
         span
         for begin, end in itertools.pairwise(bounds)
-        for span in largest_subtrees(begin, end, len(values))
+        for span in find_largest_subtrees(begin, end, len(values))
     ]
     order = draw(st.permutations(range(len(values))))
     return values, bounds, draw(st.permutations(pieces)), order
@@ -82,7 +82,7 @@ def test_any_deal_in_any_order_gives_the_bits_of_one_worker(case):
 def test_the_largest_subtrees_are_the_leaves_once_and_no_two_are_one(leaves, data):
     begin = data.draw(st.integers(0, leaves))
     end = data.draw(st.integers(begin, leaves))
-    spans = largest_subtrees(begin, end, leaves)
+    spans = find_largest_subtrees(begin, end, leaves)
     assert [leaf for span in spans for leaf in range(*span)] == list(range(begin, end))
     assert len(spans) <= 2 * max(1, (end - begin).bit_length())
 
@@ -91,7 +91,7 @@ def test_the_largest_subtrees_are_the_leaves_once_and_no_two_are_one(leaves, dat
 def test_an_even_deal_of_eight_is_one_piece_each(workers):
     each = 8 // workers
     for worker in range(workers):
-        spans = largest_subtrees(worker * each, (worker + 1) * each, 8)
+        spans = find_largest_subtrees(worker * each, (worker + 1) * each, 8)
         assert spans == [(worker * each, (worker + 1) * each)]
 
 

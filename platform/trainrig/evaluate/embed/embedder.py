@@ -15,7 +15,7 @@ from torch import Tensor
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder.model import BidirectionalEncoder
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
@@ -76,7 +76,7 @@ class TextEmbedder:
                 "lower it, or leave it out"
             )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
-        model = opened.build().to(local_device() if device == "auto" else torch.device(device))
+        model = opened.build().to(find_local_device() if device == "auto" else torch.device(device))
         return cls(model, encoder, sequence_length or positions)
 
     @property

@@ -8,7 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
@@ -26,7 +26,7 @@ class OpenedModel:
         if run.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device = 'cuda', but there is no GPU; leave `device` out")
         torch.set_num_threads(run.threads)
-        device = local_device() if run.device == "auto" else torch.device(run.device)
+        device = find_local_device() if run.device == "auto" else torch.device(run.device)
         opened = checkpoint.open_model(run.checkpoint)
         if opened.config.head != "tokens":
             raise ConfigError(

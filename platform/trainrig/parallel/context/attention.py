@@ -28,7 +28,7 @@ from trainrig.models.decoder import Decoder
 from trainrig.models.positions import alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
 from trainrig.parallel.context.ring import Ring
-from trainrig.parallel.context.zigzag import chunks_of, join
+from trainrig.parallel.context.zigzag import find_chunks, join
 
 Attend = Callable[[Tensor, Tensor, Tensor, Sight], Tensor]
 
@@ -51,7 +51,7 @@ def split_attention(
 
     `keys`: how keys and values get to the ranks that need them. Before `recompute` and `shard`.
     """
-    vars(model)["sights"] = functools.partial(_part_sights, model.sights, group, keys)
+    vars(model)["sights"] = functools.partial(_make_part_sights, model.sights, group, keys)
     for layer in model.layers:
         attention = layer.attention
         assert isinstance(attention, Attention)
@@ -62,7 +62,7 @@ def split_attention(
         vars(attention)["attend"] = attend
 
 
-def _part_sights(
+def _make_part_sights(
     sights: Callable[[Tensor, Tensor | None], dict[bool, Sight]],
     group: dist.ProcessGroup,
     keys: str,
@@ -77,7 +77,7 @@ def _part_sights(
     positions_BT = join(gather_parts(positions_Bt, group), dim=1)
     documents_BT = number_documents(positions_BT)
     size = positions_Bt.shape[1] // 2
-    ends = [(number + 1) * size for number in chunks_of(group.rank(), group.size())]
+    ends = [(number + 1) * size for number in find_chunks(group.rank(), group.size())]
     seen = [documents_BT[:, :end] for end in ends] if keys == "gather" else []
     masks = [make_document_mask(documents, size) for documents in seen]
     numbers = dtype is not None and torch.is_grad_enabled()
@@ -107,7 +107,7 @@ def _attend_gathered(
     found = []
     for query, number, chunk in zip(
         torch.split(query_BHtD, size, dim=2),
-        chunks_of(group.rank(), group.size()),
+        find_chunks(group.rank(), group.size()),
         sight.chunks,
         strict=True,
     ):

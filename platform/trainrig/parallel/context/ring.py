@@ -28,7 +28,7 @@ from trainrig.models.kernels.blocked_attention import (
     look,
     mean_gradients,
 )
-from trainrig.parallel.context.zigzag import chunks_of
+from trainrig.parallel.context.zigzag import find_chunks
 
 _LEAST = torch.finfo(torch.float32).min
 
@@ -59,7 +59,7 @@ class Ring:
         )
         return seen
 
-    def turns(self, keys_2BKtD: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def rotate(self, keys_2BKtD: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The keys and values of each rank, this one's first, and whose they are; while they are
         looked at, the next are on their way."""
         rank, degree = self.group.rank(), self.group.size()
@@ -69,13 +69,13 @@ class Ring:
             if coming:
                 keys_2BKtD = coming.wait()
 
-    def pairs(
+    def pair_chunks(
         self, query_BHtD: Tensor, keys_2BKtD: Tensor, source: int
     ) -> Iterator[tuple[slice, slice, Blocks]]:
         """Each chunk of this rank's queries with each of the keys of rank `source` of which it
         sees any: where they are in their parts, and their logits."""
-        own = chunks_of(self.group.rank(), self.group.size())
-        theirs = chunks_of(source, self.group.size())
+        own = find_chunks(self.group.rank(), self.group.size())
+        theirs = find_chunks(source, self.group.size())
         size = query_BHtD.shape[2] // 2
         here = [slice(0, size), slice(size, 2 * size)]
         documents = torch.split(self.documents_BT, size, dim=1)
@@ -107,8 +107,8 @@ class _Look(torch.autograd.Function):
         query = query_BHtD.float()
         seen = torch.zeros_like(query)
         sums = query.new_full(query.shape[:-1], -torch.inf)
-        for source, turned_2BKtD in ring.turns(keys_2BKtD):
-            for queries, keys, blocks in ring.pairs(query, turned_2BKtD, source):
+        for source, turned_2BKtD in ring.rotate(keys_2BKtD):
+            for queries, keys, blocks in ring.pair_chunks(query, turned_2BKtD, source):
                 found = look(blocks, turned_2BKtD[1][:, :, keys])
                 _merge(seen[:, :, queries], sums[:, :, queries], *found)
         if sinks_H is not None:
@@ -127,11 +127,11 @@ class _Look(torch.autograd.Function):
         of_query = torch.zeros_like(query)
         own = torch.zeros_like(keys_2BKtD, dtype=torch.float32)
         travelling = torch.zeros_like(own)
-        for turn, (source, turned_2BKtD) in enumerate(ring.turns(keys_2BKtD)):
+        for turn, (source, turned_2BKtD) in enumerate(ring.rotate(keys_2BKtD)):
             if turn > 1:
                 travelling = _Coming(travelling, ring.group).wait()
             of_keys = travelling if turn else own
-            for queries, keys, blocks in ring.pairs(query, turned_2BKtD, source):
+            for queries, keys, blocks in ring.pair_chunks(query, turned_2BKtD, source):
                 of_query[:, :, queries] += _add_gradients(
                     blocks,
                     turned_2BKtD[1][:, :, keys],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.parallel.context.gathered import gather_parts
-from trainrig.parallel.context.zigzag import part_of
+from trainrig.parallel.context.zigzag import take_part_of
 from trainrig.parallel.mesh import Axis
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS
 
@@ -22,22 +22,24 @@ class RowSplit:
     # The ranks that share layers, and come to the same: the first alone counts.
     alike: Axis = field(default_factory=Axis)
 
-    def part(self, batch: DeviceBatch) -> DeviceBatch:
+    def take_part(self, batch: DeviceBatch) -> DeviceBatch:
         """This rank's places of all rows of `batch`, with their positions."""
         if self.over.group is None:
             return batch
-        arrays = self._filled_up(batch.arrays)
+        arrays = self._fill_up(batch.arrays)
         shape_BT = arrays[IDS].shape
         if POSITIONS not in arrays:  # each row is one document
             places_T = torch.arange(shape_BT[1], device=arrays[IDS].device)
             arrays = {**arrays, POSITIONS: places_T.expand(shape_BT)}
         own = {
-            name: part_of(array, self.over.rank, self.over.size, 1) if array.ndim > 1 else array
+            name: take_part_of(array, self.over.rank, self.over.size, 1)
+            if array.ndim > 1
+            else array
             for name, array in arrays.items()
         }
         return replace(batch, arrays=own)
 
-    def _filled_up(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _fill_up(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`arrays` with rows that are cut into equal parts, of as many places for each of the ranks
         that share layers: rows of conversations may be of any width."""
         added = -arrays[IDS].shape[1] % (2 * self.over.size * self.alike.size)

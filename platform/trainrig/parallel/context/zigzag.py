@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 
-def chunks_of(rank: int, degree: int) -> tuple[int, int]:
+def find_chunks(rank: int, degree: int) -> tuple[int, int]:
     """The chunks of `rank` out of `degree`, counted from 0 to 2 `degree` - 1."""
     return rank, 2 * degree - 1 - rank
 
 
-def part_of(row: Tensor, rank: int, degree: int, dim: int) -> Tensor:
+def take_part_of(row: Tensor, rank: int, degree: int, dim: int) -> Tensor:
     """The t places of `rank` of the T along `dim` of `row`; a copy."""
     chunks = row.chunk(2 * degree, dim)
-    return torch.cat([chunks[number] for number in chunks_of(rank, degree)], dim)
+    return torch.cat([chunks[number] for number in find_chunks(rank, degree)], dim)
 
 
 def cut(row: Tensor, degree: int, dim: int) -> Tensor:
     """[c, …] the parts of all ranks in their order, of the T places along `dim` of `row`."""
-    return torch.stack([part_of(row, rank, degree, dim) for rank in range(degree)])
+    return torch.stack([take_part_of(row, rank, degree, dim) for rank in range(degree)])
 
 
 def join(parts: Sequence[Tensor] | Tensor, dim: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 The micro-batches of a step are the leaves of one tree (`parallel.exact.tree`), whose runs are those
 of the virtual workers, whose number is a setting. A rank adds up what of its own micro-batches are
-neighbours there (`tree.handed_over`); what is left, whole gradients, is handed over in levels, and
-whoever receives some adds them where they belong in the tree (`parallel.exact.exchange`):
+neighbours there (`tree.plan_hand_over`); what is left, whole gradients, is handed over in levels,
+and whoever receives some adds them where they belong in the tree (`parallel.exact.exchange`):
 
 1. Each rank sends each other one of its node the slices that that one sums up: its own, and those
    of the ranks that have the same place on other nodes. Where nodes have different numbers of
@@ -42,9 +42,9 @@ from torch.distributed.tensor import DTensor
 from trainrig.models.moe import Experts
 from trainrig.parallel.exact.exchange import StepSum, Summation, UnitReduction, Waits
 from trainrig.parallel.exact.tree import TreeSum
-from trainrig.parallel.fsdp import BackwardUnits, leave_copies, stage_of, units
+from trainrig.parallel.fsdp import BackwardUnits, find_stage, leave_copies, list_units
 from trainrig.parallel.mesh import WorkerMesh
-from trainrig.parallel.norm import RowPlaces, exact_norm
+from trainrig.parallel.norm import RowPlaces, compute_exact_norm
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import MicroBatchSlot
 
@@ -75,17 +75,17 @@ class SummedInTree:
         `places`: of their rows, where other ranks have others.
         `mesh`: over whose `slices` they are sliced. Of ranks that share micro-batches each has a
         part of what a virtual worker adds to the sum. `clock`: times what is waited for. `alike`:
-        see `exact_norm`. `by_micro_batch`: each is handed over by itself."""
+        see `compute_exact_norm`. `by_micro_batch`: each is handed over by itself."""
         self._parameters, self._backward_units = tuple(parameters), BackwardUnits(models)
-        self._by_chunk = _by_stage(models, parameters)
+        self._by_chunk = _group_by_stage(models, parameters)
         self._gather_once, self._mesh = gather_once, mesh
         self._alike, self._places = alike, places
-        self._peers = peers(mesh, by_micro_batch)
+        self._peers = count_peers(mesh, by_micro_batch)
         self._now = StepSum(1, 1, mesh)
         self._units: list[_Unit] = []
         self._clock = clock or PhaseClock(parameters[0].device)
         whole: set[int] = set()
-        for module in (unit for model in models for unit in units(model)):
+        for module in (unit for model in models for unit in list_units(model)):
             divided = mesh.experts is not None and isinstance(module, Experts)
             slices = mesh.expert_slices if divided else mesh.slices
             leave_copies(module)
@@ -109,7 +109,7 @@ class SummedInTree:
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
         self._now = now = StepSum(micro_batches, virtual, self._mesh, self._peers, measured)
-        self._alone = [now.of_experts.tree() for _ in self._whole]  # no part of a micro-batch
+        self._alone = [now.of_experts.make_tree() for _ in self._whole]  # no part of a micro-batch
         for unit in self._units:
             unit.begin(now)
 
@@ -129,9 +129,9 @@ class SummedInTree:
             self._now.advance(0, self._clock)
         alone, self._alone = self._alone[::-1], []
         for parameter in self._whole:  # each tree is let go before the next is added up
-            parameter.grad = _like(parameter, self._whole_sum(alone.pop(), parameter))
+            parameter.grad = _make_like(parameter, self._sum_whole(alone.pop(), parameter))
 
-    def _whole_sum(self, tree: TreeSum[Tensor], parameter: nn.Parameter) -> Tensor:
+    def _sum_whole(self, tree: TreeSum[Tensor], parameter: nn.Parameter) -> Tensor:
         """What `tree`, of this rank, and those of the other copies come to."""
         assert isinstance(parameter, DTensor)
         if self._mesh.copies.size == 1:
@@ -142,11 +142,11 @@ class SummedInTree:
             exchange.advance(self._clock)
         return found
 
-    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """See parallel.fsdp.Gradients."""
-        return exact_norm(parameters, self._mesh, self._alike, self._places)
+        return compute_exact_norm(parameters, self._mesh, self._alike, self._places)
 
-    def part_squared(self) -> Tensor | None:
+    def compute_part_squared(self) -> Tensor | None:
         """See parallel.fsdp.Gradients."""
         if not self._now.measured:
             return None
@@ -175,28 +175,28 @@ def _call_method(method: weakref.WeakMethod[Callable[..., None]], *arguments: An
         alive(*arguments)
 
 
-def peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
+def count_peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
     """How many neighbouring ranks add up each round of micro-batches together, where each is handed
     over by itself; see tokens.batches.assign_micro_batches."""
     return mesh.slices.size if by_micro_batch else 1
 
 
-def _by_stage(
+def _group_by_stage(
     models: Sequence[FSDPModule], parameters: Sequence[nn.Parameter]
 ) -> dict[int, list[nn.Parameter]]:
     """Those of `parameters` that each of this rank's stages has."""
     stages: dict[int, int] = {}
     for model in models:
-        for unit in units(model):  # the whole model first, then layers of it
+        for unit in list_units(model):  # the whole model first, then layers of it
             assert isinstance(unit, nn.Module)
-            stages |= dict.fromkeys(map(id, unit.parameters()), stage_of(model, unit))
+            stages |= dict.fromkeys(map(id, unit.parameters()), find_stage(model, unit))
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
     for each in parameters:
         found[stages[id(each)]].append(each)
     return found
 
 
-def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
+def _make_like(parameter: nn.Parameter, local: Tensor) -> DTensor:
     assert isinstance(parameter, DTensor)
     return DTensor.from_local(
         local,
@@ -224,8 +224,8 @@ class _Unit:
         """A step begins."""
         self._step, self._turn = step, 0
         self._summation: Summation = step.of_experts if self._experts else step.summation
-        self._mine = self._summation.tree()
-        self._kept = self._summation.tree_of_received()  # slices
+        self._mine = self._summation.make_tree()
+        self._kept = self._summation.make_tree_of_received()  # slices
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what FSDP hands over and takes back."""
@@ -249,20 +249,20 @@ class _Unit:
             input_tensor.record_stream(torch.cuda.current_stream())
         if step.slot.real:
             step.measure_own(input_tensor)
-            self._mine.add(self._summation.span(step.slot), input_tensor)
+            self._mine.add(self._summation.find_span(step.slot), input_tensor)
         # Whoever takes it before it is filled shall see.
         output_tensor.fill_(torch.nan)
         if step.last or step.peers > 1:
-            step.under_way.append(UnitReduction(self._levels(output_tensor, step.last)))
+            step.under_way.append(UnitReduction(self._hand_over(output_tensor, step.last)))
             step.sent += 1
             step.advance(UNITS_UNDER_WAY, self._clock)
 
-    def _levels(self, output: Tensor, last: bool) -> Waits:
+    def _hand_over(self, output: Tensor, last: bool) -> Waits:
         """Hand over what was kept; the last time in a step, fill `output`."""
         own, kept, turn = self._mine.parts(), self._kept, self._turn
-        self._mine = self._summation.tree()  # what is sent is all that is left of it
+        self._mine = self._summation.make_tree()  # what is sent is all that is left of it
         self._turn += 1
         yield from self._summation.add_up(own, kept, output, turn, last)
         if last:
-            self._kept = self._summation.tree_of_received()
+            self._kept = self._summation.make_tree_of_received()
             yield from self._summation.fill(output, kept)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainrig.parallel.exact.tree import Span, TreeSum, handed_over, joined
+from trainrig.parallel.exact.tree import Span, TreeSum, join_spans, plan_hand_over
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import MicroBatchSlot, virtual_worker
@@ -65,15 +65,15 @@ class Summation:
         self._copies, self._node, self._nodes = mesh.copies, mesh.node, mesh.nodes
         self._shape = step.micro_batches * parts.size, step.virtual * parts.size
 
-    def tree(self) -> TreeSum[Tensor]:
+    def make_tree(self) -> TreeSum[Tensor]:
         """Of all leaves."""
         return TreeSum(*self._shape)
 
-    def tree_of_received(self) -> TreeSum[Tensor]:
+    def make_tree_of_received(self) -> TreeSum[Tensor]:
         """The same, which measures virtual workers whose sums come together there."""
         return TreeSum(*self._shape, formed=self.step.measure_formed)
 
-    def span(self, slot: MicroBatchSlot) -> Span:
+    def find_span(self, slot: MicroBatchSlot) -> Span:
         """What this rank's part of `slot`, and those added up with it, are of the tree."""
         first = self._parts.rank * self.step.micro_batches
         return first + slot.first, first + slot.index + 1
@@ -84,16 +84,16 @@ class Summation:
         """Send `own` [slices x slice], what this rank hands over the `turn`-th time, and add to
         `kept` this rank's slice [slice, as `like`] of what all of a copy do."""
         width, axis = like.numel(), self.slices
-        spans = self._handed_over(turn)
+        spans = self._plan_hand_over(turn)
         if self._node.size > 1:
             own = yield from self._add_up_node(own, like, spans)
             size, axis = self._node.size, self._nodes
             firsts = range(0, len(spans), size)
-            spans = [joined(_flat(spans[n : n + size]), *self._shape) for n in firsts]
+            spans = [join_spans(_flatten(spans[n : n + size]), *self._shape) for n in firsts]
         sent = PendingTransfer.to_all(own, width, [len(each) for each in spans], axis, like)
         own.clear()
         yield sent
-        for span, piece in zip(_flat(spans), sent.incoming, strict=True):
+        for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             kept.add(span, piece)
         if not last:  # what waits for other turns is not to hold all that came in this one
             buffer = sent.incoming.untyped_storage().data_ptr()
@@ -117,8 +117,8 @@ class Summation:
         )
         by_place.clear()
         yield sent
-        tree = self.tree_of_received()
-        for span, piece in zip(_flat(spans), sent.incoming, strict=True):
+        tree = self.make_tree_of_received()
+        for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             tree.add(span, piece)
         return tree.parts()
 
@@ -128,7 +128,7 @@ class Summation:
         if self._copies.size == 1:
             output.copy_(kept.whole())
             return
-        count, elements, spans = self._copies.size, output.numel(), self._of_copies()
+        count, elements, spans = self._copies.size, output.numel(), self._plan_copies()
         width = -(-elements // count)
         padding = (0, width * count - elements)
         own = [
@@ -140,8 +140,8 @@ class Summation:
         )
         own.clear()
         yield sent
-        tree = self.tree_of_received()
-        for span, piece in zip(_flat(spans), sent.incoming, strict=True):
+        tree = self.make_tree_of_received()
+        for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             tree.add(span, piece)
         part, whole = tree.whole(), output.new_empty(count * width)
         group = self._copies.group
@@ -149,28 +149,30 @@ class Summation:
         yield PendingTransfer(work, part, whole)
         output.copy_(whole[:elements].view(output.shape))
 
-    def _handed_over(self, turn: int) -> list[list[Span]]:
+    def _plan_hand_over(self, turn: int) -> list[list[Span]]:
         """What each rank of `slices` hands over the `turn`-th time."""
         step, found = self.step, list[list[Span]]()
         replicas = self.slices.size // self._parts.size
         for rank in range(self.slices.size):
             replica, part = divmod(rank, self._parts.size)
             number = self._copies.rank * replicas + replica
-            own = handed_over(*step.shape, number, replicas * self._copies.size, step.peers)
+            own = plan_hand_over(*step.shape, number, replicas * self._copies.size, step.peers)
             first = part * step.micro_batches
             found.append([(first + begin, first + end) for begin, end in own[turn]])
         return found
 
-    def _of_copies(self) -> list[list[Span]]:
+    def _plan_copies(self) -> list[list[Span]]:
         """What each copy of the model hands over, all its turns together."""
         step, size = self.step, self.slices.size
         world = size * self._copies.size
-        own = [_flat(handed_over(*step.shape, rank, world, step.peers)) for rank in range(world)]
+        own = [
+            _flatten(plan_hand_over(*step.shape, rank, world, step.peers)) for rank in range(world)
+        ]
         firsts = range(0, world, size)
-        return [joined(_flat(own[first : first + size]), *self._shape) for first in firsts]
+        return [join_spans(_flatten(own[first : first + size]), *self._shape) for first in firsts]
 
 
-def _flat(spans: Sequence[Sequence[Span]]) -> list[Span]:
+def _flatten(spans: Sequence[Sequence[Span]]) -> list[Span]:
     return [span for each in spans for span in each]
 
 
@@ -236,7 +238,7 @@ class UnitReduction:
     def advance(self, clock: PhaseClock) -> None:
         """Wait for what is on its way, add it up, and send what it comes to, if it goes on."""
         assert self._sent is not None
-        with clock.waiting():
+        with clock.time_waiting():
             self._sent.work.wait()
         self._sent = None
         self._sent = next(self._levels, None)

@@ -4,7 +4,7 @@ a model, which tests hold against the bytes that real ranks send. For one copy o
 
 from dataclasses import dataclass
 
-from trainrig.parallel.exact.tree import Span, handed_over, joined
+from trainrig.parallel.exact.tree import Span, join_spans, plan_hand_over
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def sum_bytes(
     by_micro_batch: bool = False,
 ) -> LinkBytes:
     """Of the exact sum of gradients of `size` bytes."""
-    sent = bytes_by_rank(size, micro_batches, virtual, ranks, of_a_node, by_micro_batch)
+    sent = count_bytes_by_rank(size, micro_batches, virtual, ranks, of_a_node, by_micro_batch)
     nodes = [sent[first : first + of_a_node] for first in range(0, ranks, of_a_node)]
     return LinkBytes(
         inside=max(inside for inside, _ in sent),
@@ -39,7 +39,7 @@ def reduce_scatter_bytes(size: float, ranks: int, of_a_node: int) -> LinkBytes:
     return LinkBytes(size * (of_a_node - 1) / of_a_node, size * (nodes - 1) / nodes)
 
 
-def bytes_by_rank(
+def count_bytes_by_rank(
     size: float,
     micro_batches: int,
     virtual: int,
@@ -49,7 +49,7 @@ def bytes_by_rank(
 ) -> list[tuple[float, float]]:
     """What each rank sends to others of its node, and to those of other nodes."""
     peers = ranks if by_micro_batch else 1
-    turns = [handed_over(micro_batches, virtual, rank, ranks, peers) for rank in range(ranks)]
+    turns = [plan_hand_over(micro_batches, virtual, rank, ranks, peers) for rank in range(ranks)]
     one, nodes = size / ranks, ranks // of_a_node  # bytes of a slice
     by_node = 1 < of_a_node < ranks
     found = []
@@ -63,6 +63,6 @@ def bytes_by_rank(
         joint = 0
         for turn in range(len(own)):
             spans: list[Span] = [span for each in node for span in each[turn]]
-            joint += len(joined(spans, micro_batches, virtual))
+            joint += len(join_spans(spans, micro_batches, virtual))
         found.append((pieces * nodes * one * (of_a_node - 1), joint * one * (nodes - 1)))
     return found

@@ -37,7 +37,7 @@ class TreeSum(Generic[Value]):
     ) -> None:
         """`runs`: that the leaves are cut into; None: each is one. `formed` is called with each sum
         that is made here, before anything is added to it."""
-        self._parents = _parents(leaves, runs or leaves)
+        self._parents = _find_parents(leaves, runs or leaves)
         self._whole: Span = (0, leaves)
         self._nodes: dict[Span, Value] = {}
         self._formed = formed
@@ -70,12 +70,12 @@ class TreeSum(Generic[Value]):
         return self._nodes[self._whole]
 
 
-def largest_subtrees(begin: int, end: int, leaves: int, runs: int | None = None) -> list[Span]:
+def find_largest_subtrees(begin: int, end: int, leaves: int, runs: int | None = None) -> list[Span]:
     """The fewest subtrees that hold exactly the leaves from `begin` to `end`, left to right."""
-    return joined([(leaf, leaf + 1) for leaf in range(begin, end)], leaves, runs)
+    return join_spans([(leaf, leaf + 1) for leaf in range(begin, end)], leaves, runs)
 
 
-def joined(spans: Iterable[Span], leaves: int, runs: int | None = None) -> list[Span]:
+def join_spans(spans: Iterable[Span], leaves: int, runs: int | None = None) -> list[Span]:
     """The fewest subtrees that the subtrees `spans` add up to, left to right."""
     tree: TreeSum[_Nothing] = TreeSum(leaves, runs)
     for span in spans:
@@ -91,7 +91,7 @@ class _Nothing:
 
 
 @functools.lru_cache(maxsize=2**14)
-def handed_over(
+def plan_hand_over(
     micro_batches: int, virtual: int, rank: int, world: int, peers: int = 1
 ) -> tuple[tuple[Span, ...], ...]:
     """The subtrees of micro-batches, of `virtual` runs, whose sums worker `rank` out of `world`
@@ -102,11 +102,11 @@ def handed_over(
     if peers > 1:
         return tuple(spans)
     closed = (each[0] for each, slot in zip(spans, slots, strict=True) if each and slot.closes)
-    return (tuple(joined(closed, micro_batches, virtual)),)
+    return (tuple(join_spans(closed, micro_batches, virtual)),)
 
 
 @functools.lru_cache(maxsize=64)
-def _parents(leaves: int, runs: int) -> dict[Span, tuple[Span, Span, Span]]:
+def _find_parents(leaves: int, runs: int) -> dict[Span, tuple[Span, Span, Span]]:
     """Each node but the root → its parent, and the parent's left and right.
 
     The left of a node above the runs holds the largest power of two of them that leaves the right

@@ -27,7 +27,7 @@ from trainrig.models.moe import ExpertFeedForward, Experts, Routed, sort_pairs
 from trainrig.parallel.context.gathered import gather_parts
 
 
-def expert_layers(model: nn.Module) -> list[ExpertFeedForward]:
+def list_expert_layers(model: nn.Module) -> list[ExpertFeedForward]:
     """The parts of `model` that have experts, in the order of layers."""
     return [each for each in model.modules() if isinstance(each, ExpertFeedForward)]
 
@@ -39,7 +39,7 @@ def divide_experts(model: Decoder, ranks: DeviceMesh) -> None:
     `ranks`: one axis; each has as many experts, the first the first. The parameters stay those of
     all experts, cut along dim 0. On the meta device, before `recompute` and `shard`.
     """
-    for layer in expert_layers(model):
+    for layer in list_expert_layers(model):
         for name, whole in list(layer.experts.named_parameters(recurse=False)):
             here = whole.new_empty(whole.shape[0] // ranks.size(), *whole.shape[1:])
             cut = DTensor.from_local(
@@ -78,19 +78,19 @@ class _Dispatch:
         and backward."""
         layer = self._layer
         counts_RE = gather_parts(routed.counts_E[None], self._group)[:, 0].cpu()
-        kept_RE = self._kept(counts_RE)
+        kept_RE = self._limit_counts(counts_RE)
         all_kept = layer.settings.capacity is None
         kept_E = routed.counts_E if all_kept else kept_RE[self._rank].to(x_NC.device)
         order_M = sort_pairs(routed, kept_E)
         within = int(kept_RE[self._rank].sum())
         copies_SC = layer.copy_tokens(x_NC, order_M[:within])
-        given_SC = self._through_experts(copies_SC, kept_RE)
+        given_SC = self._pass_through_experts(copies_SC, kept_RE)
         beyond = given_SC.new_zeros(len(order_M) - within, given_SC.shape[1])
         given_MC = torch.cat((given_SC, beyond)) if len(beyond) else given_SC
         mixed_NC = layer.mix(given_MC, order_M, routed.weights_NA, x_NC)
-        return mixed_NC, self._own_terms(routed, counts_RE)
+        return mixed_NC, self._compute_own_terms(routed, counts_RE)
 
-    def _kept(self, counts_RE: Tensor) -> Tensor:
+    def _limit_counts(self, counts_RE: Tensor) -> Tensor:
         """[R, E] how many of the tokens that each rank sends are within the experts' capacity: the
         tokens of the first rank come first in the micro-batch."""
         whole_E = counts_RE.sum(0)
@@ -98,7 +98,7 @@ class _Dispatch:
         before_RE = counts_RE.cumsum(0) - counts_RE
         return torch.minimum((most_E - before_RE).clamp(min=0), counts_RE)
 
-    def _through_experts(self, copies_SC: Tensor, kept_RE: Tensor) -> Tensor:
+    def _pass_through_experts(self, copies_SC: Tensor, kept_RE: Tensor) -> Tensor:
         """[S, C] what the experts of all ranks give to the `copies` [S, C] of this rank's tokens,
         which are in the order of experts."""
         of_ranks_RRe = kept_RE.view(self._ranks, self._ranks, -1)
@@ -117,7 +117,7 @@ class _Dispatch:
         given_QC = given_QC.index_select(0, by_rank_Q.to(device))
         return exchange(given_QC, coming, sent, self._group)
 
-    def _own_terms(self, routed: Routed, counts_RE: Tensor) -> Tensor:
+    def _compute_own_terms(self, routed: Routed, counts_RE: Tensor) -> Tensor:
         """[3] of the terms of the whole micro-batch what this rank adds: its tokens' share of the
         means over tokens, and on the last rank, which always has some, what no token adds to."""
         own, every = int(counts_RE[self._rank].sum()), int(counts_RE.sum())

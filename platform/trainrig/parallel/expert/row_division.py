@@ -10,7 +10,7 @@ from trainrig.parallel.mesh import WorkerMesh
 class RowDivision(RowSplit):
     """Which rows of a micro-batch this rank has: neighbours, the first rank the first ones."""
 
-    def part(self, batch: DeviceBatch) -> DeviceBatch:
+    def take_part(self, batch: DeviceBatch) -> DeviceBatch:
         """This rank's rows of `batch`: as many on each rank, or nearly."""
         rows, rank, ranks = len(batch.samples_B), self.over.rank, self.over.size
         own = slice(rows * rank // ranks, rows * (rank + 1) // ranks)

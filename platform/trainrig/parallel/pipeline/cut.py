@@ -13,7 +13,7 @@ from trainrig.models.architecture.shapes import multiplications
 from trainrig.models.decoder_config import DecoderConfig
 
 
-def layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
+def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
     """Of a token's forward pass: those of each layer of `model`, and of its head."""
     shape, window = model.shape, model.attention.window
     costs = []
@@ -26,7 +26,7 @@ def layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
 
 def cut_layers(model: DecoderConfig, stages: int) -> tuple[range, ...]:
     """The layers of each of `stages`. Raises ConfigError while the vocabulary is not settled."""
-    return cut_evenly(*layer_flops(model), stages)
+    return cut_evenly(*count_layer_flops(model), stages)
 
 
 def cut_for_ranks(model: DecoderConfig, ranks: int, chunks: int) -> tuple[tuple[range, ...], ...]:
@@ -37,7 +37,7 @@ def cut_for_ranks(model: DecoderConfig, ranks: int, chunks: int) -> tuple[tuple[
 
 def describe_cut(model: DecoderConfig, ranks: int, chunks: int) -> str:
     """The layers of each rank and the share of a token's FLOPs that it has, for people."""
-    costs, head = layer_flops(model)
+    costs, head = count_layer_flops(model)
     words = []
     for stages in cut_for_ranks(model, ranks, chunks):
         spent = sum(sum(costs[layers.start : layers.stop]) for layers in stages)

@@ -51,10 +51,13 @@ class StagePasses:
 
     def __init__(self, model: nn.Module, mesh: WorkerMesh, clock: PhaseClock | None = None) -> None:
         """`clock`: times what is waited for."""
-        self._waiting = clock.waiting if clock else contextlib.nullcontext
+        self._waiting = clock.time_waiting if clock else contextlib.nullcontext
         self._model, self._alone = model, mesh.pipeline.group is None
-        self._to_next, self._from_next = _lane(mesh, 1, False), _lane(mesh, 1, True)
-        self._to_previous, self._from_previous = _lane(mesh, -1, True), _lane(mesh, -1, False)
+        self._to_next, self._from_next = _find_lane(mesh, 1, False), _find_lane(mesh, 1, True)
+        self._to_previous, self._from_previous = (
+            _find_lane(mesh, -1, True),
+            _find_lane(mesh, -1, False),
+        )
         # Gradients sent back, those of the oldest micro-batch first.
         self._going: deque[list[tuple[dist.Work, Tensor]]] = deque()
 
@@ -105,14 +108,14 @@ class StagePasses:
     ) -> Computed | None:
         """The terms of `batch`, on the rank of the last stage, without a backward pass to come."""
         computed = None
-        for chunk in range(chunks_of(self._model)):
+        for chunk in range(count_chunks(self._model)):
             passed = self.forward(objective, batch, statistics, chunk)
             for work in passed.going:
                 work.wait()
             computed = passed.computed
         return computed
 
-    def loss_of(self, passed: StagePass) -> Tensor:
+    def receive_loss(self, passed: StagePass) -> Tensor:
         """A scalar, 0, for a stage that is not the last to go backward from: its backward pass is
         that of the gradient which the stage after sends."""
         gradients = [
@@ -152,7 +155,7 @@ class StagePasses:
                     work.wait()
 
 
-def chunks_of(model: nn.Module) -> int:
+def count_chunks(model: nn.Module) -> int:
     """How many stages of a pipeline this rank has of `model`; 1: all of it is one."""
     return len(model.stages) if isinstance(model, StageDecoder) else 1
 
@@ -175,7 +178,7 @@ class _Lane:
         dist.recv(tensor, group=self.group, group_src=self.peer)
 
 
-def _lane(mesh: WorkerMesh, step: int, back: bool) -> _Lane:
+def _find_lane(mesh: WorkerMesh, step: int, back: bool) -> _Lane:
     """To or from the rank `step` places on; `back`: of gradients."""
     axis = mesh.pipeline
     place = axis.rank + step

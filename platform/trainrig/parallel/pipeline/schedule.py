@@ -21,7 +21,9 @@ class Turn(NamedTuple):
     chunk: int = 0  # which of the rank's stages
 
 
-def turns(schedule: Schedule, rank: int, ranks: int, count: int, chunks: int = 1) -> list[Turn]:
+def plan_turns(
+    schedule: Schedule, rank: int, ranks: int, count: int, chunks: int = 1
+) -> list[Turn]:
     """What `rank` of `ranks`, with `chunks` stages each, does with `count` micro-batches; a single
     stage takes each forward and then backward."""
     if schedule == "interleaved":
@@ -53,7 +55,7 @@ def _alternate(forward: list[Turn], backward: list[Turn], ahead: int) -> list[Tu
     return order
 
 
-def held_at_once(order: list[Turn]) -> list[Turn]:
+def find_held_at_once(order: list[Turn]) -> list[Turn]:
     """Of those passes of `order` between which something is kept of them, the most that are so at
     one time: forward passes whose backward passes are still to come."""
     held: list[Turn] = []
@@ -67,7 +69,7 @@ def held_at_once(order: list[Turn]) -> list[Turn]:
     return most
 
 
-def idle_share(ranks: int, count: int, chunks: int = 1) -> float:
+def compute_idle_share(ranks: int, count: int, chunks: int = 1) -> float:
     """The share of a step in which a rank waits, if all stages take as long: the bubble, of
     (P - 1) / (chunks M) of the time of computing. GPipe and 1F1B have the same."""
     return (ranks - 1) / (chunks * count + ranks - 1)

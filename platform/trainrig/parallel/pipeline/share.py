@@ -21,7 +21,7 @@ class StageShare:
         and `optimizer.state.NAME.…` are."""
         return not (self.copies and f".{COPIED}." in f".{name}.")
 
-    def firsts(self, names: Iterable[str]) -> list[int | None]:
+    def find_firsts(self, names: Iterable[str]) -> list[int | None]:
         """The row of the whole model that each of this stage's parameters begins at; None: another
         stage counts it."""
         begins = itertools.accumulate(self.whole.values(), initial=0)

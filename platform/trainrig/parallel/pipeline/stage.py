@@ -79,7 +79,7 @@ class StageDecoder(Decoder):
         """Whether that is the last of all stages, which gives logits."""
         return self.stages[chunk].stop == self.config.layers
 
-    def chunk_of(self, module: nn.Module) -> int:
+    def find_chunk(self, module: nn.Module) -> int:
         """The stage that `module`, one of the layers or all of this, has parameters of. The ends of
         the model are beside the layers: the first chunk's where it has the embedding, else the
         last's."""

@@ -33,17 +33,17 @@ def share_columns(layer: nn.Module, axis: Axis) -> None:
     layer.dropout.whole, layer.dropout.first = own * axis.size, own * axis.rank
     assert axis.group is not None
     vars(layer)["compute_row_lengths"] = functools.partial(
-        _whole_lengths, layer.compute_row_lengths, axis.group
+        _sum_lengths, layer.compute_row_lengths, axis.group
     )
 
 
-def _whole_lengths(row_lengths: Callable[[], Tensor], group: dist.ProcessGroup) -> Tensor:
+def _sum_lengths(row_lengths: Callable[[], Tensor], group: dist.ProcessGroup) -> Tensor:
     squares_O = row_lengths().square()
     dist.all_reduce(squares_O, group=group)
     return squares_O.sqrt()
 
 
-def parts_of_adapters(cuts: Mapping[str, int | None], sequence: bool) -> Iterator[str]:
+def list_adapter_parts(cuts: Mapping[str, int | None], sequence: bool) -> Iterator[str]:
     """Parameters of adapters that all ranks have alike, of whose gradients each has a part, among
     those that are cut as `cuts` says. `sequence`: each rank has some places of what flows between
     layers."""

@@ -29,7 +29,7 @@ from trainrig.models.moe import ExpertFeedForward
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head
 from trainrig.parallel.mesh import Axis
-from trainrig.parallel.tensor.adapters import OF_COLUMNS, OF_ROWS, parts_of_adapters, share_columns
+from trainrig.parallel.tensor.adapters import OF_COLUMNS, OF_ROWS, list_adapter_parts, share_columns
 from trainrig.parallel.tensor.collectives import add_up, copy_in
 from trainrig.parallel.tensor.experts import CHANNELS_BETWEEN, share_experts
 from trainrig.parallel.tensor.head import PartHead, VocabularyPart
@@ -37,9 +37,9 @@ from trainrig.parallel.tensor.sequence import (
     gather_apart,
     gather_places,
     gather_then,
-    own_places,
     pad_rows,
     scatter_sum,
+    take_own_places,
 )
 
 
@@ -102,11 +102,11 @@ def split_layers(
     for name, parameter in model.named_parameters():
         differ = (dim for dim, size in enumerate(parameter.shape) if size != whole[name][dim])
         cuts[name] = next(differ, None)
-    of_places = _of_places(model) if sequence else ()
-    return LayerSplit(cuts, frozenset((*of_places, *parts_of_adapters(cuts, sequence))))
+    of_places = _list_place_parameters(model) if sequence else ()
+    return LayerSplit(cuts, frozenset((*of_places, *list_adapter_parts(cuts, sequence))))
 
 
-def _of_places(model: Decoder) -> Iterator[str]:
+def _list_place_parameters(model: Decoder) -> Iterator[str]:
     """Parameters that each rank uses for its own places alone, where it has some of the stream."""
     norm_or_bias = re.compile(
         r"(layers\.\d+\.(attention|feedforward)(_output)?_norm|norm|position_embedding)\.\w+"
@@ -126,7 +126,7 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
         _replace(embedding, "forward", _look_up, embedding.forward, first, own, stream)
     if stream.sequence and model.position_embedding is not None:
         places = model.position_embedding
-        _replace(places, "forward", _of_own_places, places.forward, group)
+        _replace(places, "forward", _embed_own_places, places.forward, group)
     vocabulary = model.config.head == "tokens"  # another head is small: all compute it alike
     if stream.sequence:
         _replace(model, "forward", pad_rows, model.forward, axis.size)
@@ -136,9 +136,9 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
     if model.head is not None:
         _cut_rows(model.head, axis)
     if not stream.sequence:
-        _replace(model, "_prepare_head_input", _then_copy, model._prepare_head_input, group)
+        _replace(model, "_prepare_head_input", _pass_and_copy, model._prepare_head_input, group)
     part = VocabularyPart(group, first, entries)
-    _replace(model, "_output_head", _part_head, model._output_head, part)
+    _replace(model, "_output_head", _make_part_head, model._output_head, part)
 
 
 def _split_attention(attention: Attention, kv_heads: int, axis: Axis, stream: _Stream) -> None:
@@ -219,7 +219,9 @@ def _copy_then(
     return forward(copy_in(x, group), *rest)
 
 
-def _then_copy(forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, x: Tensor) -> Tensor:
+def _pass_and_copy(
+    forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, x: Tensor
+) -> Tensor:
     return copy_in(forward(x), group).clone()  # FSDP's hooks want no view
 
 
@@ -252,10 +254,10 @@ def _look_up(
     return stream.add_up(rows.masked_fill(elsewhere[..., None], 0.0))
 
 
-def _of_own_places(
+def _embed_own_places(
     forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, positions: Tensor
 ) -> Tensor:
-    return forward(own_places(positions, group, -1))
+    return forward(take_own_places(positions, group, -1))
 
 
 def _gather_read(
@@ -274,7 +276,7 @@ def _gather_read(
     return whole_BTC if places_N is None else whole_BTC.flatten(0, 1)[places_N]
 
 
-def _part_head(
+def _make_part_head(
     whole_head: Callable[[Tensor, Tensor | None], Head],
     part: VocabularyPart,
     weight_VC: Tensor,

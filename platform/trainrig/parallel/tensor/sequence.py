@@ -63,7 +63,7 @@ def pad_rows(
     return output if places_N is not None else output._replace(hidden=output.hidden[:, :length])
 
 
-def own_places(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+def take_own_places(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's t of the T places along `dim` of what all ranks have alike."""
     size = x.shape[dim] // group.size()
     return x.narrow(dim, group.rank() * size, size)
@@ -109,13 +109,13 @@ class _SavedParts:
     def unpack(self, saved: Tensor | _Whole) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        whole = _gathered(self._part, self._group) if self._whole is None else self._whole
+        whole = _gather(self._part, self._group) if self._whole is None else self._whole
         self._saved -= 1
         self._whole = whole if self._saved else None  # let go of with its last view
         return whole.as_strided(saved.size, saved.stride, saved.first)
 
 
-def _gathered(part_BtC: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather(part_BtC: Tensor, group: dist.ProcessGroup) -> Tensor:
     rows, places, channels = part_BtC.shape
     ranks = group.size()
     parts = part_BtC.new_empty(ranks * rows, places, channels)
@@ -125,7 +125,7 @@ def _gathered(part_BtC: Tensor, group: dist.ProcessGroup) -> Tensor:
     return parts.transpose(0, 1).reshape(rows, ranks * places, channels)
 
 
-def _scattered(x_BTC: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _scatter(x_BTC: Tensor, group: dist.ProcessGroup) -> Tensor:
     rows, places, channels = x_BTC.shape
     ranks = group.size()
     part = x_BTC.new_empty(rows, places // ranks, channels)
@@ -139,32 +139,32 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part_BtC: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gathered(part_BtC, group)
+        return _gather(part_BtC, group)
 
     @staticmethod
     def backward(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor, None]:
-        return _scattered(gradient_BTC.contiguous(), ctx.group), None
+        return _scatter(gradient_BTC.contiguous(), ctx.group), None
 
 
 class _GatherApart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part_BtC: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
         ctx.group = group
-        whole_BTC = _gathered(part_BtC, group)
+        whole_BTC = _gather(part_BtC, group)
         return whole_BTC, whole_BTC.view_as(whole_BTC)
 
     @staticmethod
     def backward(ctx: Any, alike_BTC: Tensor, apart_BTC: Tensor) -> tuple[Tensor, None]:
-        own_BtC = own_places(alike_BTC, ctx.group, 1)
-        return own_BtC + _scattered(apart_BTC.contiguous(), ctx.group), None
+        own_BtC = take_own_places(alike_BTC, ctx.group, 1)
+        return own_BtC + _scatter(apart_BTC.contiguous(), ctx.group), None
 
 
 class _ScatterSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _scattered(x_BTC.contiguous(), group)
+        return _scatter(x_BTC.contiguous(), group)
 
     @staticmethod
     def backward(ctx: Any, gradient_BtC: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient_BtC, ctx.group), None
+        return _gather(gradient_BtC, ctx.group), None

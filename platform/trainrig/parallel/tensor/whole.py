@@ -42,9 +42,11 @@ class SharedLayers:
             size[cut] *= self.axis.size
             placement = Shard(cut)
         placements = (placement, *tensor.placements)
-        return _seen_as(tensor.to_local(), self._around(tensor.device_mesh)[0], placements, size)
+        return _view_as(
+            tensor.to_local(), self._find_meshes(tensor.device_mesh)[0], placements, size
+        )
 
-    def _around(self, mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
+    def _find_meshes(self, mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
         """`mesh`, over which a tensor is sliced, with the ranks that share layers: as its first
         axis, and as its last. Only to say who has what: nothing is sent over these."""
         if mesh not in self._meshes:
@@ -63,7 +65,7 @@ class SharedLayers:
         """Whether all ranks of the axis have all of the parameter `name`."""
         return self._cuts[name] is None
 
-    def alike(self, model: nn.Module) -> frozenset[int]:
+    def list_alike(self, model: nn.Module) -> frozenset[int]:
         """The `id` of each parameter of `model` that all ranks of the axis have all of."""
         return frozenset(id(p) for name, p in model.named_parameters() if self.is_alike(name))
 
@@ -71,7 +73,7 @@ class SharedLayers:
         """Have each rank of the axis have the sum of gradients of which each has a part, added in
         the order of ranks: of parameters that all have alike. Collective."""
         found = [p.grad for name, p in model.named_parameters() if name in self._parts]
-        gradients = [_local(each) for each in found if each is not None]
+        gradients = [_to_local(each) for each in found if each is not None]
         if not gradients:
             return
         flat = torch.cat([each.flatten() for each in gradients])
@@ -82,7 +84,7 @@ class SharedLayers:
         for gradient, sum_ in zip(gradients, total.split(sizes), strict=True):
             gradient.copy_(sum_.view_as(gradient))
 
-    def over_columns(self, name: str, numbers_O: Tensor, largest: bool = False) -> Tensor:
+    def combine_columns(self, name: str, numbers_O: Tensor, largest: bool = False) -> Tensor:
         """Of `numbers_O` of each row of what this rank has of the parameter `name`: where others
         have other columns, the sum over ranks, in their order, or the `largest`. Collective."""
         if (self._cuts[name] or 0) == 0:
@@ -97,49 +99,49 @@ class SharedLayers:
         """What `whole` gave, but whole rows of what is cut by columns: new tensors, `filled` with
         what is there or to be read into. Collective if `filled`."""
         return {
-            name: self._rows(each, filled) if _by_columns(each) else each
+            name: self._rows(each, filled) if _is_cut_by_columns(each) else each
             for name, each in tensors.items()
         }
 
     def take_rows(self, rows: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         """Copy what was read into `rows`, as `rows` gave them, to `tensors`. Collective."""
         for name, tensor in tensors.items():
-            if not _by_columns(tensor):
+            if not _is_cut_by_columns(tensor):
                 continue
-            mine, whole = _local(tensor), _local(rows[name])
+            mine, whole = _to_local(tensor), _to_local(rows[name])
             if _cut_twice(tensor):  # each has read all of the rows
-                mine.copy_(self._by_rank(whole, tensor)[self.axis.rank])
+                mine.copy_(self._split_by_rank(whole, tensor)[self.axis.rank])
                 continue
-            sizes, w = self._sizes(tensor), mine[:1].numel()
-            outgoing, m = self._by_rank(whole, tensor), sizes[self.axis.rank]
+            sizes, w = self._count_rows(tensor), mine[:1].numel()
+            outgoing, m = self._split_by_rank(whole, tensor), sizes[self.axis.rank]
             incoming = torch.empty_like(mine, memory_format=torch.contiguous_format)
             self._exchange(incoming, outgoing, [n * w for n in sizes], [m * w] * len(sizes))
             mine.copy_(incoming)
 
     def _rows(self, tensor: Tensor, filled: bool) -> DTensor:
         assert isinstance(tensor, DTensor)
-        mine, sizes, ranks = _local(tensor), self._sizes(tensor), self.axis.size
+        mine, sizes, ranks = _to_local(tensor), self._count_rows(tensor), self.axis.size
         if _cut_twice(tensor):
             found = mine.new_empty(len(mine), *tensor.shape[1:])
             if filled:
-                self._by_rank(found, tensor).copy_(gather_parts(mine, self._group))
+                self._split_by_rank(found, tensor).copy_(gather_parts(mine, self._group))
             placements: tuple[Placement, ...] = (Replicate(), *tensor.placements[1:])
-            outside = self._around_whole(tensor)[0]
-            return _seen_as(found, outside, placements, list(tensor.shape))
+            outside = self._find_whole_meshes(tensor)[0]
+            return _view_as(found, outside, placements, list(tensor.shape))
         m, w = sizes[self.axis.rank], mine[:1].numel()
         found = mine.new_empty(m, *tensor.shape[1:])
         if filled:
             incoming = mine.new_empty(ranks, m, *mine.shape[1:])
             self._exchange(incoming, mine, [m * w] * ranks, [n * w for n in sizes])
-            self._by_rank(found, tensor).copy_(incoming)
+            self._split_by_rank(found, tensor).copy_(incoming)
         placements = (*tensor.placements[1:], Shard(0))
-        return _seen_as(found, self._around_whole(tensor)[1], placements, list(tensor.shape))
+        return _view_as(found, self._find_whole_meshes(tensor)[1], placements, list(tensor.shape))
 
-    def _around_whole(self, tensor: DTensor) -> tuple[DeviceMesh, DeviceMesh]:
-        """As `_around`, of a tensor that `whole` gave."""
+    def _find_whole_meshes(self, tensor: DTensor) -> tuple[DeviceMesh, DeviceMesh]:
+        """As `_find_meshes`, of a tensor that `whole` gave."""
         return next(each for each in self._meshes.values() if each[0] is tensor.device_mesh)
 
-    def _by_rank(self, rows: Tensor, tensor: Tensor) -> Tensor:
+    def _split_by_rank(self, rows: Tensor, tensor: Tensor) -> Tensor:
         """[ranks, …] what each rank of the axis has of whole `rows` of `tensor`; a view."""
         assert isinstance(tensor, DTensor)
         dim = tensor.placements[0].dim  # type: ignore[attr-defined]
@@ -147,9 +149,9 @@ class SharedLayers:
         size = (*rows.shape[:dim], ranks, rows.shape[dim] // ranks, *rows.shape[dim + 1 :])
         return rows.view(size).movedim(dim, 0)
 
-    def _sizes(self, tensor: Tensor) -> list[int]:
+    def _count_rows(self, tensor: Tensor) -> list[int]:
         """How many of the rows that the ranks of the axis have some columns of each gets."""
-        rows, ranks = len(_local(tensor)), self.axis.size
+        rows, ranks = len(_to_local(tensor)), self.axis.size
         each = -(-rows // ranks)
         return [min(each, max(0, rows - rank * each)) for rank in range(ranks)]
 
@@ -161,7 +163,7 @@ class SharedLayers:
         )
 
 
-def _by_columns(tensor: Tensor) -> bool:
+def _is_cut_by_columns(tensor: Tensor) -> bool:
     """Whether ranks that share layers have parts of the rows of what `whole` gave."""
     if not isinstance(tensor, DTensor):
         return False
@@ -175,12 +177,12 @@ def _cut_twice(tensor: Tensor) -> bool:
     return any(isinstance(each, _StridedShard) for each in tensor.placements)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()
 
 
-def _seen_as(
+def _view_as(
     local: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...], size: list[int]
 ) -> DTensor:
     stride = torch.empty(size, device="meta").stride()

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.classification import AnswerSpan, find_likeliest_spans, read_texts
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.posttrain.classification.encoding import TextReader
 from trainrig.posttrain.classification.rows import TextRow
 from trainrig.tokens.batches import IDS, SEGMENTS, TEXTS
@@ -58,7 +58,7 @@ class TextPredictor:
             )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         reader = TextReader.make(encoder, opened.config.positions, rows == "questions", cut)
-        model = opened.build().to(local_device())
+        model = opened.build().to(find_local_device())
         return cls(model, reader, encoder.special_tokens.padding)
 
     @property

@@ -57,7 +57,7 @@ class TuningComparison:
 
         from trainrig.models.generate import Request, generate_scored
         from trainrig.models.sampling import Sampling
-        from trainrig.parallel.fsdp import gathered
+        from trainrig.parallel.fsdp import keep_gathered
 
         prompts = list(self._prompts)
         listeners = [TextListener(self.encoder, (), answers=True) for _ in prompts]
@@ -70,7 +70,7 @@ class TuningComparison:
         stop = set(self.encoder.special_tokens.stop_ids)
         try:
             # Else it may not fit, and each layer is gathered for each token.
-            whole = gathered(model, True) if self.gather_once else contextlib.nullcontext()
+            whole = keep_gathered(model, True) if self.gather_once else contextlib.nullcontext()
             with torch.no_grad(), whole:
                 said = generate_scored(model, requests, stop, self.encoder.vocabulary_size)
         finally:

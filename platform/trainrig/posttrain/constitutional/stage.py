@@ -86,12 +86,12 @@ def read_principles(path: str) -> list[str]:
 
 def _revising(run: ConstitutionalChain, model: str, principles: Sequence[str]) -> Work:
     """The work on the prompts of one output file."""
-    from trainrig.parallel.mesh import local_device
+    from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.constitutional.chain import ChainMaker
     from trainrig.posttrain.score.answer_scorer import threads
 
     asked = open_asked(run, model)
-    decoder = checkpoint.open_model(model).build().to(local_device())
+    decoder = checkpoint.open_model(model).build().to(find_local_device())
     maker = ChainMaker(run, asked, decoder, principles)
 
     def revise(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:

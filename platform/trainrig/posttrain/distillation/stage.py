@@ -113,10 +113,10 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
 
 def _reading(run: TeacherScoring, model: str, folder: str, longest: int) -> Work:
     """The work on one part."""
-    from trainrig.parallel.mesh import local_device
+    from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.score.answer_scorer import threads
 
-    decoder = checkpoint.open_model(model).build().to(local_device())
+    decoder = checkpoint.open_model(model).build().to(find_local_device())
     opened = {split: _open(folder, split) for split in (TRAIN, HELD_OUT)}
     vocabulary = opened[TRAIN].vocabulary.size
 

@@ -118,11 +118,11 @@ class ScoredAnswer:
 
 def _sampling(run: AnswerSampling, model: str) -> Work:
     """The work on the prompts of one output file."""
-    from trainrig.parallel.mesh import local_device
+    from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.score.answer_scorer import threads
 
     asked, rewards = open_asked(run, model, _columns(run)), build_rewards(run.rewards)
-    decoder = checkpoint.open_model(model).build().to(local_device())
+    decoder = checkpoint.open_model(model).build().to(find_local_device())
 
     def sample(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         prompts = asked.prompts.prompts[task["first"] :][: run.shard_prompts]

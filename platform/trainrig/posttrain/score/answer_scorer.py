@@ -12,7 +12,7 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
-from trainrig.parallel.mesh import local_device
+from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.chat.messages import BadRow
 from trainrig.tokens.chat.rendering import Rendered
 from trainrig.tokens.permutation import Integers
@@ -39,7 +39,7 @@ class AnswerScorer:
                 f"checkpoint: {opened.path} is a language model, which scores nothing; train one "
                 'that does by `trainrig posttrain` with objective.kind = "Reward"'
             )
-        return cls(opened.build().to(local_device()))
+        return cls(opened.build().to(find_local_device()))
 
     def places(self, rendered: Rendered, steps: bool) -> Integers:
         """[N] the places of `rendered` whose scores are wanted: where the answer ends, all of it

@@ -23,7 +23,7 @@ from trainrig.models.lora.layers import (
     restore,
     round_to_base,
 )
-from trainrig.parallel.norm import row_sums
+from trainrig.parallel.norm import sum_rows
 from trainrig.train.checkpoint.adapter_entries import check_base
 from trainrig.train.checkpoint.found import OpenedCheckpoint
 from trainrig.train.checkpoint.reader import (
@@ -113,7 +113,7 @@ def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, 
     scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
     if scales is not None:
         largest = compute_row_maxima(local)
-        largest = shared.over_columns(name, largest, largest=True) if shared else largest
+        largest = shared.combine_columns(name, largest, largest=True) if shared else largest
         rounded, by_row = quantise(local, largest)
         _local(parameters[name]).copy_(rounded)
         _local(scales).copy_(by_row)
@@ -122,8 +122,8 @@ def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, 
         _local(parameters[name]).copy_(local)
         local = _local(parameters[name]).float()
     if last == "weight" and (magnitude := parameters.get(f"{path}.magnitude")) is not None:
-        squares = row_sums(local)  # the same bits on any slice
-        squares = shared.over_columns(name, squares) if shared else squares
+        squares = sum_rows(local)  # the same bits on any slice
+        squares = shared.combine_columns(name, squares) if shared else squares
         _local(magnitude).copy_(squares.sqrt())
 
 

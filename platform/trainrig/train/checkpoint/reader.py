@@ -14,7 +14,7 @@ from trainrig.errors import ConfigError, InputError, TrainrigError
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
-from trainrig.parallel.fsdp import local_slice
+from trainrig.parallel.fsdp import find_local_slice
 from trainrig.tokens.batches import DataHistory
 from trainrig.train.checkpoint.adapter_entries import check_adapter
 from trainrig.train.checkpoint.chunks import (
@@ -140,7 +140,7 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
 def draw_parameter(model: nn.Module, name: str, config: DecoderConfig, seed: int) -> None:
     """Give the parameter `name` of `model` its fresh values; each rank its own slice."""
     parameter = model.get_parameter(name)
-    part, first = local_slice(parameter)
+    part, first = find_local_slice(parameter)
     fill_fresh(part, name, parameter.shape, first, config, seed)
 
 

@@ -179,7 +179,7 @@ class Saver:
             "context": self._job.context_before(state.data_step),
             **({"adapter": entries_of(self._job.adapter)} if self._job.adapter else {}),
             "training": identity(self._job.training),
-            "numerics": numerics.fingerprint(self._job.training.compile),
+            "numerics": numerics.describe_numerics(self._job.training.compile),
         }
 
     def _run(self, staged: StagedFile, snapshot: Snapshot) -> None:

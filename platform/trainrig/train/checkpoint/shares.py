@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from trainrig.parallel.fsdp import local_slice
+from trainrig.parallel.fsdp import find_local_slice
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
@@ -19,7 +19,7 @@ def find_held(tensor: Tensor) -> tuple[Tensor, int]:
 
     Dim 0 alone may be sharded, as FSDP does it.
     """
-    local, first = local_slice(tensor)
+    local, first = find_local_slice(tensor)
     assert not any(first[1:]) and local.shape[1:] == tensor.shape[1:], (
         "checkpoints know tensors that are cut along their first dimension alone"
     )

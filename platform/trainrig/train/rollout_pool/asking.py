@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.parallel.fsdp import gathered, units
+from trainrig.parallel.fsdp import keep_gathered, list_units
 from trainrig.tokens.batch_makers import NONE, Arrays, RolloutMaker, Waves
 from trainrig.tokens.batches import MicroBatchSlot
 from trainrig.train.rollout_pool.requests import (
@@ -182,12 +182,12 @@ class RolloutsAhead:
         asked: Arrays = NONE,
     ) -> None:
         try:
-            with torch.no_grad(), gathered(state.model, gather_once):
+            with torch.no_grad(), keep_gathered(state.model, gather_once):
                 for index in indices:
                     arrays = self.maker.sample(state.model, number, index, asked)
                     write_unit(self._folder_of(number), index, arrays)
         finally:  # gathered, for a backward pass that does not come
-            for unit in units(state.model):
+            for unit in list_units(state.model):
                 unit.reshard()
 
     def _of_batch(self, number: int) -> str:

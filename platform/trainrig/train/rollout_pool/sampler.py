@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from trainrig.parallel import numerics
-from trainrig.parallel.fsdp import gathered, units
+from trainrig.parallel.fsdp import keep_gathered, list_units
 from trainrig.parallel.layout import FSDP
-from trainrig.parallel.mesh import join_group, local_device, use_device
+from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batch_makers import RolloutMaker
 from trainrig.train.averaging import Averaging
@@ -47,7 +47,7 @@ class RolloutSampler:
         # The model alone, over one process: no model beside it, no average, no optimizer's memory.
         alone = training.model_copy(update={"parallel": FSDP(), "averaging": Averaging()})
         job = dataclasses.replace(job, training=alone, frozen={}, trained={})
-        self._state = fresh_state(job, local_device(), draw=False)
+        self._state = fresh_state(job, find_local_device(), draw=False)
         if job.adapter:
             load_base(self._state, job)
         self._state.model.config = job.model_after(0)
@@ -69,8 +69,8 @@ class RolloutSampler:
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:
         try:
-            with torch.no_grad(), gathered(self._state.model, gather_once=True):
+            with torch.no_grad(), keep_gathered(self._state.model, gather_once=True):
                 yield
         finally:  # for a backward pass that does not come
-            for unit in units(self._state.model):
+            for unit in list_units(self._state.model):
                 unit.reshard()

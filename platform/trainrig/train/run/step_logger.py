@@ -158,7 +158,7 @@ class StepLogger:
 
         A change suspends the promise of equal bits, not the run.
         """
-        mine = numerics.fingerprint(self._job.training.compile)
+        mine = numerics.describe_numerics(self._job.training.compile)
         all_ranks = [mine] * dist.get_world_size()
         dist.all_gather_object(all_ranks, mine)
         if not self._metrics:
@@ -167,9 +167,9 @@ class StepLogger:
         before = [e["found"] for e in self._folder.events() if e["event"] == "numerics"]
         self._folder.record("numerics", attempt=number, found=mine)
         for rank, other in enumerate(all_ranks):
-            if difference := numerics.changes(mine, other):
+            if difference := numerics.describe_changes(mine, other):
                 self._say_changed(f"rank 0 → rank {rank}: {difference}")
-        if before and (difference := numerics.changes(before[-1], mine)):
+        if before and (difference := numerics.describe_changes(before[-1], mine)):
             self._say_changed(difference)
 
     def _say_changed(self, difference: str) -> None:
