@@ -4,23 +4,32 @@ Shapes: B batch, T positions, C channels, V entries of the vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Head:
     """What makes logits of hidden states. A loss that works through them in blocks of rows needs
-    the weight itself, so that all logits are never there at once."""
+    the weight itself, so that all logits are never there at once.
 
-    weight_VC: Tensor
-    bias_V: Tensor | None = None
-    # Logits x become cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2); None: as they are.
-    soft_cap: float | None = None
-    multiplier: float = 1.0  # of logits, before they are capped
+    No dataclass, nor anything else that FSDP looks for tensors in: on each that it finds in what a
+    model returns it puts a hook, and the weight, which outlives the pass, would keep one of every
+    pass that there ever was.
+    """
+
+    def __init__(
+        self,
+        weight_VC: Tensor,
+        bias_V: Tensor | None = None,
+        soft_cap: float | None = None,
+        multiplier: float = 1.0,
+    ) -> None:
+        """`soft_cap`: logits x become cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2);
+        None: as they are. `multiplier`: of logits, before they are capped."""
+        self.weight_VC, self.bias_V = weight_VC, bias_V
+        self.soft_cap, self.multiplier = soft_cap, multiplier
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[..., C] to logits [..., V]."""
@@ -34,8 +43,8 @@ class ModelOutput(NamedTuple):
     """Hidden states, the head that makes logits of them, and what a model's own parts add to the
     loss.
 
-    A named tuple because FSDP looks for tensors in tuples and mappings alone: it finds `hidden`, at
-    whose gradient the backward pass of the model begins.
+    A named tuple, in which FSDP looks for tensors: it finds `hidden`, at whose gradient the
+    backward pass of the model begins, and what is `auxiliary`.
     """
 
     hidden: Tensor  # [B, T, C], after the last norm; or [N, C] of the places asked for

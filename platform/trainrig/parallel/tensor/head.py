@@ -6,7 +6,7 @@ the logits themselves stay where they are.
 Shapes: K targets, R of those in a block, C channels, V entries that this rank has.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,13 @@ class VocabularyPart:
     entries: int  # of all ranks
 
 
-@dataclass(frozen=True)
 class PartHead(Head):
     """A head of some entries, as `chunked_head.PartialHead`."""
 
-    part: VocabularyPart = field(kw_only=True)
+    def __init__(self, whole: Head, part: VocabularyPart) -> None:
+        """`whole`: what `part` is of, its weight and bias those of the part."""
+        super().__init__(whole.weight_VC, whole.bias_V, whole.soft_cap, whole.multiplier)
+        self.part = part
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Nothing: no rank has the logits of all entries."""

@@ -282,4 +282,4 @@ def _make_part_head(
     weight_VC: Tensor,
     bias_V: Tensor | None,
 ) -> Head:
-    return PartHead(**vars(whole_head(weight_VC, bias_V)), part=part)
+    return PartHead(whole_head(weight_VC, bias_V), part)
