@@ -1,5 +1,6 @@
 """Tuning by workers that share layers or rows, or have some layers each: as one worker has it."""
 
+import itertools
 import json
 
 import numpy as np
@@ -10,6 +11,8 @@ from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
+from trainrig.posttrain.preference_rows import needs_references
+from trainrig.posttrain.references import compute_references
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain, prepare
 from trainrig.train import checkpoint
@@ -28,12 +31,29 @@ LABELLED = [
     {"prompt": f"is {n}", "completion": f"yes {'and ' * (n % 4)}", "label": n % 3 > 0}
     for n in range(24)
 ]
-ROWS = {"SFT": (CHATS, "conversations"), "KTO": (LABELLED, "labelled")}
+SOLUTIONS = [
+    {
+        "prompt": f"the sea {n}",
+        "completions": ["is grey", f"and {n} {'cats ' * (n % 3)}", "is a mirror"],
+        "labels": [True, n % 2 == 0, True],
+    }
+    for n in range(24)
+]
+ROWS = {
+    "SFT": (CHATS, "conversations"),
+    "KTO": (LABELLED, "labelled"),
+    "ProcessReward": (SOLUTIONS, "steps"),
+}
 TENSOR = {"tensor": {"ranks": 2}}
 IN_PLACES = {"tensor": {"ranks": 2, "sequence_parallel": True}}
 STAGES = {"pipeline": {"ranks": 2}}
 CONTEXT = {"context": {"kind": "Gathered", "ranks": 2}}
+RING = {"context": {"kind": "RingAttention", "ranks": 2}}
 EXPERTS = {"expert": {"ranks": 2}}
+# Objectives of answers: of sums of log-probabilities, by a reference that is stored and by one
+# beside, and of scores; of means over tokens; of scores at several places.
+ANSWERS = ("DPO", "KTO", "Reward")
+MORE_ANSWERS = (*ANSWERS, "ORPO", "SimPO", "ProcessReward")
 LORA = {"rank": 4}
 MIXTURE = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
 
@@ -111,6 +131,13 @@ def soak(*values):
         soak("KTO", IN_PLACES, LORA),
         ("Reward", IN_PLACES, LORA),
         soak("Reward", TENSOR, None),
+        ("DPO", CONTEXT, LORA),
+        soak("DPO", CONTEXT | IN_PLACES, LORA),
+        soak("KTO", RING, LORA),
+        soak("KTO", CONTEXT | IN_PLACES, None),
+        soak("Reward", CONTEXT, LORA),
+        soak("Reward", CONTEXT | TENSOR, LORA),
+        soak("ProcessReward", CONTEXT, LORA),
     ],
 )
 def test_it_is_what_one_worker_makes_of_the_rows(
@@ -133,11 +160,68 @@ def mixture(encoder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [LORA, soak(None)])
-def test_so_it_is_with_divided_experts(lora, mixture, tuning, tmp_path, without_ray):
-    posttrain(tuning(lora=lora, output="alone", start=mixture))
-    posttrain(tuning("SFT", EXPERTS, lora=lora, start=mixture))
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [("SFT", LORA), soak("SFT", None), soak("DPO", LORA), soak("KTO", LORA), soak("Reward", LORA)],
+)
+def test_so_it_is_with_divided_experts(kind, lora, mixture, tuning, tmp_path, without_ray):
+    posttrain(tuning(kind, lora=lora, output="alone", start=mixture))
+    posttrain(tuning(kind, EXPERTS, lora=lora, start=mixture))
     assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.fixture
+def learn_answers(tuning, ranks):
+    """`learn_answers(("DPO",), CONTEXT, 2)`: what two ranks make of 4 steps of each objective, on
+    rows of odd widths, whose answers may all lie on one rank."""
+
+    def learn(kinds, parallel, world, **changes):
+        jobs = {}
+        for kind in kinds:
+            run = tuning(kind, parallel, world, **changes)
+            job, _, _ = prepare(run)
+            if needs_references(run):
+                compute_references(run.conversations, job.initial_weights, 48)
+            jobs[kind] = job
+        first, *others = ranks(world, "answers_learnt", jobs=jobs, count=4)
+        for other, kind in itertools.product(others, kinds):
+            assert other[kind]["losses"] == first[kind]["losses"]
+            first[kind]["weights"] |= other[kind]["weights"]  # those of other stages, too
+        return first
+
+    return learn
+
+
+def assert_as_learnt(found, alone):
+    for kind in found:
+        pairs = zip(found[kind]["losses"], alone[kind]["losses"], strict=True)
+        for step, (loss, expected) in enumerate(pairs):
+            at = f"{kind}, loss {step}"
+            assert loss["total"] == pytest.approx(expected["total"], abs=1e-5), at
+            for part in ("terms", "diagnostics"):
+                assert loss[part] == pytest.approx(expected[part], rel=1e-4, abs=1e-4), at
+            assert loss["counts"].keys() == expected["counts"].keys(), at
+        np.testing.assert_allclose(found[kind]["norms"], alone[kind]["norms"], rtol=1e-4)
+        for name, value in alone[kind]["weights"].items():
+            np.testing.assert_allclose(
+                found[kind]["weights"][name], value, rtol=0, atol=1e-4, err_msg=f"{kind}: {name}"
+            )
+
+
+@pytest.mark.slow
+def test_workers_that_share_rows_learn_from_answers_as_one_does(learn_answers):
+    """Two of a row, and two replicas of two."""
+    alone = learn_answers(MORE_ANSWERS, None, 1)
+    assert_as_learnt(learn_answers(MORE_ANSWERS, CONTEXT, 2), alone)
+    assert_as_learnt(learn_answers(ANSWERS, RING, 4), alone)
+
+
+@pytest.mark.slow
+def test_workers_that_divide_experts_learn_from_answers_as_one_does(learn_answers, mixture):
+    """Two of a micro-batch, and two replicas of two; of the rows held out, one has none."""
+    alone = learn_answers(MORE_ANSWERS, None, 1, start=mixture)
+    assert_as_learnt(learn_answers(MORE_ANSWERS, EXPERTS, 2, start=mixture), alone)
+    assert_as_learnt(learn_answers(("DPO", "KTO"), EXPERTS, 4, start=mixture), alone)
 
 
 def test_check_says_which_layers_get_an_adapter(mixture, tuning):
@@ -173,7 +257,6 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
     [
         ({"tensor": {"ranks": 3}}, {}, r"tensor.ranks \(3\) does not divide model.heads \(4\)"),
         (STAGES, {"kind": "DPO"}, r'objective DPO is not computed in stages.*kind = "SFT"'),
-        (CONTEXT, {"kind": "DPO"}, r'DPO looks at whole rows.*kind = "SFT"'),
         (EXPERTS, {}, "the model has no experts to divide"),
         (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise is of whole rows"),
         (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout goes by the place"),
@@ -187,3 +270,37 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
 def test_what_is_not_divided_is_refused(parallel, changes, said, tuning):
     with pytest.raises(ConfigError, match=said):
         prepare(tuning(parallel=parallel, **changes))
+
+
+SIZES = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
+DROPPING = DecoderConfig(**SIZES, feedforward=MIXTURE | {"capacity": 1.0})
+OF_THREE = DecoderConfig(**SIZES, feedforward=MIXTURE | {"experts": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "parallel", "model", "said"),
+    [
+        ("Classification", CONTEXT, DecoderConfig(**SIZES), "Classification looks at whole rows"),
+        ("KTO", CONTEXT, DROPPING, "a mixture of experts balances whole rows"),
+        ("DPO", EXPERTS, DROPPING, "feedforward.capacity takes the tokens that come first"),
+        ("Classification", EXPERTS, DROPPING, "Classification is not known to train with divided"),
+    ],
+)
+def test_models_are_refused_whose_rows_are_not_divided(kind, parallel, model, said, tuning):
+    with pytest.raises(ValueError, match=said):
+        tuning(kind, parallel).check_row_split(model)
+    if kind == "DPO":  # one set of rows, in the order of the micro-batch
+        tuning("KTO", parallel).check_row_split(model)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model", "said"),
+    [
+        (CONTEXT, DROPPING, "the reference drops tokens"),
+        (EXPERTS, OF_THREE, "does not divide the 3 experts of a layer of the reference; use 3"),
+    ],
+)
+def test_references_are_refused_that_are_not_divided(parallel, model, said, tuning):
+    with pytest.raises(ConfigError, match=said):
+        tuning("KTO", parallel).check_reference(model)
+    tuning("KTO", parallel).check_reference(DecoderConfig(**SIZES))

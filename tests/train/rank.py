@@ -78,7 +78,7 @@ from trainrig.train.rollout_pool.sampler import RolloutSampler
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file import Training
 from trainrig.train.state import TrainState, fresh_state
-from trainrig.train.step import Stepper
+from trainrig.train.step import StepFigures, Stepper
 
 TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die fail at once
 
@@ -450,25 +450,8 @@ def tuning_steps(job: TrainingJob, count: int, kind: str) -> dict[str, Any]:
 
 def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """What the first `count` steps of a fresh state leave behind; nothing is saved."""
-    training = job.training
-    numerics.settle(training.threads, training.deterministic)
-    set_products(training.precision)
-    batches, state = job.make_batches(), fresh_state(job, find_local_device())
-    stepper = Stepper(job, batches.sources, state, lambda: False)
-    virtual = training.virtual_workers if training.deterministic else None
-    by_round = training.deterministic and training.parallel.by_micro_batch
-    losses = []
-    for step in range(count):
-        share = read_local_batch(
-            batches,
-            state.mesh.data_rank,
-            state.mesh.data_size,
-            step,
-            virtual=virtual,
-            peers=count_peers(state.mesh, by_round),
-        )
-        losses.append(stepper.take(share).loss)
-    whole = _whole(state)
+    state, taken = _take(job, count)
+    losses, whole = [each.loss for each in taken], _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
     dtypes = {str(tensor.dtype) for tensor in state.tensors().values()}
     return {
@@ -479,6 +462,54 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
         "dtypes": dtypes,
         "diagnostics": [dict(loss.diagnostics) for loss in losses],
     }
+
+
+def answers_learnt(jobs: Mapping[str, TrainingJob], count: int) -> dict[str, dict[str, Any]]:
+    """What `count` steps of each of `jobs` come to, from fresh weights beside its frozen models:
+    the losses of all steps and of what is held out, as dictionaries, norms of gradients, and the
+    weights."""
+    found = {}
+    for name, job in jobs.items():
+        state, taken = _take(job, count)
+        sets = job.make_held_out()
+        assert sets is not None
+        asked: Any = (job.objective, state.model, sets, lambda: False, state.mesh, state.others)
+        held_out = evaluate(*asked)
+        assert held_out is not None
+        whole = _whole(state)
+        found[name] = {
+            "losses": [dataclasses.asdict(each.loss) for each in taken]
+            + [dataclasses.asdict(held_out)],
+            "norms": [each.grad_norm for each in taken],
+            "weights": {n: each for n, each in whole.items() if n.startswith("model.")},
+        }
+    return found
+
+
+def _take(job: TrainingJob, count: int) -> tuple[TrainState, list[StepFigures]]:
+    """The state after `count` steps of a fresh one, and what each was like."""
+    training = job.training
+    numerics.settle(training.threads, training.deterministic)
+    set_products(training.precision)
+    batches, state = job.make_batches(), fresh_state(job, find_local_device())
+    checkpoint.load_frozen(state, job)
+    stepper = Stepper(job, batches.sources, state, lambda: False)
+    virtual = training.virtual_workers if training.deterministic else None
+    by_round = training.deterministic and training.parallel.by_micro_batch
+    taken = []
+    for step in range(count):
+        share = read_local_batch(
+            batches,
+            state.mesh.data_rank,
+            state.mesh.data_size,
+            step,
+            virtual=virtual,
+            peers=count_peers(state.mesh, by_round),
+        )
+        figures = stepper.take(share)
+        assert figures is not None
+        taken.append(figures)
+    return state, taken
 
 
 @dataclass(frozen=True)
@@ -846,6 +877,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         steps,
         spread_steps,
         tuning_steps,
+        answers_learnt,
         pace,
         sharded_gradient,
         under_way,

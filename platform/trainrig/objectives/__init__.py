@@ -1,6 +1,6 @@
 """Floor 2: what training makes small. Add a new objective to the union here."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
@@ -63,6 +63,11 @@ Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
 Scoring = Reward | ProcessReward  # for models with one output, a score
 OfLabels = Classification | AnswerSpan  # for whole texts: models with a head for each
+# Kinds of those that look at each answer, or each pair of them, by itself, and of an answer at its
+# log-probability or its score.
+OF_ANSWERS: tuple[str, ...] = tuple(
+    each.model_fields["kind"].default for each in get_args(Pairwise | KTO | Scoring)
+)
 # What a model can be taught after pretraining.
 Tuning = Annotated[
     SFT | Distillation | Pairwise | KTO | Scoring | OfLabels, Field(discriminator="kind")
@@ -84,6 +89,7 @@ __all__ = [
     "GSPO",
     "IPO",
     "KTO",
+    "OF_ANSWERS",
     "ORPO",
     "PPO",
     "RLOO",

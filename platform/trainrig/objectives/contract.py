@@ -14,7 +14,7 @@ Shapes: B rows of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -38,6 +38,17 @@ class Term:
 
 
 @dataclass(frozen=True)
+class RowParts:
+    """Which part of the same rows this rank has, where several share them, and what they have
+    together."""
+
+    positions_BT: Tensor  # place in its whole row of each that this rank has, ascending
+    # [c, …] what each of the c ranks has […], in their order, for all to come to the same of it:
+    # backward, each goes on from the gradient of its own. Collective, forward alone.
+    gather: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class DeviceBatch:
     """A micro-batch on the device of the model."""
 
@@ -46,6 +57,7 @@ class DeviceBatch:
     sources_B: Tensor
     # The other models of the run by name: a frozen reference, say, or a critic that is trained too.
     models: Mapping[str, nn.Module] = field(default_factory=dict)
+    parts: RowParts | None = None  # None: rows are whole
 
     @classmethod
     def copy(
@@ -96,6 +108,9 @@ class Computed:
     # What is only looked at, by name: no part of the loss. Each is a mean, of the sums of its
     # values over its counts in the whole global batch; all micro-batches have the same names.
     diagnostics: Mapping[str, Contributions] = field(default_factory=dict)
+    # Whether these are of whole rows, and all ranks that have parts of them came to the same: then
+    # one of them counts. Else each counts what its parts add.
+    alike: bool = False
 
 
 def average_rows(**values_B: Tensor) -> dict[str, Contributions]:
@@ -181,7 +196,8 @@ class Objective(Protocol):
         ...
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """What a micro-batch adds to each of `statistics`, scalars. Runs without gradients."""
+        """What a micro-batch adds to each of `statistics`, scalars; of rows that ranks have parts
+        of, on each what the whole ones add. Runs without gradients."""
         ...
 
     def compute(

@@ -95,7 +95,8 @@ class KTO(Settings):
             completion_tokens=lengths_B.double(),
         )
         term = Contributions(losses_B.float(), torch.ones_like(good))
-        return Computed({PREFERENCE: term}, auxiliary, diagnostics)
+        alike = batch.parts is not None
+        return Computed({PREFERENCE: term}, auxiliary, diagnostics, alike=alike)
 
 
 def _compute_ratios(
@@ -107,11 +108,12 @@ def _compute_ratios(
     from trainrig.objectives.log_probabilities import read_completions
 
     rows = (batch.arrays[ids], batch.arrays[targets])
-    (found,), auxiliary = read_completions(model, rows)
+    (found,), auxiliary = read_completions(model, rows, parts=batch.parts)
     if reference in batch.arrays:
         reference_B = batch.arrays[reference]
     else:
         with torch.no_grad():
-            (theirs,), _ = read_completions(batch.models[REFERENCE_MODEL], rows)
+            reading = batch.models[REFERENCE_MODEL]
+            (theirs,), _ = read_completions(reading, rows, parts=batch.parts)
         reference_B = theirs.sums_B
     return found.sums_B - reference_B, found.lengths_B, auxiliary

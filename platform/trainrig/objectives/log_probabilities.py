@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainrig.objectives.chunked_head import PartialHead, compute_head_loss
-from trainrig.objectives.contract import Output
+from trainrig.objectives.contract import Output, RowParts
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.objectives.shared_prompts import read_answers
 from trainrig.tokens.batches import IGNORE
@@ -31,22 +31,25 @@ class Completions:
 
 
 def read_completions(
-    model: nn.Module, *rows: tuple[Tensor, Tensor]
+    model: nn.Module, *rows: tuple[Tensor, Tensor], parts: RowParts | None = None
 ) -> tuple[list[Completions], Mapping[str, Tensor]]:
     """The completions of each of `rows`, pairs of ids and targets [B, T], by one forward pass over
     all of them, which reads once what two answers to a prompt begin with; and the model's
-    auxiliary terms.
+    auxiliary terms. `parts`: of rows that ranks share; each has the whole completions then.
 
     Sums are in float64: of hundreds of tokens, a difference between two models may be small.
     """
     ids_BT, targets_BT = stack_rows(*rows)
     flat = targets_BT.flatten()
     places_N = (flat != IGNORE).nonzero().squeeze(1)
-    output = read_answers(model, ids_BT, targets_BT, places_N, sets=len(rows))
+    output = read_answers(model, ids_BT, targets_BT, places_N, sets=len(rows), parts=parts)
     nats_N = _compute_nats(output, flat[places_N])
     zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
     nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)
     sums_B, lengths_B = -nats_BT.sum(1), (targets_BT != IGNORE).sum(1)
+    if parts is not None:
+        sums_B, lengths_B = parts.gather(torch.stack((sums_B, lengths_B.double()))).sum(0)
+        lengths_B = lengths_B.long()
     counts = [len(ids) for ids, _ in rows]
     completions = [
         Completions(*each)

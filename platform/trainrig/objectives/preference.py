@@ -92,7 +92,8 @@ class _Referenced(_Pairwise):
         rewards = self.beta * ratios[0], self.beta * ratios[1]
         diagnostics = _diagnose(chosen, rejected, rewards)
         diagnostics |= average_rows(chosen_drift=drifts[0], rejected_drift=drifts[1])
-        return Computed({PREFERENCE: _average_pairs(losses_B)}, auxiliary, diagnostics)
+        terms = {PREFERENCE: _average_pairs(losses_B)}
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
     def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
         """That chosen answers have become less likely than they were, which DPO and its like allow
@@ -239,7 +240,8 @@ class ORPO(_Pairwise):
             "cross_entropy": Contributions(-chosen.sums_B.float(), chosen.lengths_B),
             "odds_ratio": _average_pairs(odds_B),
         }
-        return Computed(terms, auxiliary, _diagnose(chosen, rejected, rewards))
+        diagnostics = _diagnose(chosen, rejected, rewards)
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
     @staticmethod
     def compute_odds_losses(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
@@ -272,7 +274,8 @@ class SimPO(_Pairwise):
         losses_B = self.compute_pair_losses(chosen.means_B, rejected.means_B)
         rewards = self.beta * chosen.means_B, self.beta * rejected.means_B
         diagnostics = _diagnose(chosen, rejected, rewards)
-        return Computed({PREFERENCE: _average_pairs(losses_B)}, auxiliary, diagnostics)
+        terms = {PREFERENCE: _average_pairs(losses_B)}
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
 
 def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
@@ -296,6 +299,7 @@ def _read_pairs(
         model,
         (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
         (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+        parts=batch.parts,
     )
 
 

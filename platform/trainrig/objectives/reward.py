@@ -19,6 +19,7 @@ from trainrig.objectives.contract import (
     Contributions,
     DeviceBatch,
     Output,
+    RowParts,
     Term,
     average_rows,
 )
@@ -90,6 +91,7 @@ class Reward(Settings):
             model,
             (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
             (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+            parts=batch.parts,
         )
         margins: Tensor | float = arrays[MARGINS].float() if MARGINS in arrays else self.margin
         ones_B = torch.ones_like(chosen_B, dtype=torch.int64)
@@ -107,7 +109,7 @@ class Reward(Settings):
         )
         if not torch.is_grad_enabled():  # on held-out pairs: those of a step are few
             diagnostics |= measure_calibration(chosen_B, rejected_B)
-        return Computed(terms, auxiliary, diagnostics)
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
 
 def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contributions]:
@@ -163,7 +165,8 @@ class ProcessReward(Settings):
 
         labels_BT = batch.arrays[STEP_LABELS]
         places_N = (labels_BT.flatten() != IGNORE).nonzero().squeeze(1)
-        output: Output = model(batch.arrays[IDS], places_N=places_N)
+        where = {} if batch.parts is None else {"positions_BT": batch.parts.positions_BT}
+        output: Output = model(batch.arrays[IDS], places_N=places_N, **where)
         scores_N = output.logits.squeeze(-1).float()
         right_N = labels_BT.flatten()[places_N].float()
         nats_N = binary_cross_entropy_with_logits(scores_N, right_N, reduction="none")
@@ -182,16 +185,33 @@ class ProcessReward(Settings):
 
 
 def score_answers(
-    model: nn.Module, *rows: tuple[Tensor, Tensor]
+    model: nn.Module, *rows: tuple[Tensor, Tensor], parts: RowParts | None = None
 ) -> tuple[list[Tensor], Mapping[str, Tensor]]:
     """[B] float32 scores of the answers of each of `rows`, pairs of ids and targets [B, T], by one
-    forward pass; and the model's auxiliary terms."""
+    forward pass; and the model's auxiliary terms. `parts`: of rows that ranks share; each has the
+    scores of whole rows then."""
     import torch
 
     from trainrig.objectives.log_probabilities import find_last_places, stack_rows
     from trainrig.objectives.shared_prompts import read_answers
 
     ids_BT, targets_BT = stack_rows(*rows)
-    output = read_answers(model, ids_BT, targets_BT, find_last_places(targets_BT), sets=len(rows))
+    places_B = find_last_places(targets_BT)
+    output = read_answers(model, ids_BT, targets_BT, places_B, sets=len(rows), parts=parts)
     scores_B = output.logits.squeeze(-1).float()
+    if parts is not None:
+        scores_B = _take_last(scores_B, targets_BT, parts)
     return list(torch.split(scores_B, [len(ids) for ids, _ in rows])), output.auxiliary
+
+
+def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: RowParts) -> Tensor:
+    """[B] of the scores at the last target of each rank's part of a row, that at the last of the
+    whole row."""
+    import torch
+
+    positions_BT = parts.positions_BT.repeat(len(targets_BT) // len(parts.positions_BT), 1)
+    last_B = positions_BT.where(targets_BT != IGNORE, -1).amax(1)
+    # As float32 places are told apart up to 2^24.
+    found_c2B = parts.gather(torch.stack((scores_B, last_B.to(scores_B))))
+    holder_1B = found_c2B[:, 1].argmax(0, keepdim=True)
+    return found_c2B[:, 0].gather(0, holder_1B).squeeze(0)

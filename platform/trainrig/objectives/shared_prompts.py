@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainrig.objectives.contract import Output
+from trainrig.objectives.contract import Output, RowParts
 from trainrig.tokens.batches import IGNORE
 
 CHOSEN, REJECTED = 1, 2  # branches; 0 is what both begin with
@@ -27,13 +27,24 @@ NOWHERE = -1
 
 
 def read_answers(
-    model: nn.Module, ids_BT: Tensor, targets_BT: Tensor, places_N: Tensor, sets: int
+    model: nn.Module,
+    ids_BT: Tensor,
+    targets_BT: Tensor,
+    places_N: Tensor,
+    sets: int,
+    parts: RowParts | None = None,
 ) -> Output:
     """What `model` makes of the places `places_N` of the B * T of `ids_BT`, all of which have a
     target. Of two `sets` of rows below one another, the n-th of each are answers to one prompt.
 
-    Reads what they share once where the model can and that leaves it less to look at.
+    Reads what they share once where the model can and that leaves it less to look at, and rows are
+    whole: `parts` says so if they are not.
     """
+    if parts is not None:
+        divided: Output = model(
+            ids_BT, places_N=places_N, positions_BT=parts.positions_BT.repeat(sets, 1)
+        )
+        return divided
     if sets == 2 and len(ids_BT) and getattr(model, "reads_branches", False):
         layout = lay_out(ids_BT, targets_BT)
         if layout.looks < ids_BT.numel() * ids_BT.shape[1]:

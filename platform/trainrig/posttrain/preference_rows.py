@@ -81,6 +81,7 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     if isinstance(run.objective, KTO):
         # Which answer it compares with depends on the batch: no reference can be computed before.
         model, _ = checkpoint.describe(reference)
+        run.check_reference(model)
         frozen = {REFERENCE_MODEL: FrozenModel(model, reference)}
     kind = kind_of(run.objective)
     make = functools.partial(

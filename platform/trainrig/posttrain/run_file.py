@@ -5,15 +5,27 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT
+from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
-from trainrig.objectives import KTO, SFT, Distillation, Referenced, Tuning
+from trainrig.objectives import (
+    KTO,
+    OF_ANSWERS,
+    SFT,
+    Distillation,
+    Pairwise,
+    Referenced,
+    Reward,
+    Tuning,
+)
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.run_file import Training, TrainingRunFile
 from trainrig.train.worker_bounds import Workers, bounds
+
+OfPairs = Pairwise | Reward  # objectives that read two answers together
 
 
 class FineTuning(TrainingRunFile):
@@ -106,10 +118,16 @@ class FineTuning(TrainingRunFile):
                     f"{axis}: objective.noise is of whole rows of embeddings; leave out one of "
                     "the two"
                 )
-        if parallel.context and not isinstance(self.objective, SFT):
+        if parallel.context and self.objective.kind not in ("SFT", *OF_ANSWERS):
             raise ValueError(
                 f"{where}.context: objective {self.objective.kind} looks at whole rows; leave it "
                 'out, or set objective.kind = "SFT"'
+            )
+        if parallel.expert and _drops_tokens(model) and isinstance(self.objective, OfPairs):
+            raise ValueError(
+                f"{where}.expert: model.feedforward.capacity takes the tokens that come first, and "
+                "of divided pairs others do than of whole ones; leave it out, or take "
+                'objective.kind = "KTO" or "SFT"'
             )
         if parallel.context and mixture:
             raise ValueError(
@@ -125,6 +143,21 @@ class FineTuning(TrainingRunFile):
                 f"{where}.tensor.sequence_parallel: experts would count what fills up rows of "
                 "conversations; leave it out (experts are shared without)"
             )
+
+    def check_reference(self, model: DecoderConfig) -> None:
+        """Raise ConfigError for a reference `model` beside that workers cannot share as they share
+        rows and experts."""
+        parallel = self.training.parallel
+        if parallel.context and _drops_tokens(model):
+            raise ConfigError(
+                "training.parallel.context: the reference drops tokens beyond the capacity of its "
+                "experts, which is that of whole rows; leave it out, or name another reference"
+            )
+        if parallel.expert:
+            try:
+                parallel.expert.check_experts(model, " of the reference")
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
 
     @model_validator(mode="after")
     def _a_teacher_is_there_if_wanted(self) -> Self:
@@ -147,3 +180,9 @@ class FineTuning(TrainingRunFile):
                 f"reference: {self.objective.kind} compares with no other model; leave it out"
             )
         return self
+
+
+def _drops_tokens(model: DecoderConfig) -> bool:
+    """Whether experts take so many tokens of a micro-batch and no more."""
+    mixture = model.feedforward
+    return isinstance(mixture, MixtureOfExperts) and mixture.capacity is not None

@@ -55,6 +55,9 @@ EXAMPLES = "examples"  # denominator
 STEP_LABELS = "step_labels"  # [B, T]
 STEPS = "steps"  # denominator
 
+# Arrays that are IGNORE where nothing is asked.
+ASKED = frozenset({TARGETS, CHOSEN_TARGETS, REJECTED_TARGETS, KL_TARGETS, STEP_LABELS})
+
 # Of batches of whole texts, alone or in pairs, beside IDS and SEGMENTS, which is 1 where there is a
 # token: which text of a pair each is of, and the class of each row. EXAMPLES is their denominator.
 TEXTS, CLASSES = "texts", "classes"  # [B, T], [B]

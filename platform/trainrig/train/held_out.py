@@ -176,7 +176,7 @@ def evaluate(
         )
 
     try:
-        statistics = measure_statistics(objective, model, batches(), count, agreed_to_stop)
+        statistics = measure_statistics(objective, model, batches(), count, agreed_to_stop, split)
         if statistics is None:
             return None
         with torch.no_grad():

@@ -74,7 +74,7 @@ class LossTable:
     def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
         """Enter what the micro-batch of `slot` came to, whose rows are of `sources_B`."""
         self.expect(computed.auxiliary, tuple(computed.diagnostics))
-        if not slot.real:  # another rank enters it
+        if not slot.real or (computed.alike and self._split.over.rank):  # another rank enters it
             return
         for number, term in enumerate(self._terms):
             self._fill_term(
@@ -190,12 +190,13 @@ def measure_statistics(
     batches: Iterable[tuple[MicroBatchSlot, DeviceBatch]],
     micro_batches: int,
     agreed_to_stop: Callable[[], bool],
+    split: RowSplit,
 ) -> Mapping[str, float] | None:
     """The objective's sums over the global batch, by a forward pass over all of it without
     gradients; {} if it needs none. None: all agreed to stop.
 
-    `batches`: those of this rank, of `micro_batches` in all. Every rank calls it, and has to let go
-    of gathered parameters afterwards: no backward pass follows.
+    `batches`: those of this rank, of `micro_batches` in all, `split` as it says. Every rank calls
+    it, and has to let go of gathered parameters afterwards: no backward pass follows.
     """
     names = tuple(objective.statistics)
     if not names:
@@ -209,9 +210,12 @@ def measure_statistics(
             if agreed_to_stop():
                 return None
             found = objective.measure(model, batch)
-            if slot.real:  # another only joins the others' collectives
+            # Another only joins the others' collectives; of whole rows one of those that share them
+            # counts.
+            if slot.real and (batch.parts is None or split.over.rank == 0):
                 table_MK[slot.index] = torch.stack([found[name] for name in names])
     assert table_MK is not None, "every rank has a micro-batch, if of no use"
+    split.add(table_MK)
     return dict(zip(names, add_rows(table_MK).tolist(), strict=True))
 
 

@@ -234,7 +234,7 @@ def _sharded(
     if mesh.tensor.group and tensor and not beside:
         again = choose_recomputed(len(model.every_layer), training.recompute)
         split = split_layers(model, mesh.tensor, tensor.sequence_parallel, again)
-    if mesh.context.group and training.parallel.context and not beside:
+    if mesh.context.group and training.parallel.context:
         split_attention(model, mesh.context.group, training.parallel.context.keys)
     if mesh.expert.group:
         divide_experts(model, mesh.devices[EXPERT])

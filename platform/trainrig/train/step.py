@@ -187,18 +187,15 @@ class Stepper:
     def _measure_statistics(self, local: LocalBatch) -> Mapping[str, float] | None:
         """The objective's sums over the global batch, by a forward pass over all of it without
         gradients; {} if it needs none. None: all agreed to stop."""
-        device = self._parameters[0].device
+        device, state = self._parameters[0].device, self._state
         batches = (
             (slot, self._copy(micro, device))
             for slot, (micro, _) in zip(local.slots, local.assigned, strict=True)
         )
+        count, stop = local.micro_batches, self._agreed_to_stop
         try:
             return measure_statistics(
-                self._objective,
-                self._state.model,
-                batches,
-                local.micro_batches,
-                self._agreed_to_stop,
+                self._objective, state.model, batches, count, stop, state.split
             )
         finally:
             if self._objective.statistics:

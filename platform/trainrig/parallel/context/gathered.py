@@ -30,6 +30,24 @@ def gather_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     return parts.view(group.size(), *part.shape)
 
 
+def gather_shared(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[c, …] the `part` […] of each rank of `group`, in their order, for ranks that all come to the
+    same of it: backward, each goes on from the gradient of its own, and nothing is sent."""
+    parts: Tensor = _GatherShared.apply(part, group)  # type: ignore[no-untyped-call]
+    return parts
+
+
+class _GatherShared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.rank = group.rank()
+        return gather_parts(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient[ctx.rank], None
+
+
 class _GatherRow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,5 +1,6 @@
 """Rows that are split over the ranks of a context axis, and what those come to together."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -7,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainrig.objectives.contract import DeviceBatch
-from trainrig.parallel.context.gathered import gather_parts
+from trainrig.objectives.contract import DeviceBatch, RowParts
+from trainrig.parallel.context.gathered import gather_parts, gather_shared
 from trainrig.parallel.context.zigzag import take_part_of
 from trainrig.parallel.mesh import Axis
-from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS
+from trainrig.tokens.batches import ASKED, IDS, IGNORE, POSITIONS
 
 
 @dataclass(frozen=True)
@@ -27,26 +28,29 @@ class RowSplit:
         if self.over.group is None:
             return batch
         arrays = self._fill_up(batch.arrays)
-        shape_BT = arrays[IDS].shape
-        if POSITIONS not in arrays:  # each row is one document
-            places_T = torch.arange(shape_BT[1], device=arrays[IDS].device)
-            arrays = {**arrays, POSITIONS: places_T.expand(shape_BT)}
+        shape_BT = next(each.shape[:2] for each in arrays.values() if each.ndim > 1)
+        places_BT = torch.arange(shape_BT[1], device=batch.samples_B.device).expand(shape_BT)
+        if IDS in arrays and POSITIONS not in arrays:  # each row is one document
+            arrays = {**arrays, POSITIONS: places_BT}
         own = {
-            name: take_part_of(array, self.over.rank, self.over.size, 1)
-            if array.ndim > 1
-            else array
+            name: self._cut_own(array) if array.ndim > 1 else array
             for name, array in arrays.items()
         }
-        return replace(batch, arrays=own)
+        gather = functools.partial(gather_shared, group=self.over.group)
+        return replace(batch, arrays=own, parts=RowParts(self._cut_own(places_BT), gather))
+
+    def _cut_own(self, array_BT: Tensor) -> Tensor:
+        return take_part_of(array_BT, self.over.rank, self.over.size, 1)
 
     def _fill_up(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`arrays` with rows that are cut into equal parts, of as many places for each of the ranks
-        that share layers: rows of conversations may be of any width."""
-        added = -arrays[IDS].shape[1] % (2 * self.over.size * self.alike.size)
-        if not added:
+        that share layers: rows of conversations and of answers may be of any width."""
+        widths = {each.shape[1] for each in arrays.values() if each.ndim > 1}
+        width = max(widths) + -max(widths) % (2 * self.over.size * self.alike.size)
+        if widths == {width}:
             return arrays
         return {
-            name: F.pad(each, (0, added), value=IGNORE if name == TARGETS else 0)
+            name: F.pad(each, (0, width - each.shape[1]), value=IGNORE if name in ASKED else 0)
             if each.ndim > 1
             else each
             for name, each in arrays.items()

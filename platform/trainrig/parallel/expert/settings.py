@@ -8,11 +8,12 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.objectives import OF_ANSWERS
 from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.mixing.stages import StageSizes
 
-BY_TOKEN = ("CausalLM", "SFT")  # objectives whose rows may lie on several workers
+BY_ROW = ("CausalLM", "SFT", *OF_ANSWERS)  # objectives whose rows may lie on several workers
 EXPERTS = ".experts."  # in the names of parameters that are divided
 
 
@@ -49,13 +50,8 @@ class Expert(Settings):
                 "training.parallel.expert: the model has no experts to divide; leave it out, or "
                 'set model.feedforward.kind = "MixtureOfExperts"'
             )
-        if mixture.experts % self.ranks:
-            fitting = [str(n) for n in range(2, mixture.experts + 1) if mixture.experts % n == 0]
-            raise ValueError(
-                f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
-                f"{mixture.experts} experts of a layer; use {', '.join(fitting)}"
-            )
-        if objective not in BY_TOKEN:
+        self.check_experts(model)
+        if objective not in BY_ROW:
             raise ValueError(
                 f"training.parallel.expert: objective {objective} is not known to train with "
                 f'divided rows; leave it out, or set objective.kind = "{instead}"'
@@ -68,6 +64,17 @@ class Expert(Settings):
                     f"{stage.micro_batch} rows of a micro-batch, of which each worker has as many; "
                     f"set batches.micro_batch to {above}"
                 )
+
+    def check_experts(self, model: DecoderConfig, of: str = "") -> None:
+        """Raise ValueError if the experts of `model`, where it has some, are not as many for each
+        worker; `of`: whose they are, in words."""
+        mixture = model.feedforward
+        if isinstance(mixture, MixtureOfExperts) and mixture.experts % self.ranks:
+            fitting = [str(n) for n in range(2, mixture.experts + 1) if mixture.experts % n == 0]
+            raise ValueError(
+                f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
+                f"{mixture.experts} experts of a layer{of}; use {', '.join(fitting)}"
+            )
 
     @staticmethod
     def check_optimizers(

@@ -10,13 +10,13 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.objectives import OF_ANSWERS
 
 WHERE = "training.parallel.tensor"
 BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers to which each number is one by itself
 
 # Objectives that ask of a vocabulary the nats of targets alone, or of a model scores.
-PREFERENCES = ("DPO", "RobustDPO", "Hinge", "IPO", "IPOPerToken", "APOZero", "APODown", "ORPO")
-OF_PARTS = ("CausalLM", "SFT", *PREFERENCES, "SimPO", "KTO", "Reward", "ProcessReward")
+OF_PARTS = ("CausalLM", "SFT", *OF_ANSWERS)
 
 
 class TensorSplit(Settings):
