@@ -138,6 +138,10 @@ def soak(*values):
         soak("Reward", CONTEXT, LORA),
         soak("Reward", CONTEXT | TENSOR, LORA),
         soak("ProcessReward", CONTEXT, LORA),
+        soak("DPO", STAGES, LORA),
+        soak("Reward", STAGES, LORA),
+        ("Reward", STAGES, None),  # whose head is drawn on the last
+        soak("ORPO", TENSOR | STAGES, LORA),
     ],
 )
 def test_it_is_what_one_worker_makes_of_the_rows(
@@ -216,6 +220,18 @@ def test_workers_that_share_rows_learn_from_answers_as_one_does(learn_answers):
     assert_as_learnt(learn_answers(ANSWERS, RING, 4), alone)
 
 
+STAGED_ANSWERS = tuple(kind for kind in MORE_ANSWERS if kind != "KTO")
+
+
+@pytest.mark.slow
+def test_workers_with_some_layers_learn_from_answers_as_one_does(learn_answers):
+    """Two stages, of a head that shares the embedding and of one for scores; and with shared
+    layers."""
+    alone = learn_answers(STAGED_ANSWERS, None, 1)
+    assert_as_learnt(learn_answers(STAGED_ANSWERS, STAGES, 2), alone)
+    assert_as_learnt(learn_answers(("DPO", "Reward"), STAGES | TENSOR, 4), alone)
+
+
 @pytest.mark.slow
 def test_workers_that_divide_experts_learn_from_answers_as_one_does(learn_answers, mixture):
     """Two of a micro-batch, and two replicas of two; of the rows held out, one has none."""
@@ -256,7 +272,7 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
     ("parallel", "changes", "said"),
     [
         ({"tensor": {"ranks": 3}}, {}, r"tensor.ranks \(3\) does not divide model.heads \(4\)"),
-        (STAGES, {"kind": "DPO"}, r'objective DPO is not computed in stages.*kind = "SFT"'),
+        (STAGES, {"kind": "KTO"}, r'objective KTO is not computed in stages.*kind = "SFT"'),
         (EXPERTS, {}, "the model has no experts to divide"),
         (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise is of whole rows"),
         (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout goes by the place"),

@@ -208,6 +208,15 @@ class Objective(Protocol):
 
 
 @runtime_checkable
+class ReadingIds(Protocol):
+    """An objective whose model reads other rows of a batch than IDS, all by one forward pass."""
+
+    def read_ids(self, batch: DeviceBatch) -> Tensor:
+        """[R, T] those, for stages of a model that come before the one which `compute` calls."""
+        ...
+
+
+@runtime_checkable
 class Watchful(Protocol):
     """An objective that knows from its diagnostics when a run goes wrong in its own way."""
 

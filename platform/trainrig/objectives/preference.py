@@ -62,6 +62,10 @@ class _Pairwise(Settings):
         """Nothing."""
         return {}
 
+    def read_ids(self, batch: DeviceBatch) -> Tensor:
+        """[2 B, T] both answers of each pair: chosen ones, and below them rejected ones."""
+        return read_pair_ids(batch)
+
 
 class _Referenced(_Pairwise):
     """A function of the two log-ratios of a pair."""
@@ -278,6 +282,18 @@ class SimPO(_Pairwise):
         return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
 
+def read_pair_ids(batch: DeviceBatch) -> Tensor:
+    """[2 B, T] ids of the chosen answers of `batch`, and below them of the rejected ones."""
+    from trainrig.objectives.log_probabilities import stack_rows
+
+    arrays = batch.arrays
+    ids_BT, _ = stack_rows(
+        (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
+        (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+    )
+    return ids_BT
+
+
 def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
     """[B] float64 each: what the reference makes of chosen and of rejected answers."""
     if CHOSEN_REFERENCE in batch.arrays:
@@ -345,5 +361,6 @@ __all__ = [
     "IPOPerToken",
     "RobustDPO",
     "SimPO",
+    "read_pair_ids",
     "read_references",
 ]

@@ -23,6 +23,7 @@ from trainrig.objectives.contract import (
     Term,
     average_rows,
 )
+from trainrig.objectives.preference import read_pair_ids
 from trainrig.tokens.batches import (
     CHOSEN_IDS,
     CHOSEN_TARGETS,
@@ -70,6 +71,10 @@ class Reward(Settings):
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
         """Nothing."""
         return {}
+
+    def read_ids(self, batch: DeviceBatch) -> Tensor:
+        """[2 B, T] both answers of each pair: chosen ones, and below them rejected ones."""
+        return read_pair_ids(batch)
 
     @staticmethod
     def compute_ranking_losses(

@@ -186,6 +186,7 @@ def evaluate(
                 computed = passes.look(objective, batch, statistics)
                 if computed is not None:
                     table.fill(slot, computed, batch.sources_B)
+        table.expect_diagnostics(passes.share_names(table.diagnostics))
     finally:
         for each in (model, *(others or {}).values()):
             reshard(each)

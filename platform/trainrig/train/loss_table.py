@@ -73,7 +73,8 @@ class LossTable:
 
     def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
         """Enter what the micro-batch of `slot` came to, whose rows are of `sources_B`."""
-        self.expect(computed.auxiliary, tuple(computed.diagnostics))
+        self.expect(computed.auxiliary)
+        self.expect_diagnostics(tuple(computed.diagnostics))
         if not slot.real or (computed.alike and self._split.over.rank):  # another rank enters it
             return
         for number, term in enumerate(self._terms):
@@ -88,7 +89,12 @@ class LossTable:
             self._diagnostics_MD2[slot.index, number, 0] = found.sum_rows_B().sum()
             self._diagnostics_MD2[slot.index, number, 1] = found.counts_B.sum()
 
-    def expect(self, auxiliary: Mapping[str, Tensor], diagnostics: tuple[str, ...] = ()) -> None:
+    @property
+    def diagnostics(self) -> tuple[str, ...]:
+        """The names of those that there is room for."""
+        return self._diagnostics
+
+    def expect(self, auxiliary: Mapping[str, Tensor]) -> None:
         """Make room for what is known by name only once a micro-batch was computed: on ranks that
         compute none, to add up the same table as those that do."""
         rows = len(self._sums_MNK)
@@ -103,10 +109,14 @@ class LossTable:
             assert not self._auxiliary, "auxiliary terms differ between micro-batches"
             self._auxiliary = added
             self._auxiliary_MA = self._sums_MNK.new_zeros(rows, len(self._auxiliary))
-        if diagnostics != self._diagnostics:
+
+    def expect_diagnostics(self, names: tuple[str, ...]) -> None:
+        """Make room for diagnostics of those `names`, as `expect` does."""
+        if names != self._diagnostics:
             assert not self._diagnostics, "diagnostics differ between micro-batches"
-            self._diagnostics = diagnostics
-            self._diagnostics_MD2 = self._sums_MNK.new_zeros(rows, len(self._diagnostics), 2)
+            self._diagnostics = names
+            rows = len(self._sums_MNK)
+            self._diagnostics_MD2 = self._sums_MNK.new_zeros(rows, len(names), 2)
 
     def _fill_term(self, sums_K: Tensor, found: Contributions, sources_B: Tensor) -> None:
         count = len(self._sources)

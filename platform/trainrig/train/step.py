@@ -286,6 +286,7 @@ class Stepper:
                 self._passes.send_back(passed)
             del passed, loss  # nothing is kept of it while the next goes forward
         with self.clock.time_phase("communication"):
+            table.expect_diagnostics(self._passes.share_names(table.diagnostics))
             self._passes.settle()
             self._gradients.finish()
             self._add_copy()

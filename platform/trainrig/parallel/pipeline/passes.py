@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainrig.objectives.contract import Computed, DeviceBatch, Objective
+from trainrig.objectives.contract import Computed, DeviceBatch, Objective, ReadingIds
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.pipeline.stage import StageDecoder
@@ -53,6 +53,8 @@ class StagePasses:
         """`clock`: times what is waited for."""
         self._waiting = clock.time_waiting if clock else contextlib.nullcontext
         self._model, self._alone = model, mesh.pipeline.group is None
+        self._axis = mesh.pipeline
+        self._names: tuple[str, ...] | None = None  # of diagnostics; None: not told yet
         self._to_next, self._from_next = _find_lane(mesh, 1, False), _find_lane(mesh, 1, True)
         self._to_previous, self._from_previous = (
             _find_lane(mesh, -1, True),
@@ -74,19 +76,19 @@ class StagePasses:
             return StagePass(objective.compute(self._model, batch, statistics))
         model = self._model
         assert isinstance(model, StageDecoder)
-        received = () if model.begins(chunk) else self._receive(model, batch, chunk)
+        ids_BT, positions_BT = _find_inputs(objective, batch)
+        received = () if model.begins(chunk) else self._receive(model, ids_BT, chunk)
         model.begin(chunk, received[1] if len(received) > 1 else None)
         stage = _Fed(model, received[0] if received else None)
         if model.ends(chunk):
             return StagePass(objective.compute(stage, batch, statistics), chunk, received)
-        output = stage(batch.arrays[IDS], positions_BT=batch.arrays.get(POSITIONS))
+        output = stage(ids_BT, positions_BT=positions_BT)
         given = (output.hidden, *output.auxiliary.values())
         going = [self._to_next.send(each.detach().contiguous()) for each in given]
         return StagePass(None, chunk, received, given, going)
 
-    def _receive(self, model: StageDecoder, batch: DeviceBatch, chunk: int) -> tuple[Tensor, ...]:
+    def _receive(self, model: StageDecoder, ids_BT: Tensor, chunk: int) -> tuple[Tensor, ...]:
         """[B, T, C] of the stage before; and what routers gave, if there are any before it."""
-        ids_BT = batch.arrays[IDS]
         shape, device = (*ids_BT.shape, model.shape.channels), ids_BT.device
         received = [torch.empty(shape, dtype=model.stream, device=device)]
         routers = model.router_shape(model.stages[chunk].start)
@@ -102,6 +104,18 @@ class StagePasses:
         comes to know of them, and without a pipeline."""
         model = self._model
         return model.auxiliary() if isinstance(model, StageDecoder) and not model.last else {}
+
+    def share_names(self, diagnostics: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of the `diagnostics` that the rank of the last stage has computed, on all ranks
+        of the pipeline, which call it; told once."""
+        if self._alone:
+            return diagnostics
+        if self._names is None:
+            told = [diagnostics]
+            axis = self._axis
+            dist.broadcast_object_list(told, group=axis.group, group_src=axis.size - 1)
+            self._names = told[0]
+        return self._names
 
     def look(
         self, objective: Objective, batch: DeviceBatch, statistics: Mapping[str, float]
@@ -155,6 +169,14 @@ class StagePasses:
                     work.wait()
 
 
+def _find_inputs(objective: Objective, batch: DeviceBatch) -> tuple[Tensor, Tensor | None]:
+    """[R, T] ids that `objective` has its model read of `batch`, and their positions; None: each
+    row is one document."""
+    if isinstance(objective, ReadingIds):
+        return objective.read_ids(batch), None
+    return batch.arrays[IDS], batch.arrays.get(POSITIONS)
+
+
 def count_chunks(model: nn.Module) -> int:
     """How many stages of a pipeline this rank has of `model`; 1: all of it is one."""
     return len(model.stages) if isinstance(model, StageDecoder) else 1
@@ -197,10 +219,12 @@ class _Fed(nn.Module):
         self._call = model.__call__  # of no sub-module
         self._hidden = hidden
 
-    def forward(self, ids_BT: Tensor, positions_BT: Tensor | None = None) -> Any:
+    def forward(
+        self, ids_BT: Tensor, positions_BT: Tensor | None = None, places_N: Tensor | None = None
+    ) -> Any:
         """What the stage gives."""
         given = ids_BT if self._hidden is None else self._hidden
-        return self._call(given, positions_BT=positions_BT)
+        return self._call(given, positions_BT=positions_BT, places_N=places_N)
 
 
 class _Given(torch.autograd.Function):

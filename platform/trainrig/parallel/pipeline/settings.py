@@ -8,13 +8,16 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
+from trainrig.objectives import OF_ANSWERS
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OF_ROWS = ("CausalLM", "SFT")  # objectives of which the last stage alone computes anything
+# Objectives that take one forward pass, of which the last stage alone computes anything: KTO takes
+# two before it, of its model and of a reference.
+OF_ROWS = ("CausalLM", "SFT", *(kind for kind in OF_ANSWERS if kind != "KTO"))
 NARROW = ("float16", "float8")
 
 

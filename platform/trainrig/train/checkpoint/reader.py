@@ -97,8 +97,9 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
         check_adapter(checkpoint, opened.entries, None)
         wanted = dict(rows)
         for name in fresh_parameters(opened.entries, job.model):
-            draw_parameter(state.model, name, job.model, job.training.seed)
-            del wanted[f"model.{name}"]
+            if f"model.{name}" in wanted:  # else another stage has it
+                draw_parameter(state.model, name, job.model, job.training.seed)
+                del wanted[f"model.{name}"]
         read_tensors(checkpoint, wanted, opened.manifest)
 
     read_together(checkpoint, read)
