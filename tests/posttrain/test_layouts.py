@@ -137,7 +137,7 @@ def soak(*values):
         soak("KTO", CONTEXT | IN_PLACES, None),
         soak("Reward", CONTEXT, LORA),
         soak("Reward", CONTEXT | TENSOR, LORA),
-        soak("ProcessReward", CONTEXT, LORA),
+        soak("ProcessReward", CONTEXT, None),  # adapters of it drift to 1e-5 at this rate
         soak("DPO", STAGES, LORA),
         soak("Reward", STAGES, LORA),
         ("Reward", STAGES, None),  # whose head is drawn on the last
