@@ -1,11 +1,20 @@
-"""Undisturbed runs, made once, to compare others with."""
+"""Undisturbed runs, made once, to compare others with; and tokens of real pages."""
 
+import json
+import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
 
+from trainrig.tokens.prepare import Tokenization, tokenize
+from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
@@ -58,3 +67,40 @@ def last_weights() -> Callable[[TrainingJob], dict[str, bytes]]:
         return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}
 
     return read
+
+
+def read_pages(crawl: Path) -> Iterator[dict[str, str]]:
+    """Address, host and text of each page of two hosts: a reference and a blog of long articles."""
+    for path in sorted(crawl.glob("*.warc.gz")):
+        with path.open("rb") as file:
+            for record in ArchiveIterator(file, WarcRecordType.response, parse_http=True):
+                url = record.headers["WARC-Target-URI"]
+                if urlsplit(url).hostname not in {"numpy.org", "lilianweng.github.io"}:
+                    continue
+                page = record.reader.read().decode(errors="ignore")
+                text = extract_plain_text(page, main_content=True)
+                if len(text) > 200:
+                    text = re.sub(r"[ \t]+", " ", text)
+                    yield {"url": url, "host": urlsplit(url).hostname or "", "text": text}
+
+
+@pytest.fixture(scope="session")
+def crawl_tokens(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Token shards of real pages in two sources, `reference` and `blog`, a twentieth held out."""
+    base = tmp_path_factory.mktemp("pages")
+    pages = list(read_pages(test_data / "crawl"))
+    documents: list[dict[str, Any]] = []
+    for source, host in (("reference", "numpy.org"), ("blog", "lilianweng.github.io")):
+        rows = [{n: page[n] for n in ("url", "text")} for page in pages if page["host"] == host]
+        file = base / f"{source}.jsonl"
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        documents.append({"kind": "JSONL", "paths": (str(file),), "source": source, "url": "url"})
+    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    of = {"documents": tuple(documents)}
+    bytes_and_merges = ByteLevelBPE(vocabulary=512)
+    make_tokenizer(
+        TokenizerTraining.model_validate({**of, "output": tokenizer, "tokenizer": bytes_and_merges})
+    )
+    told = {**of, "tokenizer": tokenizer, "output": output, "held_out": 0.05, "workers": 0}
+    tokenize(Tokenization.model_validate(told))
+    return output
