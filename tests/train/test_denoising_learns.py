@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from trainrig.objectives.contract import find_corruption
-from trainrig.tokens.batches import IGNORE, TARGETS, TEXT_PLACES
+from trainrig.objectives.denoising.masked import MaskedTokens
+from trainrig.tokens.batches import IGNORE, TARGETS, TEXT_PLACES, Corruption
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
@@ -49,7 +51,8 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "MaskedLM": Case({**SIZES, "kind": "Encoder"}, {"kind": "MaskedLM"}),
+    # At 600 steps it does little more than copy what stands unhidden.
+    "MaskedLM": Case({**SIZES, "kind": "Encoder"}, {"kind": "MaskedLM"}, steps=2_000),
     "SpanCorruption": Case({**SIZES, "kind": "EncoderDecoder"}, {"kind": "SpanCorruption"}),
     "FillInTheMiddle": Case(SIZES, {"kind": "FillInTheMiddle"}),
     "PrefixLM": Case(SIZES, {"kind": "PrefixLM"}),
@@ -63,10 +66,12 @@ CASES: Mapping[str, Case] = {
     ),
     "ReplacedTokenDetection": Case(
         {**SIZES, "kind": "Encoder", "head": "replaced", "generator": GENERATOR},
-        {"kind": "ReplacedTokenDetection"},
+        # With all of them masked, as the paper has it, some seeds' generators say no more than the
+        # frequencies for 2,000 steps; with ELECTRA's own code's share they leave them in 150.
+        {"kind": "ReplacedTokenDetection", "masked": 0.85},
         targets={"cross_entropy": TARGETS},
         detects=True,
-        steps=3_000,  # for the first 1,000 both its parts say no more than the frequencies
+        steps=3_000,
     ),
 }
 
@@ -129,19 +134,36 @@ def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
     )
 
 
-def loss_of_frequencies(job: Any, entries: int, name: str) -> float:
-    """Nats a target of what is held out, by how often each was one in training, plus one; of the
-    targets that array `name` has."""
+def shares_of_entries(job: Any, entries: int, name: str) -> NDArray[np.float64]:
+    """[V] how often each was a target of array `name` in training, plus one, as shares."""
     counts = np.ones(entries)
     batches = job.make_batches()
     for step in range(COUNTED):
         for index in range(batches.micro_batches(step)):
             targets = batches.micro_batch(step, index).arrays[name]
             counts += np.bincount(targets[targets != IGNORE], minlength=entries)
-    held = np.concatenate(
-        [m.arrays[name][m.arrays[name] != IGNORE] for m in job.make_held_out().batches]
-    )
-    return float(-np.log(counts / counts.sum())[held].mean())
+    return counts / counts.sum()
+
+
+def loss_of_frequencies(job: Any, entries: int, name: str) -> float:
+    """Nats a target of array `name` that is held out, by how often each was one in training."""
+    held = job.make_held_out().batches
+    targets = np.concatenate([m.arrays[name][m.arrays[name] != IGNORE] for m in held])
+    return float(-np.log(shares_of_entries(job, entries, name))[targets].mean())
+
+
+def loss_of_unhidden(job: Any, entries: int, corruption: MaskedTokens) -> float:
+    """The same of who also knows how often what stands in a target's place, where the mask token
+    does not, is the target itself."""
+    held, shares = job.make_held_out().batches, shares_of_entries(job, entries, TARGETS)
+    targets = np.concatenate([m.targets[m.targets != IGNORE] for m in held])
+    seen = np.concatenate([m.ids[m.targets != IGNORE] for m in held])
+    settings = corruption.settings
+    kept = 1 - settings.masked - settings.replaced
+    random = settings.replaced / len(corruption.words)
+    as_seen = (kept * (targets == seen) + random) / (kept * shares[seen] + random)
+    likely = shares[targets] * np.where(seen == corruption.mask, 1.0, as_seen)
+    return float(-np.log(likely).mean())
 
 
 def loss_of_share(job: Any, line: Mapping[str, Any]) -> float:
@@ -160,7 +182,9 @@ def measure(job: Any) -> Mapping[str, Any]:
     return metrics.held_out_series(job.folder)[-1]
 
 
-def losses_of(job: Any, control: Any, case: Case, entries: int) -> dict[str, dict[str, float]]:
+def losses_of(
+    job: Any, control: Any, case: Case, entries: int, corruption: Corruption
+) -> dict[str, dict[str, float]]:
     """By term: the loss of the frequencies, that of `job` and that of `control`."""
     learnt, controlled = measure(job), measure(control)
     found = {}
@@ -172,6 +196,8 @@ def losses_of(job: Any, control: Any, case: Case, entries: int) -> dict[str, dic
             "learnt": learnt[name],
             "shuffled": controlled[name],
         }
+        if isinstance(corruption, MaskedTokens):
+            found[term]["unhidden"] = loss_of_unhidden(job, entries, corruption)
     if case.detects:  # how much is replaced is the generator's doing: each run has its own share
         found[DETECTION] = {
             "frequencies": loss_of_share(job, learnt),
@@ -179,6 +205,8 @@ def losses_of(job: Any, control: Any, case: Case, entries: int) -> dict[str, dic
             "frequencies_shuffled": loss_of_share(control, controlled),
             "shuffled": controlled[f"eval/terms/{DETECTION}"],
         }
+        # Shuffled texts hide and show what the texts do: to copy is no more than chance there.
+        found["cross_entropy"]["frequencies_shuffled"] = found["cross_entropy"]["unhidden"]
     return found
 
 
@@ -202,7 +230,7 @@ def test_each_learns_and_controls_learn_nothing(
         )
         batches = functools.partial(open_batches, shakespeare, run.batches, run.cache, made)
         control = dataclasses.replace(job, folder=f"{job.folder}-c", make_batches=batches)
-        losses = losses_of(job, control, case, encoder.vocabulary_size)
+        losses = losses_of(job, control, case, encoder.vocabulary_size, corruption)
         print(name, seed, losses, flush=True)
         found.append(
             {
@@ -215,5 +243,6 @@ def test_each_learns_and_controls_learn_nothing(
     for term, each in ((term, each) for of_seed in found for term, each in of_seed.items()):
         assert all(map(math.isfinite, each.values())), (term, each)
         expected = each.get("frequencies_shuffled", each["frequencies"])
-        assert each["learnt"] < each["frequencies"] * (1 - LEAST_LEARNT), (term, each)
+        known = each.get("unhidden", each["frequencies"])
+        assert each["learnt"] < known * (1 - LEAST_LEARNT), (term, each)
         assert each["shuffled"] > expected * (1 - MOST_BY_CHANCE), (term, each)
