@@ -390,6 +390,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(at, ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_run_file_whose_inputs_are_there_is_checked_without_torch(
     made: Made, verb: str, imported: Callable[..., tuple[list[str], str]]
@@ -653,6 +654,7 @@ def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(
         assert "out: no manifest.json" in refused(took)
 
 
+@pytest.mark.slow
 def test_an_archive_that_is_torn_in_the_middle_is_no_end_of_a_crawl(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_the_same_plot_gives_the_same_bytes(plot):
     assert figures.draw(plot, 200) == figures.draw(plot, 200)
 
 
+@pytest.mark.slow
 def test_another_process_with_settings_of_its_own_gives_the_same_bytes(tmp_path):
     (tmp_path / "matplotlibrc").write_text("font.size: 31\naxes.facecolor: red\nsvg.id: x\n")
     source = Path(figures.__file__).parents[1]

@@ -317,6 +317,7 @@ except OutputTaken as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "others"), [((1, 1, 1, 1), "resumed"), ((1, 2, 3, 4), "refused")]
 )

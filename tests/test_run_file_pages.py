@@ -57,6 +57,7 @@ def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any
             yield table, name, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", models())
 def test_every_key_of_every_run_file_is_described(verb: str) -> None:
     schema = json_schema(models()[verb])

@@ -479,6 +479,7 @@ def test_a_body_that_is_cut_off_is_read_again(proxy: Proxy, s3: str, waits: list
     assert len(waits) == 8
 
 
+@pytest.mark.slow
 def test_a_body_that_is_always_cut_off_is_given_up(
     proxy: Proxy, s3: str, waits: list[float]
 ) -> None:
@@ -509,6 +510,7 @@ def test_a_creation_that_meets_another_writer_tries_again(
         storage.create(f"{s3}/other", b"mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act",
     [
@@ -568,6 +570,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return os.urandom(11 * 2**20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["slow_down", "cut_request", "lose_answer"])
 def test_large_data_outlasts_a_bad_day(proxy: Proxy, s3: str, large: bytes, how: str) -> None:
     proxy.how, proxy.times = how, 4

@@ -109,6 +109,7 @@ def test_a_corpus_row_leads_back_to_the_text(run: Pretraining, run_file: str) ->
             assert sequence["text"] in row["text"] + "<|end_of_text|>"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_ray")
 def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     run: Pretraining, run_file: str, tmp_path: Path
@@ -128,6 +129,7 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     assert trace(run.output, 3).log == "agrees"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_ray")
 def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_tokens(
     run: Pretraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -42,6 +42,7 @@ def brought() -> dict[str, list[str]]:
     return {verb: slow for verb, *slow in map(str.split, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_brings_nothing_that_it_does_without(verb, brought):
     assert brought[verb] == (["torch"] if verb in WITH_TORCH else [])
@@ -96,6 +97,7 @@ verbs.VERBS["words"] = verbs.Verb("toy:count", "toy:WordCount", "data", "Count w
 """
 
 
+@pytest.mark.slow
 def test_a_verb_is_added_by_one_file_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "text.txt").write_text("two words")

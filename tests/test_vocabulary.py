@@ -124,6 +124,7 @@ def test_what_is_allowed_is_there() -> None:
         assert re.search(word, (PACKAGE / file).read_text(encoding="utf-8")), (word, file)
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_share_a_name() -> None:
     places = defaultdict(list)
     for source in SOURCES:

@@ -50,6 +50,7 @@ def package(tmp_path: Path) -> Path:
     return package
 
 
+@pytest.mark.slow
 def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None:
     assert answer(package, 1) == "2 0"
     assert answer(package, 1) == "2 1"
@@ -57,6 +58,7 @@ def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None
     assert answer(package, 1) == "2 1"
 
 
+@pytest.mark.slow
 def test_what_was_compiled_serves_the_same_package_elsewhere(package: Path) -> None:
     """As in the folder of each job that is submitted to a cluster."""
     assert answer(package, 1) == "2 0"

@@ -217,6 +217,7 @@ def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path
     assert fallen[0]["similarity"] == fallen[1]["similarity"] < 1
 
 
+@pytest.mark.slow
 def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> None:
     counts = manifest.read_manifest(curated).counts
     pages = len(WEB_A) + len(WEB_B) + len(WIKI)

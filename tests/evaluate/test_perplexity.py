@@ -200,12 +200,14 @@ def test_the_same_evaluation_is_not_done_twice_and_another_is_refused(run, monke
         evaluate(changed(run, sequence_length=31))
 
 
+@pytest.mark.slow
 def test_tokens_of_another_tokenizer_are_refused(run, make_tokens, tmp_path):
     other = make_tokens(tmp_path, entries=300)
     with pytest.raises(DataError, match="tokens of another tokenizer than the checkpoint's"):
         evaluate(changed(run, tokens=other))
 
 
+@pytest.mark.slow
 def test_tokens_of_which_nothing_is_held_out_are_refused(run, make_tokens, tmp_path):
     other = make_tokens(tmp_path, held_out=0.0)
     with pytest.raises(DataError, match="nothing is held out; tokenize with a larger `held_out`"):

@@ -72,6 +72,7 @@ def test_each_token_is_masked_by_itself(model):
         assert (found.tokens, found.bytes, found.accuracy) == (count, size, right / count)
 
 
+@pytest.mark.slow
 def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
     evaluate(run)
     scores = read_scorecard(run.output).scores

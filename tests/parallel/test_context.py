@@ -35,6 +35,7 @@ def test_the_chunks_of_every_rank_see_as_many_chunks(degree):
     assert set(seen) == {2 * degree + 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", ["gather", "ring"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("world", "documents"), [(2, LONG), (4, SHORT), (4, LONG)])

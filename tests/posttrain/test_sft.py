@@ -332,6 +332,7 @@ def test_a_checkpoint_or_conversations_that_are_not_there_are_refused(run, tmp_p
     assert not Path(run.output).exists()
 
 
+@pytest.mark.slow
 def test_held_out_conversations_are_measured_as_the_run_goes_on(
     run, without_ray, encode_rows, tmp_path
 ):

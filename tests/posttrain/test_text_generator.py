@@ -45,6 +45,7 @@ def tuned(fresh, encoder, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", CHATS)
 def test_a_tuned_model_says_its_answer_and_stops(question, tuned):
     spoken = TextGenerator.open(tuned).speak(question, LIKELIEST, chat=True)

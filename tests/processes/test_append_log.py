@@ -53,6 +53,7 @@ def test_what_was_appended_is_read_in_order_and_whole_lines_only(folder):
     assert [line for line in found if line != b"half a li"] == numbered(0, 60)
 
 
+@pytest.mark.slow
 def test_writers_in_several_processes_lose_nothing(folder):
     path = f"{folder}/log.jsonl"
     writers = [

@@ -119,6 +119,7 @@ def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     assert all(done.count(split.name) == 1 for split in SPLITS if split not in left)
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_file_that_a_worker_cannot_load_is_named(
     tmp_path: Path, workers: int, brief: bool
@@ -166,6 +167,7 @@ def look_around(folder: str) -> Work:
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_worker_has_one_thread_and_the_standard_librarys_platform(
     tmp_path: Path, local_ray: int

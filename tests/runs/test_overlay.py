@@ -97,6 +97,7 @@ def test_what_cannot_be_laid_over_each_other_is_refused(two: list[str], tmp_path
         read_runs([two[0], str(tmp_path / "none")])
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_and_the_live_page_shows_it(two: list[str], tmp_path: Path) -> None:
     page = str(tmp_path / "runs.html")
     done = CliRunner().invoke(app, ["report", *two, "--html", page])

@@ -50,6 +50,7 @@ def refused(
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [*VERBS, *OTHERS])
 def test_every_verb_refuses_what_cannot_be_written_before_it_works(
     refused: Callable[[str, str], str], verb: str

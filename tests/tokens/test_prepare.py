@@ -146,6 +146,7 @@ def test_one_bit_of_what_it_reads_that_flips_is_found_and_its_file_named(
 # Tokens
 
 
+@pytest.mark.slow
 def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
     made = manifest.read_input(f"{folder}/tokens", "tokenize")
     assert made.inputs == {
@@ -233,6 +234,7 @@ def test_a_stopped_run_goes_on_and_makes_the_same_bytes(folder: str, tmp_path: P
 # What is held out
 
 
+@pytest.mark.slow
 def test_no_url_is_in_both_splits(tmp_path: Path) -> None:
     spellings = ("https://a.example/{}", "HTTPS://A.example:443/{}/", "https://a.example/{}#top")
     files = {

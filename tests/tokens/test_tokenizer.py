@@ -85,6 +85,7 @@ def report_of(output: Path) -> dict[str, Any]:
     return json.loads((output / REPORT).read_text())
 
 
+@pytest.mark.slow
 def test_a_tokenizers_folder_keeps_the_contract(table, folder):
     made = manifest.read_input(str(folder), "tokenizer")
     assert set(made.files) == {TOKENIZER_FILE, REPORT}
@@ -119,6 +120,7 @@ def test_the_report_reads_only_what_was_held_out_of_training(folder):
     assert total["tokens"] == sum(map(len, encoder.encode_batch([each["text"] for each in out])))
 
 
+@pytest.mark.slow
 def test_order_and_files_of_the_documents_change_nothing(folder, tmp_path):
     rows = random.Random(0).sample(ROWS, len(ROWS))
     make_tokenizer(training(write(tmp_path / "documents", rows, 2), tmp_path / "other"))
@@ -163,6 +165,7 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
     assert report_of(tmp_path / "untied")["rivals"][0]["embedding_parameters"] == 6400
 
 
+@pytest.mark.slow
 def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
     rows = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
     make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
@@ -172,6 +175,7 @@ def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
     assert "No document was held out" in (tmp_path / "t" / REPORT_PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can_be(
     table, tmp_path
 ):
@@ -181,6 +185,7 @@ def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can
     assert names == ["this one", "its first 265 entries"]
 
 
+@pytest.mark.slow
 def test_another_kind_has_a_report_too(table, tmp_path):
     kind = WordPiece(vocabulary=600)
     make_tokenizer(training(table, tmp_path / "t", tokenizer=kind, report=Reporting()))
@@ -250,6 +255,7 @@ def test_what_the_encoder_refuses_leaves_no_claimed_output(table, tmp_path, monk
     assert storage.list_files(str(tmp_path / "out")) == []
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, monkeypatch):
     run = training(table, tmp_path / "killed")
 

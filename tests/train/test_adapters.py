@@ -165,6 +165,7 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
         checkpoint.open_model(path)
 
 
+@pytest.mark.slow
 def test_a_frozen_model_beside_is_the_reference_and_is_not_saved(make_job, ranks, base, tmp_path):
     """A model against itself: no drift at the first step, whatever the ranks."""
     job = make_job(tmp_path, training=TRAINING)

@@ -79,6 +79,7 @@ def flip(path, position, bit=0):
 # --- what is in one
 
 
+@pytest.mark.slow
 def test_what_two_ranks_saved_is_the_same_bits_at_one_two_and_three(straight, ranks):
     job = straight(2)
     path = str(at(job.folder, 8))
@@ -119,6 +120,7 @@ def test_nothing_in_a_checkpoint_can_be_executed(straight):
         assert path.stat().st_size == 8 + header + held  # and so nothing besides tensors
 
 
+@pytest.mark.slow
 def test_the_same_state_is_the_same_bytes_whichever_attempt_wrote_it(straight, ranks, tmp_path):
     straight_on = straight(1)
     job = dataclasses.replace(straight_on, folder=str(tmp_path))

@@ -54,6 +54,7 @@ def spoil(path, how):
 # --- found by those who load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
 @pytest.mark.parametrize("name", FILES)
 def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_again(

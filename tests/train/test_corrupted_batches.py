@@ -170,6 +170,7 @@ def test_a_tokenizer_that_lacks_what_is_needed_is_refused_before_the_run(kind, m
         prepare(make_run(tmp_path, **OBJECTIVES[kind]))
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_the_same_each_time(make_job, corrupted_tokens, tmp_path):
     for kind in KINDS:
         job = make_job(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])

@@ -34,6 +34,7 @@ def test_all_of_it_changes_no_bit_of_the_run(measured, last_weights):
     assert last_weights(measured[1]) == last_weights(measured[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_layers_norms_make_up_the_whole_gradients(world, measured):
     for line in metrics.series(measured[world].folder):

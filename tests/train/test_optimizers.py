@@ -97,6 +97,7 @@ def test_what_is_frozen_stays_and_has_no_memory(ranks, straight_run):
     assert not [n for n in left if n.startswith("optimizer.") and "layers.0.attention." in n]
 
 
+@pytest.mark.slow
 def test_float16_backs_off_where_gradients_overflow_and_keeps_its_scale(straight_run):
     import json
     from pathlib import Path

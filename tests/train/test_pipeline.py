@@ -262,6 +262,7 @@ def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
                 np.testing.assert_array_equal(part[name], whole[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
     job, whole = trained(1)
     found, _ = newest_valid(RunFolder(job.folder))
@@ -293,6 +294,7 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
         job = moved
 
 
+@pytest.mark.slow
 def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     job, _ = trained(2, TWO)
     found, _ = newest_valid(RunFolder(job.folder))

@@ -68,6 +68,7 @@ def test_a_second_copy_that_cannot_be_written_is_refused_before_the_start(make_r
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_made_again(finished, monkeypatch):
     run, manifest = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)
@@ -106,6 +107,7 @@ def test_a_run_that_was_cut_off_goes_on(without_ray, make_run, monkeypatch, tmp_
     assert pretrain(run).counts["steps"] == 12
 
 
+@pytest.mark.slow
 def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_run, tmp_path):
     run = make_run(tmp_path / "run")
     pretrain(run)
@@ -207,6 +209,7 @@ def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
     assert 8 * 16 < tokens[6] - tokens[5] <= 8 * 32 and tokens[11] - tokens[10] <= 4 * 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "more", "named"),
     [

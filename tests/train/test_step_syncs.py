@@ -187,6 +187,7 @@ def added(counts, what):
     return (by_layer + (counts["sampled"][what] - plain) * often) / plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_measuring_adds_less_than_a_hundredth(micro_batch, alone, make_job, tmp_path, monkeypatch):
     counts = counts_of_steps(make_job, tmp_path, monkeypatch, **shape_of(4, micro_batch))

@@ -32,6 +32,7 @@ def test_what_is_no_number_or_pair_is_refused(written):
         config.build(Part, {"workers": written}, "run.toml")
 
 
+@pytest.mark.slow
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 50), st.integers(1, 4))
 def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room, multiple):
     """Workers that compute a micro-batch together come and go together."""

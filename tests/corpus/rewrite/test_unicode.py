@@ -37,6 +37,7 @@ def test_no_line_is_spared_that_ftfy_would_repair(text: str):
     assert sum(counts.values()) == sum(line != fixed for line, fixed in lines)
 
 
+@pytest.mark.slow
 @given(st.from_regex(BADNESS_RE), plain)
 @example("œ.", "")
 @settings(max_examples=1000)
@@ -78,6 +79,7 @@ def test_repairs_by_hand(text: str, expected: str | None, lines: int, composed: 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_few_lines_of_real_pages_are_shown_to_ftfy(real_texts: list[str]):
     lines = sum(text.count("\n") + 1 for text in real_texts)

@@ -135,6 +135,7 @@ def test_ranks_and_scores_are_those_of_sorting_all():
         assert ours == pytest.approx(theirs)
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, tmp_path):
     assert evaluate(evaluation("probe", "search")).counts["tasks"]["probe"] >= 0.5
     card = read_scorecard(str(tmp_path / "scores"))

@@ -128,6 +128,7 @@ def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inpu
     assert f"{tmp_path}/none: no manifest.json" in ended["message"]
 
 
+@pytest.mark.slow
 def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
     home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run, hardware=f"{tmp_path}/none.toml")

@@ -153,6 +153,7 @@ def moved(config, optimizer, steps=3):
     return [(each[-1] - each[0]).square().mean().sqrt().item() for each in (streams, logits)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "tied"),
     [

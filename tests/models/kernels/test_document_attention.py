@@ -110,6 +110,7 @@ def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
         assert first - one.start > together
 
 
+@pytest.mark.slow
 def test_operators_keep_torchs_rules():
     parts, documents = drawn(ROWS, 2), numbered(ROWS)
     library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))

@@ -246,6 +246,7 @@ def test_a_finder_of_answers_learns_and_is_transformers(
     assert found[0]["score"] == pytest.approx(float(sums[first, last]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_decoder_classifies_by_its_last_token(encode, tuning, fresh, tokens, tmp_path):
     encode(ROWS, tokenizer=tokens, sequence_length=47)
     changes = {"batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2}}

@@ -103,6 +103,7 @@ def test_a_rule_asks_for_a_pattern_or_forbids_it():
     assert unwanted.broken_by("a\nb") and not unwanted.broken_by("ab")
 
 
+@pytest.mark.slow
 def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypatch):
     asked = []
     generate = chain_module.generate_batch

@@ -331,6 +331,7 @@ def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
     assert max(oldest) == 2 and partial > 4
 
 
+@pytest.mark.slow
 def test_metrics_say_how_much_was_taken_over_and_how_old_it_is(alone):
     for batch, line in zip(
         stored_batches(RunFolder(alone.folder)), metrics.series(alone.folder), strict=True

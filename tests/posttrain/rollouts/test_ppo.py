@@ -115,6 +115,7 @@ def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
         assert np.abs(arrays[VALUES]).sum() > 0
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_divergence_goes_from_batch_to_batch_and_into_checkpoints(whole):
     job, _ = whole
     batches = stored_batches(RunFolder(job.folder))

@@ -212,6 +212,7 @@ def test_the_verdict_says_what_happened_in_one_sentence():
     assert 'class="verdict done"' in page()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "state", "words"),
     [

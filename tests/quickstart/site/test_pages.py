@@ -91,6 +91,7 @@ def test_there_are_as_many_as_asked_for(built, pages):
     ]
 
 
+@pytest.mark.slow
 def test_the_list_of_plants_is_the_report_s(built, plants):
     report = built[1]
     assert Counter(plant.kind for plant in plants) == report.planted

@@ -112,6 +112,7 @@ def coverage(case, sweeps, draws):
     }
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     """Of 16 intervals of 95%, fewer than 13 hold it once in a hundred such tests."""
     runs, noise, resample = CASES["64 runs, normal noise of 1%"]

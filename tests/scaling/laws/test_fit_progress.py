@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from trainrig.scaling.laws.fit import LawFit, fit_law
 from trainrig.scaling.laws.fit_progress import EVERY, Progress
@@ -40,6 +41,7 @@ def test_draws_are_counted_on_the_way_and_are_the_same_as_all_at_once() -> None:
     assert counted.forms == bootstrap_form(fit, rules).forms
 
 
+@pytest.mark.slow
 def test_a_fit_of_repeated_tokens_tells_of_each_stage_its_draws_and_profiles() -> None:
     """By the form that takes longest."""
     law = DataConstrained(base=TRUTH, r_d=15.0, r_n=5.0)

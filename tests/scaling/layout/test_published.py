@@ -43,6 +43,7 @@ def test_without_a_term_some_run_is_out_of_its_band(term):
     assert out
 
 
+@pytest.mark.slow
 def test_the_page_states_each_error():
     text = PAGE.read_text()
     for row in table_rows(RUNS):

@@ -76,6 +76,7 @@ def test_rows_are_joined_by_the_runs_name_whatever_their_order(tables):
     assert runs.losses[:, 0] == pytest.approx(3 - 0.5 * np.log(runs.shares[:, 0] + 0.01), abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_record_the_section_the_run_file_and_the_page_agree(tables, tmp_path):
     run = tmp_path / "run.toml"
     run.write_text(RUN)
@@ -121,6 +122,7 @@ def held_out_of(tables, tmp_path, change) -> MixtureFit:
     )
 
 
+@pytest.mark.slow
 def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
     """2.5 nats that all runs share, as of another model size: the order alone holds."""
     settings = held_out_of(tables, tmp_path, lambda i, loss: loss - 2.5)
@@ -145,6 +147,7 @@ def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
     assert not any("not predicted" in one for one in good.warnings)
 
 
+@pytest.mark.slow
 def test_terminal_object_and_page_say_the_same_figures(tables, tmp_path, capsys):
     out = tmp_path / "m"
     words = ["mixture", *tables, "--out", str(out), "--candidates", "10000"]

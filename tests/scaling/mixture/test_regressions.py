@@ -105,6 +105,7 @@ def test_both_regressions_order_runs_they_were_not_fitted_to():
     assert law_in_folds(shares, losses, seed=0).rank_correlation > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(DATA is None, reason="TRAINRIG_TEST_DATA is not set")
 def test_the_order_of_regmix_runs_is_predicted_better_than_by_boosted_trees():

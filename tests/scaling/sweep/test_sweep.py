@@ -144,6 +144,7 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     assert count_attempts(asking) == attempts and min(attempts.values()) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("changes", "message"),

@@ -233,6 +233,7 @@ def test_a_stop_file_is_seen(tmp_path, monkeypatch):
     assert watch.stop_wanted()
 
 
+@pytest.mark.slow
 def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     sweep = sweep.model_copy(update={"seeds": (0, 1)})
     data = look_at(sweep)

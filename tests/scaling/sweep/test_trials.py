@@ -150,6 +150,7 @@ def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
     assert facts["epochs_most"] == pytest.approx(4_096 / facts["unique_tokens"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
     rows = {"sequence_length": 32, "micro_batch": 4}
     training = {"fewest_steps": 4, "decay": 0.25, "warmup": 0.0}

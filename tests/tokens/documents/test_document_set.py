@@ -144,6 +144,7 @@ def test_the_place_of_a_json_line_is_its_first_byte_and_of_other_rows_their_numb
     assert [document["row"] for document in documents] == list(range(100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "made"), MADE, ids=lambda value: getattr(value, "__name__", str(value))
 )

@@ -93,6 +93,7 @@ def by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 # The same ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "size"), VOCABULARIES)
 @tries(max_examples=200)
 @given(text=any_mixture)
@@ -124,6 +125,7 @@ def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
         return fast_engine(tokenizer, entries_of(tokenizer))
 
 
+@pytest.mark.slow
 @tries(max_examples=150)
 @given(
     st.lists(st.text("ab c", min_size=1), min_size=1, max_size=8),
@@ -235,6 +237,7 @@ def test_published_patterns_are_known(name):
 EVERY_CHARACTER = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", [r"\p{L}", r"\p{N}", r"\s", "(?i:[stmdlrev])"])
 def test_every_character_is_of_the_same_kind_to_both_engines(pattern):
     assert by_tiktoken(pattern) == by_onig(pattern)
@@ -381,6 +384,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_a_million_characters_of_a_kind_get_the_same_ids(name):
     for words in ("gpt2", "llama3"):

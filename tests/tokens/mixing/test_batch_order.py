@@ -154,6 +154,7 @@ def test_tokens_in_a_bucket_are_the_same_batches(on_disk, expected, s3, tmp_path
     assert order(batches, range(STEPS)) == expected
 
 
+@pytest.mark.slow
 def test_steps_in_any_order_are_the_same_batches(on_disk, expected):
     batches = PretrainBatches(TokenShards.open(on_disk), build(BatchSettings, SETTINGS, "run.toml"))
     steps = random.Random(1).sample(range(STEPS), 40)

@@ -109,6 +109,7 @@ stretches = st.lists(
 )
 
 
+@pytest.mark.slow
 @tries(max_examples=150, deadline=None)
 @given(stretches)
 def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds(stretches):
@@ -165,6 +166,7 @@ def earliest_deadlines(slots, owed, count):
     return order
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
 def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
     first = Mixture({str(n): count for n, count in enumerate(slots)})

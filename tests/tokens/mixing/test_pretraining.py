@@ -90,6 +90,7 @@ def test_losses_are_divided_by_sums_over_micro_batches_and_never_by_0(make):
     assert batches.denominators(0) == {"tokens": 24, "first": 1, "none": 1}
 
 
+@pytest.mark.slow
 @tries(max_examples=50, deadline=None)
 @given(length=st.integers(1, 9), tokens=st.integers(2, 60), seed=st.integers(0, 2**40))
 def test_each_token_is_a_target_exactly_once_an_epoch_but_the_stated_rest(
@@ -119,6 +120,7 @@ def test_with_no_weights_all_sources_end_their_epochs_together(make):
     assert sorted(targets_of(batches, 1)) == expected
 
 
+@pytest.mark.slow
 def test_epochs_and_sources_and_seeds_are_shuffled_differently(make):
     shards = make(web=401, wiki=401)  # 100 windows each
     batches = PretrainBatches(shards, settings(global_batch=200))

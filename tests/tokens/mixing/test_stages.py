@@ -107,6 +107,7 @@ def test_each_target_comes_exactly_once_an_epoch_through_any_stages(
         assert shards.tokens(source) - 1 - len(epoch) < 16
 
 
+@pytest.mark.slow
 @tries(max_examples=20, deadline=None)
 @given(stage_plans.filter(bool), st.lists(st.integers(1, 9), min_size=4, max_size=4))
 def test_what_comes_before_a_stage_does_not_depend_on_whether_or_when_it_comes(shards, plan, apart):

@@ -70,6 +70,7 @@ documents = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 @given(shards=documents, length=st.integers(1, 12), seed=st.integers(0, 9))
 @tries(max_examples=30)
@@ -106,6 +107,7 @@ def stream(shards: TokenShards, source: str, seed: int) -> list[int]:
     return [int(ids[0]) for ids, _, _ in rows] + [int(rows[-1][1][0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 @given(shards=documents, length=st.integers(1, 12))
 @tries(max_examples=30)
@@ -134,6 +136,7 @@ def test_rows_hold_what_their_pieces_say_and_targets_are_the_next_ids(packing, s
             assert layout.targets(source, windows, 1).tolist() == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", PACKINGS[:2], ids=str)
 @given(shards=documents, length=st.integers(1, 5), span=st.integers(1, 4))
 @tries(max_examples=20)

@@ -164,6 +164,7 @@ def test_no_plans_are_made_where_none_are_asked_for(tmp_path):
     assert write_plans(str(tmp_path / "none"), PackingPlan(), padding=PADDING) == ({}, {})
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_from_a_bucket(folder, s3, tmp_path):
     for path in Path(folder).glob("*.*"):
         storage.write(f"{s3}/train/{path.name}", path.read_bytes())

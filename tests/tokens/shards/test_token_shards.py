@@ -108,6 +108,7 @@ sources_and_lengths = st.lists(
 )
 
 
+@pytest.mark.slow
 @tries(max_examples=50, deadline=None)  # each writes shards
 @given(sources_and_lengths, st.integers(1, 4), st.data())
 def test_any_shards_read_as_their_documents_laid_end_to_end(
@@ -407,6 +408,7 @@ def test_documents_that_end_where_none_can_are_named_with_their_file(folder, end
     assert refused, "no way to read it found it"
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 11), min_size=4, max_size=4))
 @tries(max_examples=100)
 def test_whatever_ends_documents_have_readers_stay_inside_their_source_or_refuse(

@@ -70,6 +70,7 @@ def text_of(report: TokenizerReport) -> str:
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", vocabulary_page(report)))
 
 
+@pytest.mark.slow
 def test_the_same_report_gives_the_same_page():
     assert vocabulary_page(REPORT) == vocabulary_page(dataclasses.replace(REPORT))
 

@@ -166,6 +166,7 @@ def test_all_figures_of_a_step_are_one_tensorboard_event(tmp_path):
     assert found == [(1, figures), (2, figures)]
 
 
+@pytest.mark.slow
 def test_a_run_logs_every_figure_that_has_a_name(straight):
     sampled = {n for n in NAMES if n.startswith(UNUSUAL)}
     for line in series(straight(1).folder):

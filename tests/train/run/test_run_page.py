@@ -134,10 +134,12 @@ def test_a_run_of_one_step_and_of_many_sources_has_a_page():
     assert "of the time went" not in page
 
 
+@pytest.mark.slow
 def test_the_same_story_gives_the_same_bytes():
     assert run_page(run_data()) == run_page(run_data())
 
 
+@pytest.mark.slow
 def test_a_real_run_is_drawn_from_its_folder(straight, make_run):
     folder = straight(1).folder
     Path(folder, "run.toml").write_text(to_toml(make_run(folder, training={"steps": 20})))
@@ -224,6 +226,7 @@ def test_the_overlay_draws_both_losses():
     assert len(ax.collections) == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_plan_is_refused_before_the_run_begins(tmp_path):
     path = tmp_path / "other.json"
     path.write_text('{"law": "x"}')

@@ -35,6 +35,7 @@ def test_each_step_is_trained_on_its_own_batch_whole_and_once(world, straight):
     }
 
 
+@pytest.mark.slow
 def test_no_two_ranks_train_on_the_same_sample(straight):
     folder = Path(straight(3).folder, "samples", "attempt-0001")
     pairs = collections.Counter(

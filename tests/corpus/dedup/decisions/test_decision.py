@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
@@ -163,6 +164,7 @@ def one_after_the_other(pairs: Pairs, order: list[int]) -> dict[int, tuple[int, 
     return fell
 
 
+@pytest.mark.slow
 @given(pairs, orders, partitions)
 @tries(deadline=None)
 def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, partitions):
@@ -170,6 +172,7 @@ def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, partitions):
     assert fallen(decided) == one_after_the_other(pairs, order)
 
 
+@pytest.mark.slow
 @given(pairs, orders, orders, partitions)
 @tries(deadline=None, max_examples=300)
 def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(

@@ -60,6 +60,7 @@ def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 @given(rows)
 def test_small_buckets_give_all_their_pairs_the_later_of_the_keep_order_first(rows):
     rows = list(set(rows))

@@ -95,6 +95,7 @@ damage = st.lists(st.tuples(st.integers(0), st.binary(min_size=1, max_size=30)),
 cuts = st.lists(st.integers(0), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_look_back")
 @pytest.mark.parametrize(
     ("grammar", "parts"), [(warc.GRAMMAR, WARC_PARTS), (arc.GRAMMAR, ARC_PARTS)]

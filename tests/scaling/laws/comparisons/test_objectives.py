@@ -98,6 +98,7 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
     assert "SpanCorruption, 36 runs" in said
 
 
+@pytest.mark.slow
 def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
     mixed = together([table(CAUSAL), table(SPANS, WRITTEN)])
     with pytest.raises(DataError, match=r"trained for 2 objectives .*CausalLM.*SpanCorruption"):

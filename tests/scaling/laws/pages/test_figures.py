@@ -57,6 +57,7 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -115,6 +116,7 @@ def test_money_below_a_cent_is_not_nothing() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
     law = fitted().law
     page, terminal = text_of(fit_page(fitted(), "law")), "\n".join(lines(law))
