@@ -1,0 +1,143 @@
+"""Eight workers in every layout: the run of one process, over 50 steps of rows of documents."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from trainrig.models.lora.settings import LoRA
+from trainrig.objectives import DPO
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.job import Adapter
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+WORLD, STEPS = 8, 50
+TENSOR = {"ranks": 2, "sequence_parallel": True}
+CONTEXT = {"kind": "Gathered", "ranks": 2}
+PIPELINE = {"ranks": 2}
+EXPERT = {"ranks": 2}
+DENSE = {
+    "FSDP": FSDP(),
+    "DDP": DDP(),
+    "HSDP": HSDP(replicas=4),
+    "tensor": FSDP(tensor=TENSOR),
+    "pipeline": FSDP(pipeline=PIPELINE),
+    "context": FSDP(context=CONTEXT),
+    "ring of context": FSDP(context={"kind": "RingAttention", "ranks": 4}),
+    "HSDP of tensor": HSDP(replicas=2, tensor=TENSOR),
+    "HSDP of pipeline": HSDP(replicas=2, pipeline=PIPELINE),
+    "tensor and pipeline": FSDP(tensor={"ranks": 2}, pipeline=PIPELINE),
+    "tensor and context": FSDP(tensor={"ranks": 2}, context=CONTEXT),
+}
+MIXTURE = {
+    "kind": "MixtureOfExperts",
+    "experts": 4,
+    "active": 2,
+    "shared_experts": 1,
+    "balance_bias": True,
+}
+SPARSE = {
+    "mixture, FSDP": FSDP(),
+    "mixture, expert": FSDP(expert=EXPERT),
+    "mixture, HSDP of expert": HSDP(replicas=2, expert=EXPERT),
+}
+PREFERENCES = {
+    "LoRA and DPO, FSDP": FSDP(),
+    "LoRA and DPO, HSDP of tensor": HSDP(replicas=2, tensor={"ranks": 2}),
+}
+# The head shares the embedding in all of them.
+MODEL = {"layers": 4, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
+
+
+@pytest.fixture(scope="module")
+def trained(make_job, ranks, tmp_path_factory):
+    """`trained("dense", layout)`: the job of a run in that layout; None: of one process."""
+    known = {}
+
+    def train(kind, layout):
+        key = repr((kind, layout))
+        if key not in known:
+            base = None
+            if kind == "preferences":
+                base = checkpoint_of(train("dense", None))
+            world = 1 if layout is None else WORLD
+            laid_out = layout or FSDP()
+            mixture = {"feedforward": MIXTURE} if kind == "sparse" else {}
+            training = {
+                "steps": STEPS,
+                "optimizer": {"kind": "AdamW", "lr": 0.003},
+                "parallel": laid_out.model_dump(),
+                "deterministic": laid_out.inexact_by() is None and laid_out.kind != "DDP",
+                "held_out": {"rows": 0 if base else 8, "every": 25},
+            }
+            sizes = {"global_batch": 32, "micro_batch": 4, "attend": "document", "epochs": 1e6}
+            job = make_job(
+                tmp_path_factory.mktemp("run"),
+                world,
+                model=MODEL | mixture,
+                batches=sizes,
+                training=training,
+            )
+            told = {}
+            if base:
+                lora = LoRA(rank=4, targets=("attention.*", "feedforward.*"))
+                adapter = Adapter(lora, base, checkpoint.manifest_sum(base))
+                config = checkpoint.describe(base)[0]
+                job = dataclasses.replace(job, adapter=adapter, model=config, objective=DPO())
+                told["tuning"] = "pairs"
+            attempt = RunFolder(job.folder).take_attempt(0)
+            ranks(world, "train", job=job, attempt=attempt, **told)
+            known[key] = job
+        return known[key]
+
+    return train
+
+
+def checkpoint_of(job):
+    found, damages = newest_valid(RunFolder(job.folder))
+    assert found.step == STEPS and not damages
+    return found.path
+
+
+def weights_of(job):
+    opened = checkpoint.open_model(checkpoint_of(job))
+    tensors = opened.adapter.tensors if opened.adapter else opened.weights
+    return {name: value.numpy() for name, value in tensors.items()}
+
+
+def greatest(found, expected):
+    return max(float(np.abs(value - expected[name]).max()) for name, value in found.items())
+
+
+def losses(job):
+    return np.array([line["train/loss"] for line in metrics.series(job.folder)])
+
+
+def test_eight_workers_train_as_one_process_does(trained, write_result):
+    """Kept in results/eight_workers.json: how far each layout is from one process."""
+    found = {}
+    kinds = {"dense": DENSE, "sparse": SPARSE, "preferences": PREFERENCES}
+    for kind, layouts in kinds.items():
+        alone = trained(kind, None)
+        expected = weights_of(alone)
+        for name, layout in layouts.items():
+            job = trained(kind, layout)
+            weights = weights_of(job)
+            assert weights.keys() == expected.keys() and len(losses(job)) == STEPS
+            found[name] = {
+                "losses": float(np.abs(losses(job) / losses(alone) - 1).max()),
+                "weights": greatest(weights, expected),
+                "same samples": trained_samples(RunFolder(job.folder))
+                == trained_samples(RunFolder(alone.folder)),
+            }
+            print(name, found[name], flush=True)
+        assert losses(alone)[-5:].mean() < 0.9 * losses(alone)[:5].mean()
+    write_result("eight_workers.json", {"steps": STEPS, "world": WORLD, "differences": found})
+    for name, each in found.items():
+        assert each["same samples"], name
+        assert each["losses"] <= 1e-5 and each["weights"] <= 1e-4, (name, each)
