@@ -32,7 +32,7 @@ def test_it_is_what_torch_computes(queries, of_rows, scale):
         found.append([seen, *(each.grad for each in given)])
     for ours, theirs in zip(*found, strict=True):
         assert torch.isfinite(ours).all()
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def _by_torch(query, key, value, added, *, scale):

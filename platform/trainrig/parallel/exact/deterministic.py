@@ -3,7 +3,7 @@
 The micro-batches of a step are the leaves of one tree (`parallel.exact.tree`), whose runs are those
 of the virtual workers, whose number is a setting. A rank adds up what of its own micro-batches are
 neighbours there (`tree.plan_hand_over`); what is left, whole gradients, is handed over in levels,
-and whoever receives some adds them where they belong in the tree (`parallel.exact.exchange`):
+and the rank that receives some adds them where they belong in the tree (`parallel.exact.exchange`):
 
 1. Each rank sends each other one of its node the slices that that one sums up: its own, and those
    of the ranks that have the same place on other nodes. Where nodes have different numbers of

@@ -6,8 +6,9 @@ from typing import Any
 
 from trainrig.errors import InputError
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
+from trainrig.processes.heartbeats import Heartbeat
 from trainrig.train.checkpoint import DamagedCheckpoint
-from trainrig.train.elastic.restart_policy import Failure
+from trainrig.train.elastic.restart_policy import Failure, Hang
 
 # In what torch's allocators and the system say when there is no more memory.
 NO_MEMORY = (
@@ -100,6 +101,20 @@ def find_absent_ranks(
         and event["waits_in"]
     }
     return frozenset(range(world)) - waiting if waiting else frozenset()
+
+
+def find_hang_cause(
+    hang: Hang, absent: frozenset[int], heartbeats: Mapping[int, Heartbeat], step: int
+) -> Failure:
+    """The failure that `hang` is: by a node, if all of `absent`, for which the others wait, are
+    there by the newest heartbeats of the ranks. `step`: as far as is known of the group."""
+    nodes = {heartbeats[rank].node for rank in absent if rank in heartbeats}
+    if len(nodes) != 1 or not absent <= heartbeats.keys():
+        return Failure(str(hang), "heartbeats", step)
+    rank = min(absent)
+    others = f" and {len(absent) - 1} more of its node" if len(absent) > 1 else ""
+    problem = f"{hang}; the others wait for rank {rank}{others}"
+    return Failure(problem, "heartbeats", step, rank=rank, node=nodes.pop())
 
 
 def _is_broken_device(error: BaseException) -> bool:

@@ -18,11 +18,10 @@ from trainrig.processes.heartbeats import Heartbeat, send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, newest_valid, verified_sums
-from trainrig.train.elastic.failure_cause import find_absent_ranks
+from trainrig.train.elastic.failure_cause import find_absent_ranks, find_hang_cause
 from trainrig.train.elastic.quarantine import Quarantine
 from trainrig.train.elastic.restart_policy import (
     Failure,
-    Hang,
     HangDetector,
     RestartPolicy,
     WorkerNode,
@@ -345,7 +344,9 @@ class _AttemptWatcher:
         )
         self._wait = min(pauses, default=POLL)
         if hang := self._hangs.update(heartbeats, now):
-            self._kill(self._lay(hang, heartbeats), "hang_seen", now)
+            events, step = self._run.folder.events(), self._step(heartbeats)
+            absent = find_absent_ranks(events, self._attempt.number, self._workers)
+            self._kill(find_hang_cause(hang, absent, heartbeats, step), "hang_seen", now)
         elif now > self._grace_over:
             problem = f"it did not stop within the {self._faults.grace:g} s of grace"
             self._kill(Failure(problem, "grace", self._step(heartbeats)), "grace_over", now)
@@ -355,19 +356,6 @@ class _AttemptWatcher:
         elif self._asked is None and now - self._looked >= LOOK_AT_NODES:
             self._looked = now
             self._look_at_nodes(heartbeats, now)
-
-    def _lay(self, hang: Hang, heartbeats: Mapping[int, Heartbeat]) -> Failure:
-        """The failure that `hang` is: by a node, if all that the others wait for are there."""
-        events = self._run.folder.events()
-        absent = find_absent_ranks(events, self._attempt.number, self._workers)
-        nodes = {heartbeats[rank].node for rank in absent if rank in heartbeats}
-        problem, step = str(hang), self._step(heartbeats)
-        if len(nodes) != 1 or not absent <= heartbeats.keys():
-            return Failure(problem, "heartbeats", step)
-        rank = min(absent)
-        others = f" and {len(absent) - 1} more of its node" if len(absent) > 1 else ""
-        problem = f"{problem}; the others wait for rank {rank}{others}"
-        return Failure(problem, "heartbeats", step, rank=rank, node=nodes.pop())
 
     def _look_at_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
