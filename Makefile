@@ -4,8 +4,12 @@ BIN := .venv/bin
 OUT ?= quickstart
 # Processes that test: much of a test is waiting, but each starts Ray and ranks of its own.
 TESTERS ?= 2
+# Of `make test-all`: after so many minutes no slow or chaos test begins any more; none: all run.
+MINUTES ?=
 # Longest files first, as tests/conftest.py orders them: xdist would begin with those of most tests.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+# Which files of slow tests come first changes with each commit, so that each has its turn.
+WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
 .PHONY: quickstart test test-all check lint types floors chaos bench soak gpu docs clean
 
@@ -16,7 +20,7 @@ test: check ## Linters, types, floors, and the tests that take up to two seconds
 	$(PYTEST) --quick
 
 test-all: check ## Linters, types, floors, and all tests, also those that kill processes and nodes
-	$(PYTEST) -m "chaos or not chaos"
+	$(PYTEST) -m "chaos or not chaos" $(WITHIN)
 
 check: lint types floors ## All but the tests
 

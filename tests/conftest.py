@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,8 +102,35 @@ ASKED_FOR = {
 QUICK = "takes seconds; run by `make test-all`"
 
 
+LATER = "its turn comes in another run: the minutes for slow and chaos tests were over"
+BEGUN = time.monotonic()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="skip tests that are marked slow")
+    parser.addoption(
+        "--slow-minutes",
+        type=float,
+        default=float("inf"),
+        help="skip slow and chaos tests that would begin more than so many minutes from the start",
+    )
+    parser.addoption(
+        "--slow-from",
+        type=int,
+        default=0,
+        help="begin with this file of those with slow tests (it wraps around)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture is set up
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Of slow tests a run with `--slow-minutes` has those that it has the time for.
+
+    Machines differ twofold in speed, and what decides whether a change lands has a time limit.
+    """
+    over = time.monotonic() - BEGUN > 60 * item.config.getoption("--slow-minutes")
+    if over and any(map(item.get_closest_marker, ("slow", "chaos"))):
+        pytest.skip(LATER)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -131,22 +159,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=ASKED_FOR[marker]))
         elif config.getoption("--quick") and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason=QUICK))
-    _put_long_files_first(items)
+    _put_long_files_first(items, config.getoption("--slow-from"))
 
 
-def _put_long_files_first(items: list[pytest.Item]) -> None:
+def _put_long_files_first(items: list[pytest.Item], first: int) -> None:
     """Of processes that share the files, none is left at the end with a long one to itself.
 
-    First those of minutes, by name, then those that start Ray or are slow otherwise.
+    First those of minutes, by name, then those that start Ray or are slow otherwise, from the
+    `first` on, then the rest.
     """
     assert all((TESTS / name).is_file() for name in MINUTES)
-    marked = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "ray")))}
+    slow = [
+        item.path for item in items if any(map(item.get_closest_marker, ("slow", "ray", "chaos")))
+    ]
+    place = {path: number for number, path in enumerate(dict.fromkeys(slow))}
 
     def turn(item: pytest.Item) -> int:
         name = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
         if name in MINUTES:
             return MINUTES.index(name)
-        return len(MINUTES) + (item.path not in marked)
+        if item.path not in place:
+            return len(MINUTES) + len(place)
+        return len(MINUTES) + (place[item.path] - first) % len(place)
 
     items.sort(key=turn)
 
