@@ -717,11 +717,11 @@ def mesh(**degrees: int) -> dict[str, Any]:
     }
 
 
-def sent_bytes(job: TrainingJob) -> dict[str, int]:
-    """What this rank sends in a step, by the name of the collective."""
+def sent_bytes(job: TrainingJob, flat: bool = False) -> dict[str, int]:
+    """What this rank sends in a step, by the name of the collective; `flat`: see Sent."""
     counted = []
     for count in (1, 2):
-        with Sent() as sent:
+        with Sent(flat) as sent:
             steps(job, count)
         counted.append(sent.bytes)
     return dict(counted[1] - counted[0])

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 _GATHERS = ("_allgather_base_", "allgather_")
 _SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "alltoall_base_", "alltoall_")
-# Of the stream [B, T, C] alone: figures, norms and flags are added up as well.
+# Of the stream [B, T, C] and, if asked for, of gradients, flat and in float32: figures, norms
+# and flags are added up as well.
 _SUM, _STREAM = "allreduce_", 3
 
 
@@ -18,8 +20,10 @@ class Sent(TorchDispatchMode):
     """`bytes`: what this rank sent to others, by the name of the collective; `to`: by the others'
     numbers in the world, where each is sent something of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, flat: bool = False) -> None:
+        """`flat`: count all-reduced vectors of float32 too, as copies add up gradients."""
         super().__init__()
+        self._flat = flat
         self.bytes: Counter[str] = Counter()
         self.to: Counter[int] = Counter()
 
@@ -30,7 +34,7 @@ class Sent(TorchDispatchMode):
         return found
 
     def _count(self, name: str, args: Any) -> None:
-        if name == _SUM and args[0][0].ndim == _STREAM:  # sent as parts, and as sums of parts
+        if name == _SUM and self._is_large(args[0][0]):  # sent as parts, and as sums of parts
             ranks = dist.ProcessGroup.unbox(args[1]).size()
             self.bytes[name] += 2 * sum(each.nbytes for each in args[0]) * (ranks - 1) // ranks
         if name not in (*_GATHERS, *_SCATTERS):
@@ -51,3 +55,7 @@ class Sent(TorchDispatchMode):
         )
         others = group.size() - 1
         self.bytes[name] += size * others // (1 if name in _GATHERS else group.size())
+
+    def _is_large(self, tensor: Tensor) -> bool:
+        flat = self._flat and tensor.ndim == 1 and tensor.dtype == torch.float32
+        return flat or tensor.ndim == _STREAM

@@ -45,6 +45,34 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("parallel", "degrees"),
+    [
+        ({"kind": "HSDP", "replicas": 2}, Degrees(2, 2)),
+        ({"kind": "DDP"}, Degrees(2)),
+        ({"kind": "DDP"}, Degrees(4)),
+    ],
+)
+def test_bytes_between_copies(ranks, make_job, tmp_path, parallel, degrees, deterministic):
+    world = degrees.devices
+    job = make_job(
+        tmp_path,
+        world,
+        training={
+            "steps": 10,
+            "deterministic": deterministic,
+            "virtual_workers": world,
+            "parallel": parallel,
+        },
+        batches={"global_batch": 8, "micro_batch": 1},
+    )
+    counted = ranks(world, "sent_bytes", job=job, flat=True)[0]
+    sent = predicted(job, DeviceLayout(degrees, 1))
+    assert sum(counted.values()) == sent.total.inside
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "expert", "recompute"), [(2, 2, "nothing"), (4, 2, "nothing"), (2, 2, "full")]
 )
