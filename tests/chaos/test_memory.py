@@ -15,11 +15,11 @@ GIB = 2**30
 
 @pytest.fixture
 def frugal_ray(undisturbed, monkeypatch):
-    """A Ray that kills when another 2 GiB of this machine are used."""
+    """A Ray that kills when another 4 GiB of this machine are used: tests beside it take some."""
     undisturbed(40)  # the processes of which stay
     memory = psutil.virtual_memory()
     used = 1 - memory.available / memory.total
-    monkeypatch.setenv("RAY_memory_usage_threshold", str(used + 2 * GIB / memory.total))
+    monkeypatch.setenv("RAY_memory_usage_threshold", str(used + 4 * GIB / memory.total))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     import ray
 
