@@ -84,8 +84,20 @@ def test_a_published_table(name: str, recipe: str | None, options: dict[str, Any
     assert law.held_out.mean_absolute_error < 0.1
 
 
+# Porian et al. 2024 (arXiv:2406.19146), figure 1: from Kaplan's law to Hoffmann's, one step each.
+CORRECTIONS = (
+    "base/long/kaplan/kaplan/train",
+    "base/long/kaplan/standard/val",  # the head is counted
+    "base/short/kaplan/standard/val",  # a shorter warm-up
+    "base/short/chinchilla/standard/val",  # rates decay within each budget
+    "tuned/short/const/standard/val",  # rate, batch and beta by size
+)
+
+
 def test_published_optima() -> None:
-    """Porian et al.: the two largest budgets of each study, by a line through the others."""
+    """Porian et al.: the two largest budgets of each study, by a line through the others; each of
+    their corrections lowers the exponent, to one half."""
+    exponents = {}
     runs = read_runs([str(DATA / "porian_optimal_pairs.csv")])
     runs = runs.select(np.isfinite(runs.parameters))
     for study in dict.fromkeys(runs.recipe):
@@ -96,6 +108,7 @@ def test_published_optima() -> None:
         errors = small.law(rows.flops[-2:]) / rows.parameters[-2:] - 1
         exponent = line.parameters_exponent
         assert exponent is not None
+        exponents[str(study)] = exponent.value
         found = {
             "study": str(study),
             "budgets": len(rows),
@@ -103,12 +116,27 @@ def test_published_optima() -> None:
             "errors_of_the_two_largest": errors.tolist(),
         }
         print(json.dumps(found))
+    for texts in ("rw", "owt2"):
+        steps = [exponents[f"{texts}/{each}"] for each in CORRECTIONS]
+        assert steps == sorted(steps, reverse=True)
+        assert steps[0] > 0.8 and abs(steps[-1] - 0.5) < 0.03
 
 
 def test_published_recipes() -> None:
+    """Gadre et al.: losses beside C4's by laws that share exponents and by laws that share nothing,
+    at the least and the largest budget: these lie within the intervals of those."""
     runs = read_runs([str(DATA / "gadre_small_runs.csv")])
     names = ("c4_original", "rpj", "rw_original")
     tables = {name: runs.select(runs.recipe == name) for name in names}
-    for share in ("exponents", "nothing"):
-        found = compare(tables, RecipeFit(share=share, bootstrap=Bootstrap(draws=500)))
+    fits = [
+        compare(tables, RecipeFit(share=share, bootstrap=Bootstrap(draws=500)))
+        for share in ("exponents", "nothing")
+    ]
+    for found in fits:
         print(found.model_dump_json(include={"share", "differences", "criterion_of_sharing"}))
+    shared, apart = (found.differences for found in fits)
+    assert len(shared) == len(apart) == 4
+    for one, other in zip(shared, apart, strict=True):
+        assert (one.recipe, one.flops) == (other.recipe, other.flops)
+        assert one.loss.bootstrap is not None
+        assert one.loss.bootstrap.contains(other.loss.value)
