@@ -22,8 +22,8 @@ from hypothesis import settings
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
-from trainrig import storage
 from trainrig.ray_runtime import ray_session
+from trainrig.storage import s3_objects
 
 TESTS = Path(__file__).parent
 PLATFORM = TESTS.parent / "platform"
@@ -194,7 +194,7 @@ def s3_server() -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
-    storage._client.cache_clear()
+    s3_objects.get_client.cache_clear()
     server.stop()
 
 
@@ -214,9 +214,9 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A new bucket, as `s3://bucket`, on a server that this process and its children will use."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     bucket = next(_buckets)
-    if storage._client().meta.endpoint_url != s3_server:  # a test without a bucket made it
-        storage._client.cache_clear()
-    storage._client().create_bucket(Bucket=bucket)
+    if s3_objects.get_client().meta.endpoint_url != s3_server:  # a test without a bucket made it
+        s3_objects.get_client.cache_clear()
+    s3_objects.get_client().create_bucket(Bucket=bucket)
     return f"s3://{bucket}"
 
 

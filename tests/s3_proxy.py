@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainrig import storage
-from trainrig.storage import s3_retries
+from trainrig.storage import s3_objects, s3_retries
 
 
 @dataclass
@@ -115,9 +114,9 @@ def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
     for patience in ("RETRY_SECONDS", "UNREACHABLE_SECONDS"):
         monkeypatch.setattr(s3_retries, patience, 2.0)
-    storage._client.cache_clear()
+    s3_objects.get_client.cache_clear()
     yield proxy
-    storage._client.cache_clear()
+    s3_objects.get_client.cache_clear()
     server.shutdown()
     server.server_close()
     thread.join()

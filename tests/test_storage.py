@@ -23,7 +23,7 @@ from moto.s3.models import s3_backends
 
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
-from trainrig.storage import s3_retries
+from trainrig.storage import s3_objects, s3_retries
 
 _proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
@@ -390,7 +390,7 @@ def test_a_bucket_that_is_not_there_is_the_users_to_fix(
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long storage wanted to wait between its own attempts, which is not waited for."""
     waits: list[float] = []
-    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(s3_objects, "time", SimpleNamespace(sleep=waits.append))
     return waits
 
 
@@ -488,7 +488,7 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy.spoil = lambda method, path: method == "GET"
     with pytest.raises(ClusterError, match=r"/file: 10 attempts failed: "):
         storage.read(f"{s3}/file")
-    assert len(waits) == storage.ATTEMPTS - 1
+    assert len(waits) == s3_objects.ATTEMPTS - 1
 
 
 def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: str) -> None:
@@ -535,7 +535,7 @@ def test_a_server_that_does_not_answer_is_named(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # "discard": nobody listens
-    storage._client.cache_clear()
+    s3_objects.get_client.cache_clear()
     with pytest.raises(ClusterError, match=r"/file: Could not connect to the endpoint URL"):
         storage.read(f"{s3}/file")
 
@@ -566,7 +566,7 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """What is uploaded in three parts, each as small as S3 allows."""
-    monkeypatch.setattr(storage, "PART", 5 * 2**20)
+    monkeypatch.setattr(s3_objects, "PART", 5 * 2**20)
     return os.urandom(11 * 2**20)
 
 
@@ -596,13 +596,13 @@ def test_an_upload_that_is_no_more_is_done_if_all_of_it_is_there(
 ) -> None:
     """What S3 answers to the second of two requests; moto knows no such answer."""
     storage.write(f"{s3}/file", b"12345")
-    client, error = storage._client(), {"Error": {"Code": "NoSuchUpload"}}
+    client, error = s3_objects.get_client(), {"Error": {"Code": "NoSuchUpload"}}
     refuse = mock.Mock(side_effect=ClientError(error, "CompleteMultipartUpload"))
     monkeypatch.setattr(client, "complete_multipart_upload", refuse)
     place = {"Bucket": "b", "Key": "file", "UploadId": "none"}
-    storage._complete(f"{s3}/file", place, [], length=5)
+    s3_objects.complete_upload(f"{s3}/file", place, [], length=5)
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        storage._complete(f"{s3}/file", place, [], length=6)
+        s3_objects.complete_upload(f"{s3}/file", place, [], length=6)
 
 
 @pytest.mark.parametrize("request_", ["partNumber=2", "uploadId="])
@@ -615,7 +615,7 @@ def test_an_upload_that_fails_leaves_nothing(
     with pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"):
         storage.write(f"{s3}/large", large)
     assert storage.read(f"{s3}/large") == b"before"
-    unfinished = storage._client().list_multipart_uploads(Bucket=s3.removeprefix("s3://"))
+    unfinished = s3_objects.get_client().list_multipart_uploads(Bucket=s3.removeprefix("s3://"))
     assert "Uploads" not in unfinished
 
 

@@ -8,32 +8,22 @@ upload completed, in one go. `create` is exclusive on both, which is what locks 
 
 import contextlib
 import errno
-import functools
 import hashlib
 import io
 import os
-import random
 import secrets
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
-from trainrig.errors import ClusterError, DataError
-from trainrig.storage import s3_retries
+from trainrig.storage import s3_objects
+from trainrig.storage.s3_objects import S3 as S3
 
-S3 = "s3://"
-ATTEMPTS = 10  # of reading a body that is cut off, and of creating what another writer is at
 # Bytes a ranged GET asks for; S3 gives its full rate to a stream from about here.
 READ_BLOCK = 8 * 2**20
 HASH_BLOCK = 2**20  # bytes
-PART = 16 * 2**20  # bytes of one part of an upload; S3 takes 10,000 of them: 160 GiB
-UPLOADS = 4  # parts of one file on their way at a time
-
-Result = TypeVar("Result")
 
 
 def join(folder: str, *names: str) -> str:
@@ -49,7 +39,7 @@ def absolute(path: str) -> str:
 def read(path: str) -> bytes:
     """All bytes at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
-        return _get(path, None)
+        return s3_objects.get_object(path, None)
     with _name_file_in_errors(path):
         return Path(path).read_bytes()
 
@@ -60,7 +50,7 @@ def read_range(path: str, begin: int, end: int) -> bytes:
     On S3 at least one of them must be there.
     """
     if path.startswith(S3):
-        return _get(path, f"bytes={begin}-{end - 1}")
+        return s3_objects.get_object(path, f"bytes={begin}-{end - 1}")
     # By the system's own calls: a file object takes four times as long, and thousands are read.
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -79,8 +69,8 @@ def read_into(path: str, begin: int, buffer: memoryview) -> int:
     end of the file. Raises FileNotFoundError."""
     if path.startswith(S3):
         try:
-            data = _get(path, f"bytes={begin}-{begin + len(buffer) - 1}")
-        except _NothingThere:
+            data = s3_objects.get_object(path, f"bytes={begin}-{begin + len(buffer) - 1}")
+        except s3_objects.NothingThere:
             return 0
         buffer[: len(data)] = data
         return len(data)
@@ -95,11 +85,11 @@ def read_into(path: str, begin: int, buffer: memoryview) -> int:
 def write(path: str, data: bytes | memoryview) -> None:
     """Put `data` at `path`, in place of whatever is there, atomically."""
     if path.startswith(S3):
-        if len(data) > PART:
-            return _upload(path, memoryview(data))
-        bucket, key = _bucket_and_key(path)
-        with _s3_errors(path):
-            _client().put_object(Bucket=bucket, Key=key, Body=bytes(data))
+        if len(data) > s3_objects.PART:
+            return s3_objects.upload_parts(path, memoryview(data))
+        bucket, key = s3_objects.split_location(path)
+        with s3_objects.translate_errors(path):
+            s3_objects.get_client().put_object(Bucket=bucket, Key=key, Body=bytes(data))
         return None
     with atomic_file(path) as temporary:
         Path(temporary).write_bytes(data)
@@ -113,7 +103,7 @@ def create(path: str, data: bytes) -> bool:
     (holds a random number, say): a retry after a lost answer recognises itself by its bytes.
     """
     if path.startswith(S3):
-        return _create_object(path, data)
+        return s3_objects.create_object(path, data)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
     try:
@@ -134,9 +124,9 @@ def atomic_file(path: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             temporary = str(Path(folder) / "upload")
             yield temporary
-            bucket, key = _bucket_and_key(path)
-            with _s3_errors(path):
-                _client().upload_file(temporary, bucket, key)
+            bucket, key = s3_objects.split_location(path)
+            with s3_objects.translate_errors(path):
+                s3_objects.get_client().upload_file(temporary, bucket, key)
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
@@ -153,7 +143,7 @@ def atomic_file(path: str) -> Iterator[str]:
 def open_read(path: str) -> BinaryIO:
     """A seekable stream of the bytes at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
-        reader = _ObjectReader(path, size(path))
+        reader = s3_objects.ObjectReader(path, size(path))
         return cast(BinaryIO, io.BufferedReader(reader, READ_BLOCK))
     return Path(path).open("rb")
 
@@ -170,7 +160,7 @@ def exists(path: str) -> bool:
 def size(path: str) -> int:
     """Bytes of the file at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
-        return int(_head(path)["ContentLength"])
+        return int(s3_objects.head_object(path)["ContentLength"])
     if not Path(path).is_file():
         raise FileNotFoundError(path)
     return Path(path).stat().st_size
@@ -181,21 +171,23 @@ def list_files(folder: str, suffix: str = "") -> list[str]:
 
     Names that begin with a dot (files being written) are left out.
     """
-    found = list(_list_objects(folder)) if folder.startswith(S3) else _walk(folder)
+    found = list(s3_objects.list_objects(folder)) if folder.startswith(S3) else _walk(folder)
     return sorted(path for path in found if path.endswith(suffix) and _is_file_name(path))
 
 
 def list_sizes(folder: str) -> dict[str, int]:
     """Size in bytes of each of the files that `list_files` gives."""
     if folder.startswith(S3):
-        return {path: s for path, s in _list_objects(folder).items() if _is_file_name(path)}
+        return {
+            path: s for path, s in s3_objects.list_objects(folder).items() if _is_file_name(path)
+        }
     return {path: Path(path).stat().st_size for path in list_files(folder)}
 
 
 def list_folders(folder: str) -> list[str]:
     """The folders that lie in `folder` itself, sorted; also those with hidden files only."""
     if folder.startswith(S3):
-        return _list_prefixes(folder)
+        return s3_objects.list_prefixes(folder)
     if not Path(folder).is_dir():
         return []
     return sorted(join(folder, entry.name) for entry in Path(folder).iterdir() if entry.is_dir())
@@ -217,9 +209,9 @@ def _is_file_name(path: str) -> bool:
 def delete(path: str) -> None:
     """Remove the file at `path`, if there is one."""
     if path.startswith(S3):
-        bucket, key = _bucket_and_key(path)
-        with _s3_errors(path):
-            _client().delete_object(Bucket=bucket, Key=key)
+        bucket, key = s3_objects.split_location(path)
+        with s3_objects.translate_errors(path):
+            s3_objects.get_client().delete_object(Bucket=bucket, Key=key)
     else:
         Path(path).unlink(missing_ok=True)
 
@@ -230,10 +222,10 @@ def move(path: str, target: str) -> None:
     On disk at once; on S3 by a copy of the server's own, after which the original goes.
     """
     if path.startswith(S3):
-        bucket, key = _bucket_and_key(path)
-        to_bucket, to_key = _bucket_and_key(target)
-        with _s3_errors(path):
-            _client().copy({"Bucket": bucket, "Key": key}, to_bucket, to_key)
+        bucket, key = s3_objects.split_location(path)
+        to_bucket, to_key = s3_objects.split_location(target)
+        with s3_objects.translate_errors(path):
+            s3_objects.get_client().copy({"Bucket": bucket, "Key": key}, to_bucket, to_key)
         delete(path)
     else:
         Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +235,7 @@ def move(path: str, target: str) -> None:
 def delete_folder(folder: str) -> None:
     """Remove `folder` and all that lies below it, if it is there."""
     if folder.startswith(S3):
-        for path in _list_objects(folder):
+        for path in s3_objects.list_objects(folder):
             delete(path)
     elif Path(folder).is_dir():
         shutil.rmtree(folder)
@@ -264,7 +256,7 @@ def content_key(path: str) -> str:
     Reading terabytes back from S3 only to hash them would cost more than the stage that asks.
     """
     if path.startswith(S3):
-        head = _head(path)
+        head = s3_objects.head_object(path)
         return f"{head['ContentLength']}-{head['ETag'].strip(chr(34))}"
     return sha256(path)
 
@@ -280,9 +272,9 @@ def local_path(path: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     cached = Path(home) / "trainrig" / name
     if not cached.exists():
-        bucket, key = _bucket_and_key(path)
-        with atomic_file(str(cached)) as temporary, _s3_errors(path):
-            _client().download_file(bucket, key, temporary)
+        bucket, key = s3_objects.split_location(path)
+        with atomic_file(str(cached)) as temporary, s3_objects.translate_errors(path):
+            s3_objects.get_client().download_file(bucket, key, temporary)
     return cached
 
 
@@ -324,197 +316,3 @@ def _sync_folder(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _bucket_and_key(path: str) -> tuple[str, str]:
-    bucket, _, key = path.removeprefix(S3).partition("/")
-    return bucket, key
-
-
-@functools.cache
-def _client() -> Any:
-    from boto3.session import Session
-    from botocore.config import Config
-
-    retries: Any = {"mode": "standard", "max_attempts": 1}  # we send again ourselves
-    config = Config(retries=retries, connect_timeout=10, read_timeout=60)
-    client = Session().client("s3", config=config)  # threads may not share boto3's default session
-    s3_retries.register(client)
-    return client
-
-
-@contextlib.contextmanager
-def _s3_errors(path: str) -> Iterator[None]:
-    """What S3 refuses, and what still fails when boto3 has retried, in our own terms."""
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
-
-    try:
-        yield
-    except ClientError as error:
-        if _code(error) in {"404", "NoSuchKey"}:
-            raise FileNotFoundError(path) from None
-        if _code(error) == "InvalidRange":
-            raise _NothingThere(path) from None
-        if _code(error) == "NoSuchBucket":
-            raise DataError(f"{path}: no such bucket; create it, or name another") from None
-        raise ClusterError(f"{path}: S3 answers {error}") from error
-    except NoCredentialsError:
-        raise ClusterError(
-            f"{path}: no AWS credentials on this machine; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY there, or give it a role"
-        ) from None
-    except (BotoCoreError, Boto3Error) as error:
-        raise ClusterError(f"{path}: {error}") from error
-
-
-def _list_objects(folder: str) -> dict[str, int]:
-    """Path → size of each object below `folder`."""
-    bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
-    with _s3_errors(folder):
-        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return {
-            f"{S3}{bucket}/{item['Key']}": int(item["Size"])
-            for page in pages
-            for item in page.get("Contents", [])
-        }
-
-
-def _list_prefixes(folder: str) -> list[str]:
-    bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
-    with _s3_errors(folder):
-        pages = _client().get_paginator("list_objects_v2")
-        found = pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
-        return [
-            f"{S3}{bucket}/{item['Prefix'].rstrip('/')}"
-            for page in found
-            for item in page.get("CommonPrefixes", [])
-        ]
-
-
-def _upload(path: str, data: memoryview) -> None:
-    """Put `data`, more than one PART of it, at `path`: whole, or not at all."""
-    bucket, key = _bucket_and_key(path)
-    place = {"Bucket": bucket, "Key": key}
-    with _s3_errors(path):
-        place["UploadId"] = _client().create_multipart_upload(**place)["UploadId"]
-
-        def put(number: int) -> dict[str, Any]:
-            body = bytes(data[(number - 1) * PART : number * PART])
-            answer = _client().upload_part(**place, PartNumber=number, Body=body)
-            return {"PartNumber": number, "ETag": answer["ETag"]}
-
-        try:
-            with ThreadPoolExecutor(UPLOADS) as threads:
-                parts = list(threads.map(put, range(1, -(-len(data) // PART) + 1)))
-            _complete(path, place, parts, len(data))
-        except BaseException:
-            with contextlib.suppress(Exception):  # what it leaves is seen by nobody, only paid for
-                _client().abort_multipart_upload(**place)
-            raise
-
-
-def _complete(path: str, place: dict[str, str], parts: list[dict[str, Any]], length: int) -> None:
-    from botocore.exceptions import ClientError
-
-    try:
-        _client().complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
-    except ClientError as error:
-        # What a retry is told whose first try was done, but not answered.
-        if _code(error) != "NoSuchUpload" or size(path) != length:
-            raise
-
-
-def _head(path: str) -> dict[str, Any]:
-    bucket, key = _bucket_and_key(path)
-    if not key:
-        raise FileNotFoundError(path)
-    with _s3_errors(path):
-        return cast(dict[str, Any], _client().head_object(Bucket=bucket, Key=key))
-
-
-def _get(path: str, byte_range: str | None) -> bytes:
-    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
-
-    bucket, key = _bucket_and_key(path)
-    wanted = {"Range": byte_range} if byte_range else {}
-
-    def fetch() -> bytes:
-        return cast(bytes, _client().get_object(Bucket=bucket, Key=key, **wanted)["Body"].read())
-
-    # boto3 retries the request, but not a body that is cut off on the way.
-    with _s3_errors(path):
-        return _retry_action(
-            fetch, (IncompleteReadError, ReadTimeoutError, ResponseStreamingError), path
-        )
-
-
-def _retry_action(
-    action: Callable[[], Result], broken: tuple[type[Exception], ...], path: str
-) -> Result:
-    for attempt in range(ATTEMPTS):
-        try:
-            return action()
-        except broken as error:
-            if attempt == ATTEMPTS - 1:
-                raise ClusterError(f"{path}: {ATTEMPTS} attempts failed: {error}") from error
-            time.sleep(random.uniform(0, min(20.0, 0.1 * 2**attempt)))  # full jitter
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _create_object(path: str, data: bytes) -> bool:
-    from botocore.exceptions import ClientError
-
-    bucket, key = _bucket_and_key(path)
-    for _ in range(ATTEMPTS):
-        try:
-            with _s3_errors(path):
-                _client().put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
-            return True
-        except ClusterError as error:
-            answer = error.__cause__
-            code = _code(answer) if isinstance(answer, ClientError) else ""
-            if code == "PreconditionFailed":
-                return read(path) == data
-            if code != "ConditionalRequestConflict":
-                raise
-            time.sleep(random.uniform(0, 0.5))  # another writer is at it: its outcome is near
-    raise ClusterError(f"{path}: {ATTEMPTS} conditional writes met another writer each time")
-
-
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-class _NothingThere(ClusterError):
-    """A range was asked for that begins at the end of its object, or beyond."""
-
-
-class _ObjectReader(io.RawIOBase):
-    """Seekable reads of one S3 object by ranged GETs."""
-
-    def __init__(self, path: str, length: int) -> None:
-        self._path, self._length, self._at = path, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), self._length - self._at)
-        if wanted <= 0:
-            return 0
-        data = _get(self._path, f"bytes={self._at}-{self._at + wanted - 1}")
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

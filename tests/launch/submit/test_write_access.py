@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.launch.submit import write_access
 from trainrig.launch.submit.write_access import check_writable, find_shared_disk
+from trainrig.storage import s3_objects
 
 MOUNTS = """/dev/vda1 / ext4 rw 0 0
 fs-1.example:/ /mnt/efs nfs4 rw,vers=4.1 0 0
@@ -52,6 +52,6 @@ def test_a_folder_without_rights(tmp_path: Path) -> None:
 
 def test_a_bucket_keeps_nothing_of_the_check(s3: str) -> None:
     check_writable(f"{s3}/home")
-    assert storage._client().list_objects_v2(Bucket=s3.removeprefix("s3://"))["KeyCount"] == 0
+    assert s3_objects.get_client().list_objects_v2(Bucket=s3.removeprefix("s3://"))["KeyCount"] == 0
     with pytest.raises(DataError, match="no such bucket"):
         check_writable("s3://not-there-at-all/home")

@@ -5,6 +5,7 @@ import pytest
 from trainrig import storage
 from trainrig.corpus.dedup.signatures.signature_file import load_columns, save_columns
 from trainrig.errors import DataError
+from trainrig.storage import s3_objects
 
 ARRAYS = {
     "ids": np.array(["a", "bc", "é"]),
@@ -49,14 +50,14 @@ def test_shingles_of_a_bucket_are_read_only_where_they_are_asked_for(s3, monkeyp
     save_columns(path, long)
     monkeypatch.setattr(storage, "READ_BLOCK", 2**16)
     read = []
-    get = storage._get
+    get = s3_objects.get_object
 
     def counted(path, byte_range):
         found = get(path, byte_range)
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(storage, "_get", counted)
+    monkeypatch.setattr(s3_objects, "get_object", counted)
     found = load_columns(path, ["keys", "ends"])
     assert np.array_equal(found["keys"], ARRAYS["keys"])
     assert found["ends"].tolist() == [0, 10, 2_000_000]
