@@ -16,7 +16,7 @@ from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.tokens.batch_makers import BatchMaker
-from trainrig.tokens.batches import Batches, DataHistory, read_local_batch
+from trainrig.tokens.batches import Batches, DataHistory, LocalBatch, read_local_batch
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.train import checkpoint
 from trainrig.train.held_out import HeldOutSets, evaluate
@@ -53,139 +53,221 @@ def train(
     The process group must be up. The losses are a function of the job and its data, however often
     it was stopped and resumed; in deterministic mode, also on however many ranks.
     """
-    training, wanted = job.training, job.training.held_out
+    training = job.training
     training.check_workers(dist.get_world_size())
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
     check_float8(training.precision, compiled=training.compile is not None)
-    heartbeats.heartbeat(0, "load")
-    made, held_out = job.make_batches(), job.make_held_out()
-    state = _first_state(job, resume_from, made)
-    agreement = StopConsensus(timedelta(seconds=training.collective_timeout))
-    logger = StepLogger(job, attempt, state)
-    logger.log_numerics()
-    saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, made)
+    return _RankLoop(job, attempt, resume_from, heartbeats).run()
 
-    def agreed_to_stop(doing: str) -> bool:
-        heartbeats.heartbeat(state.step, doing)
-        return agreement.any(heartbeats.stop_wanted())
 
-    def measured() -> bool:
-        """Measure the held-out loss; false: all agreed to stop instead."""
-        # After the last step it is measured now or never: a run that has saved it is at its end.
-        last = state.step == training.steps
-        stop = functools.partial(agreed_to_stop, "evaluate")
-        if held_out is None:
-            return True
-        began = time.perf_counter()
-        found = _measure_held_out(job, state, held_out, lambda: stop() and not last)
-        if found:
-            logger.log_held_out(*found, seconds=time.perf_counter() - began)
-        return found is not None
+class _StopRequests:
+    """Tells the supervisor what this rank does, and asks all ranks whether to stop."""
 
-    def save() -> int:
-        logger.flush()
-        heartbeats.heartbeat(state.step, "save")
-        began = time.perf_counter()
-        saver.save(state)
-        logger.log_save(time.perf_counter() - began)
-        return state.step
+    def __init__(self, job: TrainingJob, state: TrainState, heartbeats: HeartbeatSink) -> None:
+        training = job.training
+        self.consensus = StopConsensus(timedelta(seconds=training.collective_timeout))
+        self._questions = StopQuestions(self.consensus, training.faults.grace)
+        self._state, self._heartbeats = state, heartbeats
 
-    def gone_back() -> bool:
+    def tell(self, doing: str) -> None:
+        """Say that this rank is at it."""
+        self._heartbeats.heartbeat(self._state.step, doing)
+
+    def ask(self, doing: str) -> bool:
+        """Whether all have agreed to stop; each of them has to ask."""
+        self.tell(doing)
+        return self.consensus.any(self._heartbeats.stop_wanted())
+
+    def ask_in_step(self) -> bool:
+        """The same before a micro-batch: the ranks ask each other once a step as a rule."""
+        self.tell("train")
+        return self._questions.ask(self._state.data_step, self._heartbeats.stop_wanted())
+
+    def settle(self) -> None:
+        """Wait for the answers that are still on their way."""
+        self._questions.settle()
+
+
+class _RankLoop:
+    """One rank's part in one attempt: its steps, and what is measured and saved between them."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        attempt: TrainingAttempt,
+        resume_from: str | None,
+        heartbeats: HeartbeatSink,
+    ) -> None:
+        """Collective: as `train`."""
+        heartbeats.heartbeat(0, "load")
+        made, self._held_out = job.make_batches(), job.make_held_out()
+        self._job, self._attempt, self._training = job, attempt, job.training
+        self._state = state = _first_state(job, resume_from, made)
+        self._stops = stops = _StopRequests(job, state, heartbeats)
+        self._logger = StepLogger(job, attempt, state)
+        self._logger.log_numerics()
+        self._saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, made)
+        self._saved, self._stopped, self._rolled_back = state.step, False, False
+        self._then = Next.GO_ON  # what its scores have come to
+        settle = self._saver.settle
+        self._scores = RunScores(job, attempt, stops.consensus, stops.ask, settle)
+        self._stepper = Stepper(job, made.sources, state, stops.ask_in_step)
+        self._comparison = RunComparison(
+            job.folder, job.make_comparison(), stops.consensus, stops.ask, state.mesh
+        )
+        self._recorder = StepRecorder(job.training.profile, job.folder, attempt, dist.get_rank())
+        self._online: OnlineBatches | None = None
+        if isinstance(made, BatchMaker):
+            made = self._online = self._make_online(made)
+        self._read = self._make_reader(made)
+
+    def _make_online(self, made: BatchMaker) -> OnlineBatches:
+        training = self._training
+        return OnlineBatches(
+            made,
+            RunFolder(self._job.folder),
+            self._attempt,
+            self._virtual,
+            mesh=self._state.mesh,
+            gather_once=training.parallel.reshard == "step",
+            actors=self._job.rollout_actors != 0,
+        )
+
+    def _make_reader(self, batches: Batches) -> Callable[[int], LocalBatch]:
+        """What reads this rank's part of the batch of a step."""
+        training, mesh = self._training, self._state.mesh
+        return functools.partial(
+            read_local_batch,
+            batches,
+            mesh.data_rank,
+            mesh.data_size,
+            virtual=self._virtual,
+            peers=count_peers(mesh, training.deterministic and training.parallel.by_micro_batch),
+        )
+
+    @property
+    def _virtual(self) -> int | None:
+        return self._training.virtual_workers if self._training.deterministic else None
+
+    @property
+    def _at_the_end(self) -> bool:
+        return self._state.step == self._training.steps
+
+    def run(self) -> LoopResult:
+        """Take the steps that are left, or those until all agree to stop."""
+        self._measure_first()
+        ahead = 0 if self._online else self._training.prefetch_steps
+        with Prefetch(self._read, ahead) as prefetch, self._saver.kept_if_diverged():
+            while self._goes_on():
+                if self._state.is_to_skip():
+                    self._state.skip()
+                else:
+                    self._take_step(prefetch)
+        self._finish()
+        unfinished = not self._at_the_end and self._then is not Next.END
+        stopped = unfinished and not self._rolled_back
+        return LoopResult(self._state.step, stopped=stopped, rolled_back=self._rolled_back)
+
+    def _measure_first(self) -> None:
+        """What an attempt that ended before may have left unmeasured."""
+        job, state = self._job, self._state
+        # What a run knew when it began is what it may forget.
+        begins = state.step == 0 and job.measures_beginning
+        if self._held_out and (begins or self._held_out_due):
+            missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
+            self._stopped = self._stops.consensus.any(missing) and not self._measure()
+        if not self._stopped:
+            self._stopped = not self._comparison.before(state.model, state.step)
+
+    @property
+    def _held_out_due(self) -> bool:
+        return self._training.held_out.due(self._state.step, self._training.steps)
+
+    def _goes_on(self) -> bool:
+        """Whether there is another step; else why not is known."""
+        if self._at_the_end or self._stopped:
+            return False
+        if self._roll_back():
+            self._rolled_back = True
+            return False
+        self._then = self._scores.after(self._state.step)
+        return self._then is Next.GO_ON
+
+    def _roll_back(self) -> bool:
         """Whether a spike has become whole, and the run is to go on from before it."""
-        spike = state.detector.spike()
+        spike = self._state.detector.spike()
         if spike is None:
             return False
-        logger.flush()
-        saver.settle()
-        return checkpoint.roll_back(job, attempt, state, spike) is not None
+        self._logger.flush()
+        self._saver.settle()
+        return checkpoint.roll_back(self._job, self._attempt, self._state, spike) is not None
 
-    scores = RunScores(job, attempt, agreement, agreed_to_stop, saver.settle)
-    questions = StopQuestions(agreement, training.faults.grace)
+    def _take_step(self, prefetch: Prefetch[LocalBatch]) -> None:
+        state, stepper = self._state, self._stepper
+        self._logger.begin_step()
+        stepper.begin()
+        with self._recorder.step(state.step + 1):
+            with stepper.clock.time_phase("data"):
+                if self._online:
+                    self._online.prepare(state, lambda: self._stops.tell("sample"))
+                local = prefetch.at(state.data_step)
+            state.model.config = self._job.model_after(state.data_step + 1)
+            figures = stepper.take(local)
+        if figures is None:
+            self._stopped = True
+        elif figures.why_skipped:
+            self._logger.log_skipped(figures)
+        else:
+            if self._online:
+                self._online.carry(state, self._job.objective, figures.loss.diagnostics)
+            self._logger.log_step(local, figures, stepper.clock)
+            if self._held_out and self._held_out_due:
+                self._stopped = not self._measure()
+            if self._stopped or self._saver.due(state.step):
+                self._save()
 
-    def agreed_in_step() -> bool:
-        heartbeats.heartbeat(state.step, "train")
-        return questions.ask(state.data_step, heartbeats.stop_wanted())
-
-    stepper = Stepper(job, made.sources, state, agreed_in_step)
-    virtual = training.virtual_workers if training.deterministic else None
-    batches: Batches
-    if isinstance(made, BatchMaker):
-        batches = online = OnlineBatches(
-            made,
-            RunFolder(job.folder),
-            attempt,
-            virtual,
-            mesh=state.mesh,
-            gather_once=training.parallel.reshard == "step",
-            actors=job.rollout_actors != 0,
+    def _measure(self) -> bool:
+        """Measure the held-out loss; false: all agreed to stop instead."""
+        if self._held_out is None:
+            return True
+        # After the last step it is measured now or never: a run that has saved it is at its end.
+        last = self._at_the_end
+        began = time.perf_counter()
+        found = _measure_held_out(
+            self._job,
+            self._state,
+            self._held_out,
+            lambda: self._stops.ask("evaluate") and not last,
         )
-    else:
-        batches, online = made, None
-    mesh = state.mesh
-    read = functools.partial(
-        read_local_batch,
-        batches,
-        mesh.data_rank,
-        mesh.data_size,
-        virtual=virtual,
-        peers=count_peers(mesh, training.deterministic and training.parallel.by_micro_batch),
-    )
-    saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
-    # The attempt that saved this step may have ended before it had measured it. What a run knew
-    # when it began is what it may forget.
-    begins = state.step == 0 and job.measures_beginning
-    if held_out and (begins or wanted.due(state.step, training.steps)):
-        missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
-        stopped = agreement.any(missing) and not measured()
-    comparison = RunComparison(job.folder, job.make_comparison(), agreement, agreed_to_stop, mesh)
-    stopped = stopped or not comparison.before(state.model, state.step)
-    recorder = StepRecorder(training.profile, job.folder, attempt, dist.get_rank())
-    ahead = 0 if online else training.prefetch_steps
-    with Prefetch(read, ahead) as prefetch, saver.kept_if_diverged():
-        while state.step < training.steps and not stopped:
-            if rolled_back := gone_back():
-                break
-            if (then := scores.after(state.step)) is not Next.GO_ON:
-                break
-            if state.is_to_skip():
-                state.skip()
-                continue
-            logger.begin_step()
-            stepper.begin()
-            with recorder.step(state.step + 1):
-                with stepper.clock.time_phase("data"):
-                    if online:
-                        online.prepare(state, lambda: heartbeats.heartbeat(state.step, "sample"))
-                    local = prefetch.at(state.data_step)
-                state.model.config = job.model_after(state.data_step + 1)
-                figures = stepper.take(local)
-            if figures is None:
-                stopped = True
-            elif figures.why_skipped:
-                logger.log_skipped(figures)
-            else:
-                if online:
-                    online.carry(state, job.objective, figures.loss.diagnostics)
-                logger.log_step(local, figures, stepper.clock)
-                if held_out and wanted.due(state.step, training.steps):
-                    stopped = not measured()
-                if stopped or saver.due(state.step):
-                    saved = save()
-    recorder.finish()
-    questions.settle()
-    if saved < state.step and not rolled_back:
-        save()
-    saver.finish()
-    if state.step == training.steps or then is Next.END:
-        saver.verify(lambda: heartbeats.heartbeat(state.step, "save"))
-    if state.step == training.steps:  # now or never, as the held-out loss
-        scores.ask_workers(state.step, to_the_end=True)
-    if state.step == training.steps or then is Next.END:
-        comparison.after(state.model, state.step)
-    logger.close()
-    unfinished = state.step < training.steps and then is not Next.END
-    return LoopResult(state.step, stopped=unfinished and not rolled_back, rolled_back=rolled_back)
+        if found:
+            self._logger.log_held_out(*found, seconds=time.perf_counter() - began)
+        return found is not None
+
+    def _save(self) -> None:
+        self._logger.flush()
+        self._stops.tell("save")
+        began = time.perf_counter()
+        self._saver.save(self._state)
+        self._logger.log_save(time.perf_counter() - began)
+        self._saved = self._state.step
+
+    def _finish(self) -> None:
+        """Save what is not saved; at the end of a run, measure what is now or never."""
+        state = self._state
+        self._recorder.finish()
+        self._stops.settle()
+        if self._saved < state.step and not self._rolled_back:
+            self._save()
+        self._saver.finish()
+        complete = self._at_the_end or self._then is Next.END
+        if complete:
+            self._saver.verify(lambda: self._stops.tell("save"))
+        if self._at_the_end:
+            self._scores.ask_workers(state.step, to_the_end=True)
+        if complete:
+            self._comparison.after(state.model, state.step)
+        self._logger.close()
 
 
 def _measure_held_out(
