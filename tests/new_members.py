@@ -223,7 +223,7 @@ def add_members(package: Path) -> None:
 def main(base: Path) -> None:
     """A run by one rank; and one by two, on a mesh with a further axis, of which one is killed and
     one rank alone goes on: both must come to the same bits, as must the models trained beside."""
-    from trainrig.train.checkpoint import newest_valid
+    from trainrig.train.checkpoint import find_newest_valid
     from trainrig.train.job import TrainedModel
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
@@ -258,14 +258,14 @@ def main(base: Path) -> None:
         return prepare(Pretraining.model_validate(given))
 
     def weights(job) -> dict[str, bytes]:
-        newest, _ = newest_valid(RunFolder(job.folder))
+        newest, _ = find_newest_valid(RunFolder(job.folder))
         assert newest.step == STEPS
         return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}
 
     try:
         before = job_of("before", STRAIGHT, steps=2)
         lasting(1, "train", job=before, attempt=RunFolder(before.folder).take_attempt(0))
-        begun_with, _ = newest_valid(RunFolder(before.folder))
+        begun_with, _ = find_newest_valid(RunFolder(before.folder))
         optimizer = before.training.optimizer
         trained = {"beside": TrainedModel(before.model, begun_with.path, optimizer)}
         straight, killed = (
@@ -282,7 +282,7 @@ def main(base: Path) -> None:
             except EOFError:
                 continue
             assert not fine
-        newest, _ = newest_valid(folder)
+        newest, _ = find_newest_valid(folder)
         at, path = (newest.step, newest.path) if newest else (0, None)
         lasting(1, "train", job=killed, attempt=folder.take_attempt(at), resume_from=path)
         assert weights(killed) == weights(straight)

@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.parallel.mesh import find_local_device, join_group
-from trainrig.train.checkpoint import Saver, load, newest_valid
+from trainrig.train.checkpoint import Saver, find_newest_valid, load
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file import Training
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 
 pytestmark = pytest.mark.bench
 SIZES = {
@@ -67,7 +67,7 @@ def seconds(action):
 def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path, size):
     job = job_of(size, tmp_path)
     folder = RunFolder(job.folder)
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
     rounds = ROUNDS if size == "10M" else 3
     for step in range(1, rounds + 1):
@@ -76,10 +76,10 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
         saver.finish()
     events = [each for each in folder.events() if each["event"] == "checkpoint"]
     megabytes = events[0]["bytes"] / 1e6
-    newest, _ = newest_valid(folder)
+    newest, _ = find_newest_valid(folder)
     reads = [seconds(lambda: load(newest.path, state, job, NoData())) for _ in range(rounds)]
-    whole = [seconds(lambda: newest_valid(folder)) for _ in range(rounds)]
-    cheap = [seconds(lambda: newest_valid(folder, thorough=False)) for _ in range(rounds)]
+    whole = [seconds(lambda: find_newest_valid(folder)) for _ in range(rounds)]
+    cheap = [seconds(lambda: find_newest_valid(folder, thorough=False)) for _ in range(rounds)]
     stalls = [event["stall_seconds"] for event in events]
     report(
         benchmark=f"checkpoint of {size} parameters, one rank",
@@ -102,7 +102,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
     """A few steps with a save before them, and a few without, in turns."""
     job = job_of("10M", tmp_path)
     folder = RunFolder(job.folder)
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
     ids = torch.randint(0, 512, (1, 257))
 

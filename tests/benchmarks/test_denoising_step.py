@@ -32,7 +32,7 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
@@ -98,7 +98,7 @@ def ours(model, objective, micro):
         tokenizer="",
         objective=objective,
     )
-    stepper = Stepper(job, ("web",), fresh_state(job, find_local_device()), lambda: False)
+    stepper = Stepper(job, ("web",), build_fresh_state(job, find_local_device()), lambda: False)
     share = read_local_batch(batches, 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)
 

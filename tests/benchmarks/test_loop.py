@@ -19,7 +19,7 @@ from trainrig import hardware
 from trainrig.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.mesh import find_local_device
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
@@ -64,7 +64,7 @@ def make_job(made_up, tmp_path):
 def result_of(job):
     """What must be equal when a run is repeated."""
     series = [(line["train/loss"], line["train/grad_norm"]) for line in metrics.series(job.folder)]
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     return series, {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")}
 
 

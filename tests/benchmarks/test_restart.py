@@ -11,7 +11,7 @@ import pytest
 
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.train.checkpoint.chunks import CHUNK, READERS, FileChunks
-from trainrig.train.checkpoint.index import IndexedTensor, partitions_of, plan_reads, rows_in
+from trainrig.train.checkpoint.index import IndexedTensor, compute_partitions, find_rows, plan_reads
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 
 MODEL = DecoderConfig(
@@ -33,7 +33,7 @@ def index(world: int) -> dict[str, IndexedTensor]:
             f"optimizer.state.{name}.exp_avg",
             f"optimizer.state.{name}.exp_avg_sq",
         ):
-            partitions = partitions_of(range(world), shape[0])
+            partitions = compute_partitions(range(world), shape[0])
             found[kind] = IndexedTensor(type="F32", shape=tuple(shape), partitions=partitions)
     return found
 
@@ -63,7 +63,7 @@ def test_requests_of_a_restart(written, ranks):
     ours = index(ranks)
     reads, taken, needed = [], [], []
     for rank in range(0, ranks, max(1, ranks // SAMPLED)):
-        wanted = rows_in(ours, rank)
+        wanted = find_rows(ours, rank)
         plan = plan_reads("there", tensors, files, wanted)
         reads.append(len(plan))
         taken.append(sum(read.chunk[1] - read.chunk[0] for read in plan))

@@ -21,7 +21,7 @@ from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
@@ -72,7 +72,7 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
                 stepper = Stepper(
-                    job, ("web",), fresh_state(job, find_local_device()), lambda: False
+                    job, ("web",), build_fresh_state(job, find_local_device()), lambda: False
                 )
             else:
                 stepper.take(share)

@@ -16,7 +16,7 @@ from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
@@ -68,7 +68,7 @@ def ours(sizes=SIZES, **settings):
         make_batches=lambda: OneBatch(sizes.vocabulary),
         tokenizer="",
     )
-    stepper = Stepper(job, ("web",), fresh_state(job, find_local_device()), lambda: False)
+    stepper = Stepper(job, ("web",), build_fresh_state(job, find_local_device()), lambda: False)
     batch = OneBatch(sizes.vocabulary)
     share = read_local_batch(batch, 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)

@@ -45,7 +45,7 @@ def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
     from trainrig.posttrain import sft
     from trainrig.posttrain.run_file import FineTuning
     from trainrig.train import loop
-    from trainrig.train.checkpoint import newest_valid
+    from trainrig.train.checkpoint import find_newest_valid
     from trainrig.train.elastic import trainer
     from trainrig.train.job import TrainingJob
     from trainrig.train.run.run_folder import RunFolder
@@ -54,7 +54,7 @@ def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
         store = Path(tempfile.mkdtemp()) / "store"
         join_group(0, workers, f"file://{store}", timedelta(seconds=60))
         loop.train(job, RunFolder(job.folder).take_attempt(0), None, loop.UNSUPERVISED)
-        last, _ = newest_valid(RunFolder(job.folder))
+        last, _ = find_newest_valid(RunFolder(job.folder))
         assert last is not None
         return trainer.TrainingResult(last, restarts=0)
 

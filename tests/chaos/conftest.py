@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from trainrig.ray_runtime.ray_session import connect
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -61,7 +61,7 @@ def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJo
 def what_came_of(job: TrainingJob) -> dict[str, Any]:
     """All that must not depend on what happened: losses, samples, last weights and optimizer."""
     folder = RunFolder(job.folder)
-    newest, damages = newest_valid(folder)
+    newest, damages = find_newest_valid(folder)
     assert newest is not None and not damages
     names = ("step", "train/loss", "train/grad_norm", "train/lr", "train/tokens")
     return {

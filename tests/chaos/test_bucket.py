@@ -11,7 +11,7 @@ import trouble
 from raylets import Raylets
 
 from trainrig import storage
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 def what_counts(folder):
     """Losses, samples and the bytes of the last tensors: wherever the folder is."""
-    newest, damages = newest_valid(RunFolder(folder))
+    newest, damages = find_newest_valid(RunFolder(folder))
     assert newest.step == 40 and not damages
     tensors = storage.list_files(newest.path, ".safetensors")
     return {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import trouble
 
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
 from trainrig.train.run.run_folder import RunFolder
 
@@ -79,7 +79,7 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
         assert found[name] == wanted[name], name
     # Saved by one rank here and by two there: the same whole tensors.
     (mine,), (others,) = (
-        ranks(1, "tensors", job=each, resume_from=newest_valid(RunFolder(each.folder))[0].path)
+        ranks(1, "tensors", job=each, resume_from=find_newest_valid(RunFolder(each.folder))[0].path)
         for each in (job, straight)
     )
     assert mine.keys() == others.keys()

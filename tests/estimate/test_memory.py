@@ -22,7 +22,7 @@ from trainrig.parallel.recompute import Full, Selective
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 MODEL = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=128)
@@ -73,7 +73,7 @@ def peak(training: Training, rows: int, count: int, length: int = 128) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
                 stepper = Stepper(
-                    job, ("web",), fresh_state(job, find_local_device()), lambda: False
+                    job, ("web",), build_fresh_state(job, find_local_device()), lambda: False
                 )
             else:
                 stepper.take(share)

@@ -55,7 +55,7 @@ from trainrig.tokens.batches import (  # noqa: E402
 )
 from trainrig.train.job import TrainingJob  # noqa: E402
 from trainrig.train.run_file import Training  # noqa: E402
-from trainrig.train.state import fresh_state  # noqa: E402
+from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402
 
 WARM = 3  # steps before those that are timed
@@ -195,7 +195,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
     set_products(training.precision)
     batches = Rows(size)
     job = TrainingJob("", size.config(), training, tuple, "")
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, ("made up",), state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     shares = [read_local_batch(batches, 0, 1, number, virtual=virtual) for number in range(total)]

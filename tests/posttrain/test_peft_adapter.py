@@ -36,7 +36,7 @@ def trained(fresh, tmp_path):
             name: torch.randn(shape, generator=dice) * 0.3
             for name, shape in list_adapter_shapes(base.config, lora).items()
         }
-        adapter = Adapter(lora, base.path, checkpoint.manifest_sum(base.path))
+        adapter = Adapter(lora, base.path, checkpoint.compute_manifest_sum(base.path))
         folder = str(tmp_path / name)
         checkpoint.write_adapter(folder, base.config, base.tokenizer, adapter, tensors)
         return folder

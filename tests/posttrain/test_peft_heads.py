@@ -94,7 +94,7 @@ def write_random(base, lora, out):
         else torch.randn(shape, generator=dice) * 0.2
         for name, shape in list_adapter_shapes(opened.config, lora).items()
     }
-    adapter = Adapter(lora, opened.path, checkpoint.manifest_sum(opened.path))
+    adapter = Adapter(lora, opened.path, checkpoint.compute_manifest_sum(opened.path))
     checkpoint.write_adapter(out, opened.config, opened.tokenizer, adapter, tensors, opened.beside)
 
 

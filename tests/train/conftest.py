@@ -15,7 +15,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
 
@@ -49,7 +49,7 @@ def go_on(ranks) -> Callable[..., None]:
 
     def attempt(world: int, job: TrainingJob) -> None:
         folder = RunFolder(job.folder)
-        newest, _ = newest_valid(folder)
+        newest, _ = find_newest_valid(folder)
         assert newest is not None
         path = newest.path
         ranks(world, "train", job=job, attempt=folder.take_attempt(newest.step), resume_from=path)
@@ -62,7 +62,7 @@ def last_weights() -> Callable[[TrainingJob], dict[str, bytes]]:
     """The bytes of each tensor file of a run's last checkpoint."""
 
     def read(job: TrainingJob) -> dict[str, bytes]:
-        newest, damages = newest_valid(RunFolder(job.folder))
+        newest, damages = find_newest_valid(RunFolder(job.folder))
         assert newest is not None and not damages
         return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}
 

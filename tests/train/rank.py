@@ -77,7 +77,7 @@ from trainrig.train.rollout_pool.requests import find_open, rollouts_of
 from trainrig.train.rollout_pool.sampler import RolloutSampler
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file import Training
-from trainrig.train.state import TrainState, fresh_state
+from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import StepFigures, Stepper
 
 TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die fail at once
@@ -252,7 +252,7 @@ def tensors(
     job: TrainingJob, resume_from: str | None = None, weights_from: str | None = None
 ) -> dict[str, Any]:
     """All whole tensors of a state, and its counters: fresh, or filled from a checkpoint."""
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, job.make_batches())
     if weights_from:
@@ -268,7 +268,7 @@ def saved(
 ) -> str:
     """Save a state, fresh or filled from a checkpoint; what `finish` raised, or nothing. `limit`:
     (rank, bytes of its files)."""
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, job.make_batches())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
@@ -288,7 +288,7 @@ def saved(
 def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tuple[str, str]:
     """Save a fresh state, have rank `spoilt_by` spoil its file, read it all back; type and message
     of what this rank raises."""
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
     saver_here.save(state)
     saver_here.finish()
@@ -315,7 +315,9 @@ def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> t
 
     try:
         reader.read_tensors = read_tensors
-        checkpoint.load(resume_from, fresh_state(job, find_local_device()), job, job.make_batches())
+        checkpoint.load(
+            resume_from, build_fresh_state(job, find_local_device()), job, job.make_batches()
+        )
     except Exception as error:
         return type(error).__name__, str(error)
     finally:
@@ -337,7 +339,7 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
         asked.append((path, begin, len(buffer)))
         return part(path, begin, buffer)
 
-    state = fresh_state(job, find_local_device(), draw=False)
+    state = build_fresh_state(job, find_local_device(), draw=False)
     try:
         storage.read, storage.read_into = read, read_into
         checkpoint.load(resume_from, state, job, job.make_batches())
@@ -349,14 +351,14 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
 
 def parts(job: TrainingJob) -> dict[str, int]:
     """Elements of each weight that this rank holds of a fresh state."""
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
 
 
 def gathered_for_a_save(job: TrainingJob) -> int:
     """Bytes of whole rows that this rank has beside its slices while it saves a fresh state."""
-    state = fresh_state(job, find_local_device())
-    held = state.counted_tensors()
+    state = build_fresh_state(job, find_local_device())
+    held = state.list_counted_tensors()
     new = (each for name, each in state.rows(held).items() if each is not held[name])
     return sum(find_local_slice(each)[0].nbytes for each in new)
 
@@ -373,11 +375,11 @@ def _whole(state: TrainState) -> dict[str, Any]:
     `full_tensor` remembers meshes that look the same, with their groups, which are gone where a
     process has had several one after another. Ranks of other stages have other tensors.
     """
-    held = {name: t for name, t in state.tensors().items() if isinstance(t, DTensor)}
+    held = {name: t for name, t in state.list_tensors().items() if isinstance(t, DTensor)}
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, {name: find_local_slice(t) for name, t in held.items()})
     found = {}
-    for name, tensor in state.tensors().items():
+    for name, tensor in state.list_tensors().items():
         if name in held:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
             for part, begin in (each[name] for each in everywhere if name in each):
@@ -393,7 +395,7 @@ def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | No
     sets = job.make_held_out()
     assert sets is not None
     asked = itertools.count()
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     return evaluate(
         job.objective, state.model, sets, lambda: next(asked) == stop_before, state.mesh
     )
@@ -453,7 +455,7 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     state, taken = _take(job, count)
     losses, whole = [each.loss for each in taken], _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
-    dtypes = {str(tensor.dtype) for tensor in state.tensors().values()}
+    dtypes = {str(tensor.dtype) for tensor in state.list_tensors().values()}
     return {
         "losses": [loss.total for loss in losses],
         "parts": [(dict(loss.terms), dict(loss.by_source)) for loss in losses],
@@ -491,7 +493,7 @@ def _take(job: TrainingJob, count: int) -> tuple[TrainState, list[StepFigures]]:
     training = job.training
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    batches, state = job.make_batches(), fresh_state(job, find_local_device())
+    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
     checkpoint.load_frozen(state, job)
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
@@ -550,7 +552,7 @@ def pace(
     settings = Training.model_validate(training | {"steps": steps + 1})
     numerics.settle(settings.threads, settings.deterministic)
     job = TrainingJob("", DecoderConfig.model_validate(model), settings, tuple, "")
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     agreed = functools.partial(StopConsensus(TIMEOUT).any, False)
     stepper = Stepper(job, MadeUp.sources, state, agreed)
     virtual = settings.virtual_workers if settings.deterministic else None
@@ -734,7 +736,7 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     numerics.settle(1, settings.deterministic)
     model = DecoderConfig.model_validate(sizes)
     job = TrainingJob("", model, settings, tuple, "")
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
     inner, held = stepper._gradients.backward, []
 
@@ -790,7 +792,7 @@ def peak_in_a_step(layers: int, training: dict[str, Any], count: int) -> int:
     numerics.settle(1, settings.deterministic)
     model = DecoderConfig.model_validate(sizes)
     job = TrainingJob("", model, settings, tuple, "")
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
@@ -809,7 +811,7 @@ def kept_for_backward(job: TrainingJob) -> int:
     """Bytes that a forward pass leaves behind for its backward pass, of parameters that were
     gathered before."""
     numerics.settle(1, job.training.deterministic)
-    state, batches = fresh_state(job, find_local_device()), job.make_batches()
+    state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
     micro = DeviceBatch.copy(batches.micro_batch(0, 0), find_local_device())
     batch, passes = state.split.take_part(micro), StagePasses(state.model, state.mesh)
     passes.forward(job.objective, batch, {})

@@ -11,7 +11,7 @@ from trainrig.parallel.layout import FSDP, HSDP
 from trainrig.parallel.pipeline.settings import Pipeline
 from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import Adapter
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -51,7 +51,7 @@ def base(make_job, ranks, tmp_path_factory):
             folder = tmp_path_factory.mktemp("base")
             job = make_job(folder, model=MODELS[model], training={"steps": 3})
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[model] = newest_valid(RunFolder(job.folder))[0].path
+            known[model] = find_newest_valid(RunFolder(job.folder))[0].path
         return known[model]
 
     return make
@@ -89,7 +89,7 @@ def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM
     world = layout.replica * (layout.replicas if layout.kind == "HSDP" else 1)
     job = make_job(folder, world, training=training, model=model, batches={"attend": "document"})
     lora = KINDS[kind] if isinstance(kind, str) else kind
-    adapter = kind and Adapter(lora, path, checkpoint.manifest_sum(path))
+    adapter = kind and Adapter(lora, path, checkpoint.compute_manifest_sum(path))
     config = checkpoint.describe(path)[0]
     initial = None if kind else path
     return dataclasses.replace(
@@ -98,7 +98,7 @@ def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM
 
 
 def go_on(job, world, group, **arguments):
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
@@ -106,7 +106,7 @@ def go_on(job, world, group, **arguments):
 
 def contents(job):
     """What was trained, whole, whichever rank wrote which rows."""
-    found, damages = newest_valid(RunFolder(job.folder))
+    found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     opened = checkpoint.open_model(found.path)
     tensors = opened.adapter.tensors if opened.adapter else opened.weights

@@ -13,7 +13,7 @@ from trainrig.models.lora.layers import list_adapter_shapes
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import DPO
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.job import Adapter, FrozenModel
 from trainrig.train.retention import Checkpoints
@@ -34,7 +34,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def base(straight):
-    found, _ = newest_valid(RunFolder(straight(1).folder))
+    found, _ = find_newest_valid(RunFolder(straight(1).folder))
     return found.path
 
 
@@ -45,7 +45,7 @@ def adapter_job(make_job, base, tmp_path):
     def make(kind, name="run", **changes):
         job = make_job(tmp_path / name, training=TRAINING)
         lora = KINDS[kind] if isinstance(kind, str) else kind
-        adapter = Adapter(lora, base, checkpoint.manifest_sum(base))
+        adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
         return dataclasses.replace(
             job, **({"adapter": adapter, "objective": DPO(), "model": model_of(base)} | changes)
         )
@@ -59,7 +59,7 @@ def model_of(path):
 
 def run(group, world, job, **arguments):
     folder = RunFolder(job.folder)
-    found, _ = newest_valid(folder)
+    found, _ = find_newest_valid(folder)
     taken = folder.take_attempt(found.step if found else 0)
     path = found.path if found else None
     return group(
@@ -69,7 +69,7 @@ def run(group, world, job, **arguments):
 
 def contents(job):
     """The last checkpoint's tensors, whoever wrote which rows; and its losses."""
-    found, damages = newest_valid(RunFolder(job.folder))
+    found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return dict(checkpoint.open_model(found.path).adapter.tensors)
 
@@ -98,9 +98,11 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(kind, adapte
 def test_its_checkpoint_holds_the_adapter_alone_and_names_its_base(adapter_job, ranks, base):
     job = adapter_job("float32")
     run(ranks, 1, job)
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     stored = json.loads(storage.read(storage.join(found.path, "state.json")))["adapter"]
-    assert stored["base"] == base and stored["manifest_sha256"] == checkpoint.manifest_sum(base)
+    assert stored["base"] == base and stored["manifest_sha256"] == checkpoint.compute_manifest_sum(
+        base
+    )
     header = next(Path(found.path).glob("*.safetensors")).read_bytes()
     names = set(json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")]))
     kinds = {name.partition(".")[0] for name in names} - {"__metadata__"}
@@ -119,7 +121,7 @@ def test_its_checkpoint_holds_the_adapter_alone_and_names_its_base(adapter_job, 
 def test_what_it_cannot_go_on_from_is_refused(adapter_job, ranks, make_job, tmp_path, base):
     job = adapter_job("float32")
     run(ranks, 1, job)
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
 
     def refusal(**changes):
         other = dataclasses.replace(job, **changes)
@@ -185,6 +187,6 @@ def test_a_frozen_model_beside_is_the_reference_and_is_not_saved(make_job, ranks
     )
     line = metrics.series(job.folder)[0]
     assert abs(line["train/diagnostics/chosen_drift"]) < 1e-4
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     header = next(Path(found.path).glob("*.safetensors")).read_bytes()
     assert b"reference" not in header

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -31,7 +31,7 @@ def held_out(job):
 
 
 def newest(job):
-    found, damages = newest_valid(RunFolder(job.folder))
+    found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     return found
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from trainrig.cli import app
 from trainrig.train.averaging import Averaging, WeightAverages
-from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
@@ -24,7 +24,7 @@ KEPT = TRAINING | {"averaging": {"horizons": (HORIZON, 100)}}
 
 
 def train(world, job, group, **arguments):
-    newest = newest_valid(RunFolder(job.folder))[0]
+    newest = find_newest_valid(RunFolder(job.folder))[0]
     attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
     path = newest.path if newest else None
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
@@ -53,10 +53,10 @@ def test_an_average_is_the_mean_until_its_horizon_and_then_forgets():
         averages.update(step)
         for horizon in expected:
             expected[horizon] += (value - expected[horizon]) * max(1 / horizon, 1 / step)
-    held = averages.tensors()
+    held = averages.list_tensors()
     assert held["average.4.weight"].item() == pytest.approx(expected[4]) == 4 + 16 / 4
     assert held["average.2.weight"].item() == pytest.approx(expected[2])
-    with averages.swapped_in(4):
+    with averages.swap_in(4):
         assert model.weight.item() == pytest.approx(8.0)
     assert model.weight.item() == 20.0
 
@@ -67,7 +67,7 @@ def test_averages_change_no_bit_of_the_weights(kept, ranks, make_job, tmp_path):
     train(1, plain, ranks)
 
     def weights(job):
-        path = newest_valid(RunFolder(job.folder))[0].path
+        path = find_newest_valid(RunFolder(job.folder))[0].path
         return {n: w.numpy().tobytes() for n, w in open_model(path).weights.items()}
 
     assert weights(plain) == weights(kept)

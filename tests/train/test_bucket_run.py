@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig import storage
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -23,7 +23,7 @@ def train_in_two_attempts(folder, make_run, ranks):
     run = RunFolder(folder)
     short = prepare(make_run(folder, training=TRAINING | {"steps": 4}))
     ranks(1, "train", job=short, attempt=run.take_attempt(0))
-    newest, _ = newest_valid(run)
+    newest, _ = find_newest_valid(run)
     job = prepare(make_run(folder, training=TRAINING))
     ranks(2, "train", job=job, attempt=run.take_attempt(4), resume_from=newest.path)
 

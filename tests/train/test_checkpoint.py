@@ -20,11 +20,11 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import (
     VERIFIED,
-    content_key,
+    compute_content_key,
     describe,
     find_damage,
+    find_newest_valid,
     load_weights,
-    newest_valid,
     open_model,
     resolve,
     write_model,
@@ -35,7 +35,7 @@ from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 
 FILES = (
     "manifest.json",
@@ -129,8 +129,8 @@ def test_the_same_state_is_the_same_bytes_whichever_attempt_wrote_it(straight, r
     resume_from = str(at(straight_on.folder, 16))
     ranks(1, "train", job=job, attempt=folder.take_attempt(16), resume_from=resume_from)
     again = at(job.folder, 20, attempt=2)
-    assert content_key(str(again)) == content_key(str(at(straight_on.folder, 20)))
-    assert content_key(str(again)) != content_key(resume_from)
+    assert compute_content_key(str(again)) == compute_content_key(str(at(straight_on.folder, 20)))
+    assert compute_content_key(str(again)) != compute_content_key(resume_from)
 
 
 def test_one_process_writes_a_model_that_others_open(make_job, tmp_path):
@@ -154,7 +154,7 @@ def test_a_model_in_a_bucket_is_the_same_model(s3, make_job, tmp_path, monkeypat
     initialise(model, seed=3)
     path = write_model(f"{s3}/run", job.model, job.tokenizer, model.state_dict())
     local = write_model(str(tmp_path / "run"), job.model, job.tokenizer, model.state_dict())
-    assert content_key(path) == content_key(local)
+    assert compute_content_key(path) == compute_content_key(local)
     opened = open_model(f"{s3}/run")
     assert opened.path == path
     for name, value in model.state_dict().items():
@@ -174,7 +174,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy)
         path.write_bytes(path.read_bytes()[:-1])
     else:
         flip(path, path.stat().st_size // 2)
-    newest, damages = newest_valid(RunFolder(str(copy)))
+    newest, damages = find_newest_valid(RunFolder(str(copy)))
     assert newest.step == 16
     if (name, how) == ("manifest.json", "deleted"):
         assert damages == [f"{path}: gone, though its checkpoint was whole"]
@@ -217,7 +217,7 @@ def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
 def test_all_damages_on_the_way_are_named_and_no_checkpoint_may_be_left(copy):
     for step in (4, 8, 12, 16, 20):
         (at(copy, step) / "state.json").unlink()
-    newest, damages = newest_valid(RunFolder(str(copy)))
+    newest, damages = find_newest_valid(RunFolder(str(copy)))
     assert newest is None
     assert damages == [f"{at(copy, step) / 'state.json'}: gone" for step in (20, 16, 12, 8, 4)]
 
@@ -230,9 +230,9 @@ def test_a_commit_behind_the_back_of_a_later_attempt_is_ignored(plant):
     for resumed in (0, 8):
         folder.take_attempt(resumed)
     plant(12, attempt=1)  # by workers that outlived their attempt
-    assert newest_valid(folder)[0].step == 8
+    assert find_newest_valid(folder)[0].step == 8
     plant(12, attempt=2)
-    newest, damages = newest_valid(folder)
+    newest, damages = find_newest_valid(folder)
     assert (newest.step, newest.attempt, damages) == (12, 2, [])
 
 
@@ -240,9 +240,9 @@ def test_what_was_resumed_from_counts_for_every_later_attempt(plant):
     folder = plant(4)
     for resumed in (0, 4, 4):
         folder.take_attempt(resumed)
-    assert newest_valid(folder)[0].step == 4
+    assert find_newest_valid(folder)[0].step == 4
     plant(8, attempt=2)  # attempt 3 began from before it
-    assert newest_valid(folder)[0].step == 4
+    assert find_newest_valid(folder)[0].step == 4
 
 
 def test_sixteen_at_once_take_sixteen_numbers(tmp_path):
@@ -281,7 +281,7 @@ def tidy(folder, attempt=1, **settings):
 def test_the_newest_are_kept(keep, left, copy):
     tidy(copy, keep=keep)
     assert steps_in(copy) == left
-    assert newest_valid(RunFolder(str(copy)))[0].step == 20
+    assert find_newest_valid(RunFolder(str(copy)))[0].step == 20
 
 
 def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
@@ -292,7 +292,7 @@ def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
     plant(12, attempt=2)
     plant(16, attempt=1)  # by workers that outlived their attempt
     tidy(folder.path, attempt=2)
-    assert newest_valid(folder)[0].step == 12
+    assert find_newest_valid(folder)[0].step == 12
     assert steps_in(folder.path) == [10, 12]
 
 
@@ -306,7 +306,7 @@ def test_what_is_known_to_be_damaged_is_not_kept_in_place_of_what_is_whole(copy,
         (at(copy, 20) / "manifest.json").write_text("{}")
     tidy(copy)
     assert steps_in(copy) == [12, 16]
-    assert newest_valid(RunFolder(str(copy)))[0].step == 16
+    assert find_newest_valid(RunFolder(str(copy)))[0].step == 16
 
 
 def test_clean_up_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
@@ -417,14 +417,14 @@ def test_a_checkpoint_of_other_data_is_refused_by_what_differs(
     alone, straight, make_job, tmp_path, changed, named
 ):
     job = make_job(tmp_path, batches=changed)
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match=rf"step_00000008.*trained on other data.*\(.*{named}"):
         checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
 
 
 def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_job, tmp_path):
     job = make_job(tmp_path, batches={"stages": ({"from_step": 8, "global_batch": 4},)})
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
     assert state.data_step == 8
 
@@ -432,7 +432,7 @@ def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_jo
 def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
     job = make_job(tmp_path)
     weights = write_model(job.folder, job.model, "{}", Decoder(job.model).state_dict())
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match="does not say what data it was trained on"):
         checkpoint.load(weights, state, job, job.make_batches())
 
@@ -441,7 +441,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
     alone, straight, make_job, tmp_path
 ):
     job = make_job(tmp_path, model={"position_embedding": Rope(theta=500.0)})
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     for load in (functools.partial(checkpoint.load, batches=job.make_batches()), load_weights):
         with pytest.raises(
             ConfigError, match=r"position_embedding.theta is 10000.0 there, 500.0 in"
@@ -451,7 +451,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(alone, straight):
     job = dataclasses.replace(straight(1), tokenizer="{}")
-    state = fresh_state(job, find_local_device())
+    state = build_fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match=r"step_00000008/.*: of another tokenizer than"):
         checkpoint.load(str(at(job.folder, 8)), state, job, job.make_batches())
 

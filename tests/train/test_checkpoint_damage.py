@@ -15,15 +15,15 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.train.checkpoint import (
     DamagedCheckpoint,
     find_damage,
+    find_newest_valid,
     load,
-    newest_valid,
     resolve,
 )
 from trainrig.train.checkpoint import chunks as chunks_of_files
 from trainrig.train.checkpoint.chunks import read_chunk, write_file
 from trainrig.train.checkpoint.manifest import CheckpointManifest, commit, folder_of
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 
 TENSORS = [f"shard-0000{n}-model-00001-of-00001.safetensors" for n in (1, 2)]
 FILES = ["manifest.json", "state.json", "tokenizer.json", *TENSORS]
@@ -62,12 +62,12 @@ def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_ag
 ):
     path = at(copy.folder, 20) / name
     spoil(path, how)
-    state = fresh_state(copy, find_local_device())
+    state = build_fresh_state(copy, find_local_device())
     with pytest.raises(DamagedCheckpoint) as refused:
         load(str(path.parent), state, copy, copy.make_batches())
     assert str(refused.value).startswith(f"{path}: ")
     assert state.step == 0
-    newest, damages = newest_valid(RunFolder(copy.folder), thorough=False)
+    newest, damages = find_newest_valid(RunFolder(copy.folder), thorough=False)
     assert newest.step == 16
     if (name, how) != ("manifest.json", "deleted"):  # without one it never was a checkpoint
         assert len(damages) == 1 and damages[0].startswith(f"{path}: ")
@@ -76,7 +76,7 @@ def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_ag
 def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
     path = at(copy.folder, 20) / TENSORS[1]
     spoil(path, "flipped")
-    assert newest_valid(RunFolder(copy.folder), thorough=False)[0].step == 20
+    assert find_newest_valid(RunFolder(copy.folder), thorough=False)[0].step == 20
     refusals = ranks(2, "refusal", job=copy, resume_from=str(path.parent))
     said = ("DamagedCheckpoint", f"{path}: other bytes than were written, from byte ")
     assert all((kind, text[: len(said[1])]) == said for kind, text in refusals)
@@ -90,9 +90,9 @@ def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
     under_way = at(copy.folder, 24)
     shutil.copytree(manifest.parent, under_way)
     (under_way / manifest.name).unlink()
-    assert newest_valid(RunFolder(copy.folder), thorough=False)[1] == []
+    assert find_newest_valid(RunFolder(copy.folder), thorough=False)[1] == []
     manifest.unlink()
-    newest, damages = newest_valid(RunFolder(copy.folder), thorough=False)
+    newest, damages = find_newest_valid(RunFolder(copy.folder), thorough=False)
     assert newest.step == 16
     assert damages == [f"{manifest}: gone, though its checkpoint was whole"]
 
@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
     folder = RunFolder(copy.folder)
     resumed = []
     while not resumed or resumed[-1] == 20:
-        newest, _ = newest_valid(folder, thorough=False)
+        newest, _ = find_newest_valid(folder, thorough=False)
         resumed.append(newest.step)
         attempt = folder.take_attempt(newest.step)
         if newest.step == 20:
@@ -134,7 +134,7 @@ def test_what_reads_well_the_second_time_is_not_called_damaged(tmp_path, monkeyp
         return count
 
     monkeypatch.setattr(chunks_of_files.storage, "read_into", read_into)
-    (chunk,) = sums.chunks()
+    (chunk,) = sums.iterate_chunks()
     assert bytes(read_chunk(path, *chunk)) == b"right" * 100
     assert spoilt == []
 
@@ -172,7 +172,7 @@ def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_pat
     harm = tmp_path / "harm"
     (at(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
     (at(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
-    state = fresh_state(copy, find_local_device())
+    state = build_fresh_state(copy, find_local_device())
     load(str(at(copy.folder, 20)), state, copy, copy.make_batches())
     assert state.step == 20 and not harm.exists()
     pickle.loads(pickle.dumps(Harm(harm)))
@@ -189,10 +189,10 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
     said = f"names '{name}', which no checkpoint holds"
     assert said in find_damage(str(folder))
     with pytest.raises(DamagedCheckpoint, match="names '"):
-        load(str(folder), fresh_state(copy, find_local_device()), copy, copy.make_batches())
+        load(str(folder), build_fresh_state(copy, find_local_device()), copy, copy.make_batches())
     with pytest.raises(DataError, match="names '"):
         resolve(str(folder))
-    assert newest_valid(RunFolder(copy.folder))[0].step == 16
+    assert find_newest_valid(RunFolder(copy.folder))[0].step == 16
     assert not harm.exists()
 
 
@@ -216,7 +216,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
     entries["tensors"]["model.norm.weight"]["partitions"] = partitions
     (folder / "manifest.json").write_text(json.dumps(entries | {"sum": digest(entries)}))
     with pytest.raises(DamagedCheckpoint, match=said):
-        load(str(folder), fresh_state(copy, find_local_device()), copy, copy.make_batches())
+        load(str(folder), build_fresh_state(copy, find_local_device()), copy, copy.make_batches())
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for_damaged(copy):
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for
     del entries["sum"], entries["tensors"]
     path.write_text(json.dumps(entries | {"sum": digest(entries)}))
     with pytest.raises(DataError) as refused:
-        newest_valid(RunFolder(copy.folder), thorough=False)
+        find_newest_valid(RunFolder(copy.folder), thorough=False)
     assert str(refused.value) == (
         f"{path}: of format 4, but this trainrig reads 5; use the trainrig that wrote it, or "
         "another `output`"
@@ -269,11 +269,11 @@ def test_a_worker_that_outlived_its_attempt_commits_in_vain(run):
     second = run.take_attempt(8)
     late = plant(run, 12, attempt=1)
     for thorough in (True, False):
-        newest, damages = newest_valid(run, thorough=thorough)
+        newest, damages = find_newest_valid(run, thorough=thorough)
         assert (newest.step, newest.attempt, damages) == (8, 1, [])
     assert resolve(run.path) != late
     mine = plant(run, 12, second.number)
-    assert newest_valid(run)[0].path == mine == resolve(run.path)
+    assert find_newest_valid(run)[0].path == mine == resolve(run.path)
 
 
 def test_one_attempt_commits_a_step_once(run):

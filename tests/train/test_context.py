@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
@@ -29,7 +29,7 @@ def trained(make_job, ranks, tmp_path_factory):
             job = make_job(folder, world, training=training, batches=batches)
             attempt = RunFolder(job.folder).take_attempt(0)
             ranks(world, "train", job=job, attempt=attempt)
-            found, damages = newest_valid(RunFolder(job.folder))
+            found, damages = find_newest_valid(RunFolder(job.folder))
             assert not damages
             (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
             known[key] = job, whole

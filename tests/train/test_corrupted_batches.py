@@ -32,7 +32,7 @@ from trainrig.tokens.batches import (
 )
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.trace import trace
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.loss_table import LossTable
 from trainrig.train.pretrain import open_batches, prepare
 from trainrig.train.run import metrics
@@ -243,7 +243,7 @@ def test_a_run_of_several_objectives_goes_on_to_the_same_bits_and_reports_each(
         changes = {"tokens": corrupted_tokens, "training": training, **MIXED}
         job = make_job(tmp_path / name, **changes)
         for number, world in enumerate(worlds):
-            newest, _ = newest_valid(RunFolder(job.folder))
+            newest, _ = find_newest_valid(RunFolder(job.folder))
             resume = newest.path if newest else None
             attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
             stop = {"told": (0, "train", 6)} if number + 1 < len(worlds) else {}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -39,7 +39,7 @@ def test_a_bit_that_flips_in_a_run_ends_it_and_each_after_it(
     with monkeypatch.context() as patch, pytest.raises(DataError, match=named):
         patch.setattr(metrics.MetricsWriter, "write", write_and_flip)
         train(job, folder.take_attempt(0), None)
-    last, damages = newest_valid(folder)
+    last, damages = find_newest_valid(folder)
     assert last is not None and not damages and last.step in (6, 9)  # what was read ahead is whole
     taken = len(list(metrics.read_lines(job.folder)))
     with pytest.raises(DataError, match=named):

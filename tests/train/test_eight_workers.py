@@ -9,7 +9,7 @@ from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import DPO
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import Adapter
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -86,7 +86,7 @@ def trained(make_job, ranks, tmp_path_factory):
             told = {}
             if base:
                 lora = LoRA(rank=4, targets=("attention.*", "feedforward.*"))
-                adapter = Adapter(lora, base, checkpoint.manifest_sum(base))
+                adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
                 config = checkpoint.describe(base)[0]
                 job = dataclasses.replace(job, adapter=adapter, model=config, objective=DPO())
                 told["tuning"] = "pairs"
@@ -99,7 +99,7 @@ def trained(make_job, ranks, tmp_path_factory):
 
 
 def checkpoint_of(job):
-    found, damages = newest_valid(RunFolder(job.folder))
+    found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return found.path
 

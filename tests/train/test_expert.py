@@ -9,7 +9,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.parallel.layout import FSDP
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -32,7 +32,7 @@ def contents(ranks):
     """`contents(job)`: all whole tensors of its last checkpoint, as one process reads them."""
 
     def read(job):
-        found, damages = newest_valid(RunFolder(job.folder))
+        found, damages = find_newest_valid(RunFolder(job.folder))
         assert not damages
         return ranks(1, "tensors", job=plain(job), resume_from=found.path)[0]
 
@@ -152,7 +152,7 @@ def assert_same(found, expected):
 def go_on(job, world, group, until=STEPS):
     """One attempt of `world` ranks, from where the run is; rank 0 is told to stop in the step after
     `until`."""
-    found, damages = newest_valid(RunFolder(job.folder))
+    found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     begun = found.step if found else 0
     # There is so little time that ranks ask each other before each micro-batch.
@@ -209,7 +209,7 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
     """Each in turn hangs on the data of a step until it is killed; the run goes on."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     for world, target, step in ((4, 3, 3), (2, 0, 5), (4, 1, 9)):
-        found, _ = newest_valid(RunFolder(job.folder))
+        found, _ = find_newest_valid(RunFolder(job.folder))
         processes = mortal_ranks.start(
             world,
             "train",
@@ -224,7 +224,7 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
             time.sleep(0.01)
         processes[target].send_signal(signal.SIGKILL)
         mortal_ranks.end()
-        assert newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
+        assert find_newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
     go_on(job, 2, mortal_ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_p
     job, world = laid_out(trained(1)[0], wrote)
     job = dataclasses.replace(job, folder=str(tmp_path))
     go_on(job, world, ranks, until=2)
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     read = {}
     for layout in LAYOUTS:
         another, size = laid_out(job, layout)

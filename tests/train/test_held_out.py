@@ -11,7 +11,7 @@ from trainrig.evaluate.run_file import Evaluation
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
-from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.held_out import HeldOutSets, HeldOutSettings, RowSizes, open_held_out
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
@@ -81,7 +81,7 @@ def test_the_loss_has_the_same_bits_at_any_number_of_workers(ranks, make_job, tm
 def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path):
     job = make_job(tmp_path, training={"held_out": {"every": 3, "rows": 10_000}})
     ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     run = Evaluation(checkpoint=newest.path, tokens=tokens, output="unused", sequence_length=32)
     opened = open_model(newest.path)
     model, encoder = opened.build(), Encoder(opened.tokenizer)

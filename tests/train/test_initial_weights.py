@@ -66,7 +66,9 @@ def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
     assert max(line["train/lr"] for line in lines) == pytest.approx(0.002)
     # Fresh weights begin near ln(vocabulary); these know something.
     assert lines[0]["train/loss"] < metrics.series(earlier)[0]["train/loss"] - 0.3
-    assert manifest.inputs["continue_from"] == checkpoint.content_key(checkpoint.resolve(earlier))
+    assert manifest.inputs["continue_from"] == checkpoint.compute_content_key(
+        checkpoint.resolve(earlier)
+    )
     assert manifest.counts["steps"] == 6
 
 

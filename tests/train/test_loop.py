@@ -11,7 +11,7 @@ from torch.nn import functional
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.optim.groups import group_by_decay
 from trainrig.tokens.batches import IGNORE, TOKENS, read_local_batch
-from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loop import LoopResult, train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -83,7 +83,7 @@ def test_a_stop_after_any_number_of_steps_leaves_no_trace(alone, make_job, last_
         folder = tmp_path / f"stopped-at-{stop}"
         for steps in (stop, 6):
             job = at_constant_rate(steps, folder)
-            newest, _ = newest_valid(RunFolder(job.folder))
+            newest, _ = find_newest_valid(RunFolder(job.folder))
             attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
             train(job, attempt, newest.path if newest else None)
         assert exact(job) == exact(whole)
@@ -125,7 +125,7 @@ def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(
     wait_for(lambda: len(losses(job)) == 10, processes[victim])
     processes[victim].send_signal(signal.SIGKILL)
     processes[victim].wait()
-    newest, damages = newest_valid(RunFolder(job.folder))
+    newest, damages = find_newest_valid(RunFolder(job.folder))
     assert (newest.step, damages) == (8, [])
     go_on(world, job)
     assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 8]
@@ -144,7 +144,7 @@ def test_a_checkpoint_cut_short_by_a_kill_does_not_count(
     assert processes[0].wait() == -signal.SIGKILL
     half_written = tmp_path / "run" / "checkpoints" / "step_00000012" / "attempt-0001"
     assert len(list(half_written.iterdir())) == 4  # all but the manifest
-    newest, damages = newest_valid(RunFolder(job.folder))
+    newest, damages = find_newest_valid(RunFolder(job.folder))
     assert (newest.step, damages) == (8, [])
     go_on(2, job)
     assert exact(job) == exact(undisturbed)
@@ -316,7 +316,7 @@ def test_training_lowers_the_loss(straight):
 def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, tmp_path):
     finished = straight(1)
     job = dataclasses.replace(finished, folder=str(tmp_path))
-    resume_from = newest_valid(RunFolder(finished.folder))[0].path
+    resume_from = find_newest_valid(RunFolder(finished.folder))[0].path
     assert train(job, TrainingAttempt(1, STEPS), resume_from) == LoopResult(STEPS, stopped=False)
     assert losses(job) == [] and not (tmp_path / "checkpoints").exists()
 
@@ -324,7 +324,7 @@ def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, t
 @pytest.mark.slow
 def test_a_run_may_start_from_the_weights_of_another(alone, straight, make_job, tmp_path):
     """Its counters, its schedule and its optimizer's memory are its own."""
-    trained = newest_valid(RunFolder(straight(2).folder))[0].path
+    trained = find_newest_valid(RunFolder(straight(2).folder))[0].path
     job = dataclasses.replace(make_job(tmp_path), initial_weights=trained)
     train(job, RunFolder(job.folder).take_attempt(0), None)
     plain = list(plain_losses(job, open_model(trained).build(), job.training.steps))

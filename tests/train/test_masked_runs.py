@@ -91,7 +91,7 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     processes = mortal_ranks.start(2, "train", job=cut, attempt=attempt, fault=(1, "die", 5))
     assert processes[1].wait() == -signal.SIGKILL
     mortal_ranks.end()
-    newest, _ = checkpoint.newest_valid(RunFolder(cut.folder))
+    newest, _ = checkpoint.find_newest_valid(RunFolder(cut.folder))
     step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was over
     assert step < 6
     attempt = RunFolder(cut.folder).take_attempt(step)

@@ -9,7 +9,7 @@ import pytest
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.trace import trace
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import stored_batches
@@ -42,7 +42,7 @@ def stored(job):
 
 def go_on(ranks, job, world):
     folder = RunFolder(job.folder)
-    newest, _ = newest_valid(folder)
+    newest, _ = find_newest_valid(folder)
     attempt = folder.take_attempt(newest.step)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path, online=UPDATES)
 
@@ -71,7 +71,7 @@ def test_batches_and_weights_are_the_same_at_any_number_of_ranks(world, whole, r
 
 def tensors(ranks, job):
     """The bytes of each tensor of the last checkpoint, whoever wrote it."""
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     (read,) = ranks(1, "tensors", job=job, weights_from=newest.path)
     return {name: value.tobytes() for name, value in read.items() if name.startswith("model.")}
 
@@ -133,7 +133,7 @@ def test_a_damaged_batch_is_not_trained_on(whole, tmp_path):
 
 def test_a_checkpoint_of_other_online_settings_is_refused(whole, ranks, tmp_path):
     job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
-    newest, _ = newest_valid(RunFolder(whole.folder))
+    newest, _ = find_newest_valid(RunFolder(whole.folder))
     attempt = RunFolder(job.folder).take_attempt(newest.step)
     with pytest.raises(AssertionError, match="trained on other data"):
         ranks(1, "train", job=job, attempt=attempt, resume_from=newest.path, online=4)

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run.run_folder import RunFolder
 
 STEPS = 8
@@ -53,7 +53,7 @@ def job_of(make_job, folder, name):
 
 
 def whole_state(ranks, job):
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     (found,) = ranks(1, "tensors", job=job, resume_from=newest.path)
     return {name: value.tobytes() for name, value in found.items() if name != "counters"}
 
@@ -77,7 +77,7 @@ def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
             process.wait()
             continue
         assert not fine  # the other was killed
-    newest, _ = newest_valid(folder)  # None: the kill came before its save was over
+    newest, _ = find_newest_valid(folder)  # None: the kill came before its save was over
     step, path = (newest.step, newest.path) if newest else (0, None)
     attempt = folder.take_attempt(step)
     ranks(3, "train", job=job, attempt=attempt, resume_from=path)
@@ -86,7 +86,7 @@ def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
 
 def test_what_is_frozen_stays_and_has_no_memory(ranks, straight_run):
     job = straight_run("groups")
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     (fresh,) = ranks(1, "tensors", job=job)
     (left,) = ranks(1, "tensors", job=job, resume_from=newest.path)
     frozen = {name for name in fresh if name.startswith("model.layers.0.attention.")}
@@ -103,7 +103,7 @@ def test_float16_backs_off_where_gradients_overflow_and_keeps_its_scale(straight
     from pathlib import Path
 
     job = straight_run("float16")
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     factor, clean = json.loads((Path(newest.path) / "state.json").read_text())["loss_scale"]
     assert 1 < factor < 2**24 and 0 <= clean < 3
     assert json.loads((Path(newest.path) / "state.json").read_text())["skipped"] == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainrig.parallel.layout import FSDP
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -47,7 +47,7 @@ def trained(make_job, ranks, tmp_path_factory):
             job = make_job(folder, world, training=training, batches=batches, model=model)
             attempt = RunFolder(job.folder).take_attempt(0)
             ranks(world, "train", job=job, attempt=attempt)
-            found, damages = newest_valid(RunFolder(job.folder))
+            found, damages = find_newest_valid(RunFolder(job.folder))
             assert not damages
             (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
             known[key] = job, whole
@@ -252,7 +252,7 @@ def laid_out(job, **parallel):
 @pytest.mark.slow
 def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
     job, whole = trained(2, TWO, TIED)
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     for world, pipeline in ((2, None), (2, {"ranks": 2}), (4, {"ranks": 2}), (4, {"ranks": 4})):
         other = laid_out(job, pipeline=pipeline)
         parts = ranks(world, "tensors", job=other, resume_from=found.path)
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
 @pytest.mark.slow
 def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
     job, whole = trained(1)
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     parts = ranks(4, "tensors", job=laid_out(job, pipeline={"ranks": 4}), resume_from=found.path)
     held = {name: part[name] for part in parts for name in part}
     assert held.keys() == whole.keys()
@@ -280,12 +280,12 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
     job, tensors = trained(1, model=TIED)
     shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
     for number, parallel in enumerate((shared, stages, slices, shared | {"pipeline": TWO})):
-        found, _ = newest_valid(RunFolder(job.folder))
+        found, _ = find_newest_valid(RunFolder(job.folder))
         (tmp_path / str(number)).mkdir()
         moved = dataclasses.replace(laid_out(job, **parallel), folder=str(tmp_path / str(number)))
         attempt = RunFolder(moved.folder).take_attempt(0)
         assert ranks(4, "saved", job=moved, attempt=attempt, resume_from=found.path) == [""] * 4
-        found, damages = newest_valid(RunFolder(moved.folder))
+        found, damages = find_newest_valid(RunFolder(moved.folder))
         assert not damages
         (again,) = ranks(1, "tensors", job=plain(moved), resume_from=found.path)
         assert again.keys() == tensors.keys()
@@ -297,7 +297,7 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
 @pytest.mark.slow
 def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     job, _ = trained(2, TWO)
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     asked = ranks(2, "requests", job=job, resume_from=found.path)
     files = [{name for name, _, _ in each if name.endswith("safetensors")} for each in asked]
     assert files == [{f"shard-0000{n}-model-00001-of-00001.safetensors"} for n in (1, 2)]
@@ -321,13 +321,13 @@ def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, 
     job = dataclasses.replace(expected[0], folder=str(tmp_path), training=training)
     folder, at = RunFolder(job.folder), 0
     for world, told in (one, (0, "train", 4)), (2 * one, (3, "train", 3)), (one, None):
-        newest = newest_valid(folder)[0] if at else None
+        newest = find_newest_valid(folder)[0] if at else None
         attempt = folder.take_attempt(at)
         path = newest.path if newest else None
         reached = ranks(world, "train", job=job, attempt=attempt, resume_from=path, told=told)
         assert len(set(reached)) == 1 and (reached[0] == STEPS) == (told is None)
         at = reached[0]
-    found, _ = newest_valid(folder)
+    found, _ = find_newest_valid(folder)
     (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
     assert_equal((job, whole), expected)
 
@@ -355,11 +355,11 @@ def test_a_stage_that_dies_costs_no_bit(
     for each in started:
         each.kill()
         each.wait()
-    newest, _ = newest_valid(folder)
+    newest, _ = find_newest_valid(folder)
     assert newest.step in (3, 6)
     attempt = folder.take_attempt(newest.step)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path)
-    found, _ = newest_valid(folder)
+    found, _ = find_newest_valid(folder)
     (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
     assert_equal((job, whole), expected)
 
@@ -374,7 +374,7 @@ def test_stages_of_rays_workers_train_as_one_process_does(
     batches = {"attend": "document"}
     run = make_run(tmp_path / "run", 2, training=training, batches=batches, model=UNTIED)
     pretrain(run)
-    found, _ = newest_valid(RunFolder(run.output))
+    found, _ = find_newest_valid(RunFolder(run.output))
     job = dataclasses.replace(expected, folder=run.output)
     (whole,) = ranks(1, "tensors", job=job, resume_from=found.path)
     assert_equal((job, whole), alone)

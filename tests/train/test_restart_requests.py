@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from trainrig import manifest, storage
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import VERIFIED, newest_valid, open_model, verified_sums
+from trainrig.train.checkpoint import VERIFIED, find_newest_valid, open_model, read_verified_sums
 from trainrig.train.checkpoint.chunks import FileChunks
 from trainrig.train.checkpoint.index import (
     IndexedTensor,
-    in_order,
-    partitions_of,
+    compute_partitions,
+    find_rows,
     plan_reads,
-    rows_in,
+    sort_names,
 )
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.pretrain import _sums
@@ -30,7 +30,7 @@ SMALL = {"manifest.json", "state.json", "tokenizer.json"}
 
 
 def last_of(job):
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     return newest.path
 
 
@@ -56,11 +56,13 @@ def asked(monkeypatch):
 def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
     """`apart`: the files of other ranks lie between those of this replica."""
     numbers = list(range(0, files * 3, 3)) if apart else list(range(5, 5 + files))
-    tensor = IndexedTensor(type="F32", shape=(rows, 2), partitions=partitions_of(numbers, rows))
+    tensor = IndexedTensor(
+        type="F32", shape=(rows, 2), partitions=compute_partitions(numbers, rows)
+    )
     found = {
         file: list(range(first, first + count))
         for file in range(files * 3 + 6)
-        for first, count in rows_in({"it": tensor}, file).values()
+        for first, count in find_rows({"it": tensor}, file).values()
     }
     chunks = torch.arange(rows).chunk(files)
     assert found == {n: c.tolist() for n, c in zip(numbers, chunks, strict=False) if len(c)}
@@ -80,15 +82,15 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
         f"t{number}": IndexedTensor(
             type=("F32", "U8", "F64")[number % 3],
             shape=(count, 3),
-            partitions=partitions_of(range(before), count),
+            partitions=compute_partitions(range(before), count),
         )
         for number, count in enumerate(rows)
     }
     header, contents = 7, []
     for file in range(before):
-        held = rows_in(index, file)
+        held = find_rows(index, file)
         parts = [b"h" * header]
-        for name in (each for each in in_order(index) if each in held):
+        for name in (each for each in sort_names(index) if each in held):
             first, count = held[name]
             each = index[name].row_bytes
             parts.append(
@@ -110,11 +112,11 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
     for rank in range(now):
         ours = {
             name: IndexedTensor(
-                type=t.type, shape=t.shape, partitions=partitions_of(range(now), t.rows)
+                type=t.type, shape=t.shape, partitions=compute_partitions(range(now), t.rows)
             )
             for name, t in index.items()
         }
-        wanted = rows_in(ours, rank)
+        wanted = find_rows(ours, rank)
         into = {n: np.zeros(c * index[n].row_bytes, np.uint8) for n, (_, c) in wanted.items()}
         seen = []
         for read in plan_reads("there", index, files, wanted):
@@ -142,8 +144,8 @@ def test_the_index_says_what_the_headers_of_the_files_say(straight):
         data = (path / name).read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         firsts = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
-        held = rows_in(there.tensors, number)
-        assert [n for n in in_order(there.tensors) if n in held] == list(header)
+        held = find_rows(there.tensors, number)
+        assert [n for n in sort_names(there.tensors) if n in held] == list(header)
         for tensor, entry in header.items():
             first = next(iter(firsts[tensor]["saved_offsets"]), 0)
             assert held[tensor] == (first, entry["shape"][0] if entry["shape"] else 1)
@@ -222,7 +224,7 @@ def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
     run = Path(shutil.copytree(straight(3).folder, tmp_path / "run"))
     (run / "run.toml").touch()
     path = run / Path(last_of(straight(3))).relative_to(straight(3).folder)
-    found = verified_sums(str(path))
+    found = read_verified_sums(str(path))
     assert found == {name: manifest.file_sum(str(path / name)) for name in found}
     assert set(found) == {p.name for p in path.iterdir()} - {"manifest.json", VERIFIED}
     hashed, sound = [], storage.sha256
@@ -232,7 +234,7 @@ def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
     sums = _sums(stage, str(path))
     assert hashed == [f"{path}/manifest.json", f"{run}/run.toml"] and not asked
     (path / VERIFIED).unlink()
-    assert verified_sums(str(path)) is None
+    assert read_verified_sums(str(path)) is None
     assert _sums(stage, str(path)) == sums
 
 
@@ -243,10 +245,10 @@ def test_only_the_last_checkpoint_is_read_back(straight):
 
 def test_what_was_read_back_of_another_manifest_says_nothing(straight, tmp_path):
     copy = Path(shutil.copytree(last_of(straight(2)), tmp_path / "copy"))
-    assert verified_sums(str(copy)) is not None
+    assert read_verified_sums(str(copy)) is not None
     text = (copy / "manifest.json").read_text()
     (copy / "manifest.json").write_text(text + " ")
-    assert verified_sums(str(copy)) is None
+    assert read_verified_sums(str(copy)) is None
 
 
 def test_other_bytes_than_were_written_are_found_by_the_rank_that_wrote_them(
@@ -260,4 +262,4 @@ def test_other_bytes_than_were_written_are_found_by_the_rank_that_wrote_them(
     assert all(kind == "DamagedCheckpoint" and text.startswith(said) for kind, text in found)
     assert json.loads((path / "damaged.json").read_text())["problem"] == found[0][1]
     assert not (path / VERIFIED).exists()
-    assert newest_valid(RunFolder(job.folder), thorough=False)[0] is None
+    assert find_newest_valid(RunFolder(job.folder), thorough=False)[0] is None

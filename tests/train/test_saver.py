@@ -15,11 +15,11 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.parallel.mesh import find_local_device
 from trainrig.storage import s3_objects
-from trainrig.train.checkpoint import Saver, load, newest_valid, open_model, saver
+from trainrig.train.checkpoint import Saver, find_newest_valid, load, open_model, saver
 from trainrig.train.checkpoint.manifest import folder_of
 from trainrig.train.checkpoint.shares import find_held
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
@@ -32,7 +32,7 @@ class Alone:
 
     def __init__(self, job):
         self.job, self.folder = job, RunFolder(job.folder)
-        self.state = fresh_state(job, find_local_device())
+        self.state = build_fresh_state(job, find_local_device())
         self.saver = Saver(self.folder, self.folder.take_attempt(0), job, job.make_batches())
 
     def save(self, step):
@@ -40,7 +40,7 @@ class Alone:
         self.saver.save(self.state)
 
     def loaded(self, checkpoint):
-        fresh = fresh_state(self.job, find_local_device())
+        fresh = build_fresh_state(self.job, find_local_device())
         load(checkpoint, fresh, self.job, self.job.make_batches())
         return fresh
 
@@ -74,7 +74,7 @@ def gate(monkeypatch):
 
 def numbers(state):
     """The one rank's tensors, copied."""
-    return {name: find_held(each)[0].clone().numpy() for name, each in state.tensors().items()}
+    return {name: find_held(each)[0].clone().numpy() for name, each in state.list_tensors().items()}
 
 
 # --- what is saved
@@ -85,14 +85,15 @@ def test_what_changes_after_the_call_is_not_saved(run, gate):
     job.state.tokens, job.state.skipped = 7, [(1, 3), (5, 6)]
     before = numbers(job.state)
     job.save(4)
-    for value in job.state.tensors().values():
+    for value in job.state.list_tensors().values():
         value.add_(1)
     job.state.step, job.state.data_step, job.state.tokens = 5, 9, 8
     job.state.skipped.append((8, 9))
-    assert newest_valid(job.folder)[0] is None  # so the call returned before anything was written
+    # So the call returned before anything was written.
+    assert find_newest_valid(job.folder)[0] is None
     gate.set()
     job.saver.finish()
-    newest, _ = newest_valid(job.folder)
+    newest, _ = find_newest_valid(job.folder)
     there = job.loaded(newest.path)
     assert (there.step, there.data_step, there.tokens) == (4, 4, 7)
     assert there.skipped == [(1, 3), (5, 6)]
@@ -107,12 +108,12 @@ def test_a_save_waits_for_the_one_before(run, gate):
     job.save(4)
     second = threading.Thread(target=job.save, args=(8,))
     second.start()
-    assert newest_valid(job.folder)[0] is None
+    assert find_newest_valid(job.folder)[0] is None
     gate.set()
     second.join(WAIT)
     job.saver.finish()
     assert [event["step"] for event in job.events("checkpoint")] == [4, 8]
-    assert newest_valid(job.folder)[0].step == 8
+    assert find_newest_valid(job.folder)[0].step == 8
 
 
 @pytest.mark.slow
@@ -146,7 +147,7 @@ def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, mak
     job = make_job(tmp_path / "run", world, training=training)
     folder = RunFolder(job.folder)
     assert ranks(world, "saved", job=job, attempt=folder.take_attempt(0)) == [""] * world
-    path = newest_valid(folder)[0].path
+    path = find_newest_valid(folder)[0].path
     sizes = [file.stat().st_size for file in Path(path).glob("*.safetensors")]
     plain = make_job(tmp_path / "plain")
     (fresh,) = ranks(1, "tensors", job=plain)
@@ -186,7 +187,7 @@ def test_a_full_disk_costs_one_checkpoint_and_then_the_run(run, small_disk):
         ClusterError, match=r"step_00000012/\S+: could not be saved: rank 0: .*No sp"
     ):
         job.save(16)
-    newest, damages = newest_valid(job.folder)
+    newest, damages = find_newest_valid(job.folder)
     assert (newest.step, damages) == (4, [])
     left = [path for path in small_disk.rglob("*") if path.is_file() and path.name != "other"]
     assert {path.parent for path in left} == {Path(newest.path)}
@@ -202,7 +203,7 @@ def test_a_run_goes_on_once_there_is_room_again(run, small_disk):
     shutil.rmtree(Path(folder_of(job.folder.checkpoints, 4, 1)).parent)
     job.save(12)
     job.saver.finish()
-    assert newest_valid(job.folder)[0].step == 12
+    assert find_newest_valid(job.folder)[0].step == 12
 
 
 def test_a_last_save_that_fails_is_said_at_the_end(run, small_disk):
@@ -227,10 +228,10 @@ def test_what_one_rank_cannot_write_fails_on_all_alike(ranks, make_job, tmp_path
     said = ranks(3, "saved", job=job, attempt=folder.take_attempt(0), limit=(1, 20_000))
     assert said[0] == said[1] == said[2]
     assert "could not be saved: rank 1: " in said[0] and "File too large" in said[0]
-    assert newest_valid(folder) == (None, [])
+    assert find_newest_valid(folder) == (None, [])
     assert [path for path in Path(folder.checkpoints).rglob("*") if path.is_file()] == []
     assert ranks(3, "saved", job=job, attempt=folder.take_attempt(0)) == ["", "", ""]
-    assert newest_valid(folder)[0].attempt == 2
+    assert find_newest_valid(folder)[0].attempt == 2
 
 
 def test_a_fault_of_ours_is_told_to_the_others_too(run, monkeypatch, caplog):
@@ -256,8 +257,8 @@ def test_a_second_copy_is_found_when_the_first_is_gone(run, tmp_path):
     job.saver.finish()
     assert sorted(path.name for path in second.iterdir()) == ["step_00000008", "step_00000012"]
     shutil.rmtree(job.folder.checkpoints)
-    assert newest_valid(job.folder)[0] is None
-    newest, _ = newest_valid(job.folder, thorough=False, copy=str(second))
+    assert find_newest_valid(job.folder)[0] is None
+    newest, _ = find_newest_valid(job.folder, thorough=False, copy=str(second))
     assert newest.path == folder_of(str(second), 12, 1)
     assert job.loaded(newest.path).step == 12
 
@@ -267,7 +268,7 @@ def test_a_second_copy_that_fails_stops_nobody(run, tmp_path):
     job = run(every=4, copy_to=str(tmp_path / "file"))
     job.save(4)
     job.saver.finish()
-    assert newest_valid(job.folder)[0].step == 4
+    assert find_newest_valid(job.folder)[0].step == 4
     (failure,) = job.events("checkpoint_copy_failed")
     assert "Not a directory" in failure["problem"]
 
@@ -280,7 +281,7 @@ def test_a_run_in_a_bucket_saves_itself_there(run, s3):
     for step in (4, 8, 12):
         job.save(step)
     job.saver.finish()
-    newest, damages = newest_valid(job.folder)
+    newest, damages = find_newest_valid(job.folder)
     assert (newest.step, newest.path, damages) == (
         12,
         f"{s3}/run/checkpoints/step_00000012/attempt-0001",
@@ -320,7 +321,7 @@ def test_uploads_of_several_ranks_outlast_a_bad_day(
     assert list(folder.events())[-1]["event"] == "checkpoint"
     there = folder_of(f"{s3}/second", 0, 1)
     here = Path(folder_of(folder.checkpoints, 0, 1))
-    assert newest_valid(folder, copy=f"{s3}/second", below=s3)[0].path == there
+    assert find_newest_valid(folder, copy=f"{s3}/second", below=s3)[0].path == there
     for path in here.iterdir():
         assert storage.read(f"{there}/{path.name}") == path.read_bytes()
 
@@ -338,6 +339,6 @@ def test_a_bucket_that_refuses_leaves_nothing_torn(proxy, s3, run, monkeypatch):
     ):
         job.saver.finish()
     proxy.times = 0
-    newest, damages = newest_valid(job.folder)
+    newest, damages = find_newest_valid(job.folder)
     assert (newest.step, damages) == (4, [])
     assert not [path for path in storage.list_files(s3) if "step_00000008" in path]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainrig import storage
 from trainrig.errors import Diverged
-from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
@@ -172,7 +172,7 @@ def poison(*data_steps):
 def attempts(world, job, group, **arguments):
     """Attempts until the run is at its end, as the supervisor makes them; how many it took."""
     for count in range(1, 9):
-        newest = newest_valid(RunFolder(job.folder))[0]
+        newest = find_newest_valid(RunFolder(job.folder))[0]
         attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
         path = newest.path if newest else None
         ends = group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
@@ -183,7 +183,7 @@ def attempts(world, job, group, **arguments):
 
 def left_by(job):
     """Weights of the last checkpoint, and all that is no tensor."""
-    path = newest_valid(RunFolder(job.folder))[0].path
+    path = find_newest_valid(RunFolder(job.folder))[0].path
     held = {name: each.numpy().tobytes() for name, each in open_model(path).weights.items()}
     entries = json.loads(storage.read(storage.join(path, "state.json")))
     return held, {name: entries[name] for name in ("step", "data_step", "tokens", "skipped")}
@@ -225,7 +225,7 @@ def test_stops_and_other_checkpoints_change_nothing_of_it(by_hand, ranks, make_j
     job = job_of(make_job, tmp_path, checkpoints={"every": 13, "keep": 100})
     poisoned = poison(26, 27, 28, 29)
     for rank, heartbeats in ((1, 9), (0, 37)):
-        newest = newest_valid(RunFolder(job.folder))[0]
+        newest = find_newest_valid(RunFolder(job.folder))[0]
         attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
         ranks(
             2,

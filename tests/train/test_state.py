@@ -8,7 +8,7 @@ from trainrig.models.decoder import Decoder, initialise
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 
@@ -63,7 +63,7 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers.tobytes()
 
     before = states()
-    batches, state = job.make_batches(), fresh_state(job, find_local_device())
+    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     for step in range(2):
         assert stepper.take(read_local_batch(batches, 0, 1, step)).why_skipped is None

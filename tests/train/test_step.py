@@ -7,7 +7,7 @@ import math
 import pytest
 
 from trainrig import storage
-from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -24,7 +24,7 @@ def exact(job):
 
 
 def newest(job):
-    return newest_valid(RunFolder(job.folder))[0]
+    return find_newest_valid(RunFolder(job.folder))[0]
 
 
 def weights(job):

@@ -24,7 +24,7 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train.held_out import Metrics
 from trainrig.train.loss_table import LossTable
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 # Of a tensor: what gives Python a number, or another place the bytes.
@@ -84,7 +84,7 @@ def syncs_of_a_step(job, counting=None):
     """Calls that wait in a step, which `counting` counts as well."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
-    batches, state = job.make_batches(), fresh_state(job, find_local_device())
+    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     found = []

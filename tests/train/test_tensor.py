@@ -10,7 +10,7 @@ from trainrig.errors import ConfigError
 from trainrig.parallel.context.settings import Gathered
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.tensor.settings import TensorSplit
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
@@ -90,7 +90,7 @@ def trained(make_job, ranks, tmp_path_factory):
 
 def whole(ranks, job):
     """All that the last checkpoint of `job` holds, as one process reads it."""
-    found, damages = newest_valid(RunFolder(job.folder))
+    found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     (tensors,) = ranks(1, "tensors", job=laid_out(job, FSDP()), resume_from=found.path)
     return tensors
@@ -226,7 +226,7 @@ def test_the_number_of_replicas_does_not_change_a_bit(layout, trained):
 
 
 def go_on(job, world, group, **arguments):
-    found, _ = newest_valid(RunFolder(job.folder))
+    found, _ = find_newest_valid(RunFolder(job.folder))
     attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
@@ -286,7 +286,7 @@ def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
     for number, (world, layout) in enumerate(
         [(3, FSDP()), (6, SHARED), (4, HSDP(replicas=2, tensor=TensorSplit(ranks=2))), (2, DDP())]
     ):
-        found, _ = newest_valid(RunFolder(job.folder))
+        found, _ = find_newest_valid(RunFolder(job.folder))
         moved = dataclasses.replace(laid_out(job, layout), folder=str(tmp_path / str(number)))
         (tmp_path / str(number)).mkdir()
         attempt = RunFolder(moved.folder).take_attempt(0)

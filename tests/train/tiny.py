@@ -31,7 +31,7 @@ from trainrig.processes.fork_server import ForkedProcess, ForkServer
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
 from trainrig.train.job import TrainingJob
 from trainrig.train.pretrain import prepare
@@ -284,11 +284,11 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
         folder = RunFolder(job.folder)
-        newest, _ = newest_valid(folder)
+        newest, _ = find_newest_valid(folder)
         attempt = folder.take_attempt(newest.step if newest else 0)
         path = newest.path if newest else None
         ranks(workers, "train", job=job, attempt=attempt, resume_from=path)
-        last, _ = newest_valid(folder)
+        last, _ = find_newest_valid(folder)
         assert last is not None
         return trainer.TrainingResult(last, restarts=len(folder.attempts()) - 1)
 

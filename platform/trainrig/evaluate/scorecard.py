@@ -118,7 +118,7 @@ def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str]
 
 def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
     """Fingerprints of all that is read. Raises DataError for what is not there."""
-    inputs = {"checkpoint": checkpoint.content_key(run.checkpoint)}
+    inputs = {"checkpoint": checkpoint.compute_content_key(run.checkpoint)}
     if run.tokens:
         inputs["tokens"] = manifest.read_input(run.tokens, "tokenize").content
     if run.conversations:
@@ -128,7 +128,7 @@ def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
         said = f"{name} has its rows there"
         key = [identity(task.task), _content(task.rows, said)]
         if isinstance(scoring := task.task.scoring, PreferredAnswer):
-            key.append(checkpoint.content_key(checkpoint.resolve(scoring.judge)))
+            key.append(checkpoint.compute_content_key(checkpoint.resolve(scoring.judge)))
         if task.task.few_shot.rows is not None:
             key.append(_content(task.task.few_shot.rows, said))
         inputs[name] = manifest.digest(key)

@@ -88,4 +88,4 @@ def tokenizer_files_at(path: str) -> TokenizerFiles:
     DataError for one that is not there."""
     if storage.exists(storage.join(path, TOKENIZER)):
         return TokenizerFiles.read(path)
-    return checkpoint.tokenizer_files(checkpoint.resolve(path))
+    return checkpoint.read_tokenizer_files(checkpoint.resolve(path))

@@ -83,7 +83,9 @@ def reference_folder(conversations: str, model: str, sequence_length: int) -> st
     """Where the references by the checkpoint `model` of the folder `conversations` are, or will
     be."""
     written = manifest.read_input(conversations, "conversations").content
-    key = manifest.digest([written, checkpoint.content_key(model), sequence_length, AT_ONCE])
+    key = manifest.digest(
+        [written, checkpoint.compute_content_key(model), sequence_length, AT_ONCE]
+    )
     return storage.join(conversations, FOLDER, key[:KEY_LENGTH])
 
 
@@ -96,7 +98,7 @@ def find_reference(path: str | None, start: str, encoder: Encoder, sequence_leng
     if path is None:
         return start
     found = checkpoint.resolve(storage.absolute(path))
-    if Encoder.of(checkpoint.tokenizer_files(found)).fingerprint != encoder.fingerprint:
+    if Encoder.of(checkpoint.read_tokenizer_files(found)).fingerprint != encoder.fingerprint:
         raise ConfigError(
             f"reference: {found} has another tokenizer than the model to be tuned, so their "
             "log-probabilities can't be compared; name a model with the same one"
@@ -122,7 +124,7 @@ def compute_references(
     run = ReferenceScoring(output=folder, sequence_length=sequence_length)
     inputs = {
         "conversations": manifest.read_input(conversations, "conversations").content,
-        "model": checkpoint.content_key(model),
+        "model": checkpoint.compute_content_key(model),
     }
     stage = manifest.claim(folder, run, inputs)
     if stage.finished:

@@ -58,7 +58,7 @@ def posttrain(run: FineTuning) -> Manifest:
         folder, length = storage.absolute(run.conversations), run.batches.sequence_length
         start = job.adapter.base if job.adapter else job.initial_weights
         assert start is not None
-        reference = _reference(run, start, Encoder.of(checkpoint.tokenizer_files(start)))
+        reference = _reference(run, start, Encoder.of(checkpoint.read_tokenizer_files(start)))
         compute_references(folder, reference, length, run.cache)
     if job.adapter:
         checkpoint.keep_base(job.adapter, job.folder)
@@ -70,8 +70,8 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     written = manifest.read_input(run.conversations, "conversations")
     path = open_initial_model(storage.absolute(run.checkpoint), storage.absolute(run.output))
     model, tokenizer = checkpoint.describe(path)
-    encoder = Encoder.of(checkpoint.tokenizer_files(path))
-    if checkpoint.adapter_of(path, checkpoint.read_entries(path)):
+    encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
+    if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
         raise ConfigError(
             f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
             "into a folder, which may be named here"
@@ -100,16 +100,18 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         beside={**encoder.files.beside, **TokenizerFiles.read(folder).beside},
         objective=run.objective,
         initial_weights=None if run.lora else path,
-        adapter=Adapter(run.lora, path, checkpoint.manifest_sum(path)) if run.lora else None,
+        adapter=Adapter(run.lora, path, checkpoint.compute_manifest_sum(path))
+        if run.lora
+        else None,
         frozen=rows.frozen,
         make_held_out=rows.make_held_out,
         make_comparison=_comparison(run, rows.kind, folder, encoder),
     )
-    inputs = {"checkpoint": checkpoint.content_key(path), "conversations": written.content}
+    inputs = {"checkpoint": checkpoint.compute_content_key(path), "conversations": written.content}
     if pretraining:
         inputs["pretraining"] = manifest.read_input(pretraining.tokens, "tokenize").content
     if run.reference:
-        inputs["reference"] = checkpoint.content_key(_reference(run, path, encoder))
+        inputs["reference"] = checkpoint.compute_content_key(_reference(run, path, encoder))
     if taught:
         inputs["teacher"] = taught.content
     kind = rows.kind

@@ -22,7 +22,7 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.trace import TracedRun, open_traced
-from trainrig.train.checkpoint import committed
+from trainrig.train.checkpoint import list_committed
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
@@ -136,7 +136,7 @@ def find_url(path: str, url: str) -> Sightings:
         if any(key in wanted for micro in micros for key, _ in _documents(micro, run.batches)):
             steps.append(line["step"])
     folder = RunFolder(run.folder)
-    there = {step for _, step, _ in committed(folder, folder.checkpoints)}
+    there = {step for _, step, _ in list_committed(folder, folder.checkpoints)}
     first = min(steps, default=max(there, default=0) + 1)
     return Sightings(
         url,

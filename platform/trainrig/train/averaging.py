@@ -54,14 +54,14 @@ class WeightAverages:
         for horizon, averages in self._averages.items():
             share = max(1 / horizon, 1 / step)
             for name, average in averages.items():
-                weights = _local(self._parameters[name].detach())
+                weights = _to_local(self._parameters[name].detach())
                 # What an average began with may be no number, which times 0 is none either.
                 if share == 1:
-                    _local(average).copy_(weights)
+                    _to_local(average).copy_(weights)
                 else:
-                    _local(average).lerp_(weights, share)
+                    _to_local(average).lerp_(weights, share)
 
-    def tensors(self) -> "dict[str, Tensor]":
+    def list_tensors(self) -> "dict[str, Tensor]":
         """Each average as `average.HORIZON.NAME`; not copies."""
         return {
             f"average.{horizon}.{name}": average
@@ -70,19 +70,19 @@ class WeightAverages:
         }
 
     @contextlib.contextmanager
-    def swapped_in(self, horizon: int) -> Iterator[None]:
+    def swap_in(self, horizon: int) -> Iterator[None]:
         """While the block runs, the model has the average in the place of its weights."""
-        kept = {name: _local(each.detach()).clone() for name, each in self._parameters.items()}
+        kept = {name: _to_local(each.detach()).clone() for name, each in self._parameters.items()}
         for name, each in self._parameters.items():
-            _local(each.detach()).copy_(_local(self._averages[horizon][name]))
+            _to_local(each.detach()).copy_(_to_local(self._averages[horizon][name]))
         try:
             yield
         finally:
             for name, each in self._parameters.items():
-                _local(each.detach()).copy_(kept[name])
+                _to_local(each.detach()).copy_(kept[name])
 
 
-def _local(tensor: "Tensor") -> "Tensor":
+def _to_local(tensor: "Tensor") -> "Tensor":
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -24,7 +24,7 @@ def check_disk_space(job: TrainingJob) -> None:
     """
     if job.folder.startswith(storage.S3):
         return
-    shapes, training = _saved_shapes(job), job.training
+    shapes, training = _list_saved_shapes(job), job.training
     parameters = sum(map(math.prod, shapes.values()))
     needed = WEIGHT * parameters + count_state_bytes(shapes, training.optimizer, training.groups)
     for each in job.trained.values():
@@ -32,7 +32,7 @@ def check_disk_space(job: TrainingJob) -> None:
         count = sum(map(math.prod, beside.values()))
         parameters += count
         needed += WEIGHT * count + count_state_bytes(beside, each.optimizer)
-    free = _free_bytes(job.folder)
+    free = _measure_free_bytes(job.folder)
     kept = job.training.checkpoints.keep + 1  # the newest is whole before the oldest goes
     what = (
         f"{job.folder}: {short(free)}B free; a checkpoint of {short(parameters)} parameters takes "
@@ -40,11 +40,11 @@ def check_disk_space(job: TrainingJob) -> None:
     )
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
-    if kept * needed > free + _bytes_of(f"{job.folder}/checkpoints"):
+    if kept * needed > free + _sum_bytes(f"{job.folder}/checkpoints"):
         log.warning("%s, and up to %d are there at a time: it may become full", what, kept)
 
 
-def _saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
+def _list_saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
     """Of the model's parameters, or of the adapter's alone, by name."""
     if job.adapter is None:
         return parameter_shapes(job.model)
@@ -54,7 +54,7 @@ def _saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in found.items()}
 
 
-def _free_bytes(folder: str) -> int:
+def _measure_free_bytes(folder: str) -> int:
     """Of the disk that `folder` is on, or will be."""
     path = Path(folder)
     while not path.exists():
@@ -62,5 +62,5 @@ def _free_bytes(folder: str) -> int:
     return shutil.disk_usage(path).free
 
 
-def _bytes_of(folder: str) -> int:
+def _sum_bytes(folder: str) -> int:
     return sum(storage.size(path) for path in storage.list_files(folder))

@@ -57,7 +57,7 @@ def find_initial_weights(
 
 def warn_of_high_rate(path: str, peak: float) -> None:
     """Say so if `peak` is high beside that of the run that made the checkpoint at `path`."""
-    before = _peak_of(path)
+    before = _read_peak_rate(path)
     if before is not None and peak > HIGH_RATE * before:
         log.warning(
             "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: what it learnt may be "
@@ -70,7 +70,7 @@ def warn_of_high_rate(path: str, peak: float) -> None:
         )
 
 
-def _peak_of(path: str) -> float | None:
+def _read_peak_rate(path: str) -> float | None:
     """The peak rate of the run that made the checkpoint at `path`; None if nothing tells."""
     run = RUN_OF_CHECKPOINT.fullmatch(path)
     file = storage.join(run[1], "run.toml") if run else ""

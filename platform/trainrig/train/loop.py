@@ -29,7 +29,7 @@ from trainrig.train.run.profiling import StepRecorder
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger
 from trainrig.train.scoring.run_scores import Next, RunScores
-from trainrig.train.state import TrainState, fresh_state
+from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import Stepper
 
 
@@ -103,7 +103,7 @@ class _RankLoop:
         heartbeats.heartbeat(0, "load")
         made, self._held_out = job.make_batches(), job.make_held_out()
         self._job, self._attempt, self._training = job, attempt, job.training
-        self._state = state = _first_state(job, resume_from, made)
+        self._state = state = _build_first_state(job, resume_from, made)
         self._stops = stops = _StopRequests(job, state, heartbeats)
         self._logger = StepLogger(job, attempt, state)
         self._logger.log_numerics()
@@ -158,7 +158,7 @@ class _RankLoop:
         """Take the steps that are left, or those until all agree to stop."""
         self._measure_first()
         ahead = 0 if self._online else self._training.prefetch_steps
-        with Prefetch(self._read, ahead) as prefetch, self._saver.kept_if_diverged():
+        with Prefetch(self._read, ahead) as prefetch, self._saver.keep_if_diverged():
             while self._goes_on():
                 if self._state.is_to_skip():
                     self._state.skip()
@@ -290,7 +290,7 @@ def _measure_held_out(
             return None
         loss = replace(loss, by_source={**loss.by_source, **remembered.by_source})
     for horizon in state.averages.horizons if loss else ():
-        with state.averages.swapped_in(horizon):
+        with state.averages.swap_in(horizon):
             of_average = measure(sets)
         if of_average is None:
             return None
@@ -298,9 +298,11 @@ def _measure_held_out(
     return (loss, averaged) if loss else None
 
 
-def _first_state(job: TrainingJob, resume_from: str | None, batches: DataHistory) -> TrainState:
+def _build_first_state(
+    job: TrainingJob, resume_from: str | None, batches: DataHistory
+) -> TrainState:
     whole = resume_from or job.branch_from
-    state = fresh_state(job, find_local_device(), draw=not (whole or job.initial_weights))
+    state = build_fresh_state(job, find_local_device(), draw=not (whole or job.initial_weights))
     checkpoint.watch_for_spikes(job, state)
     if job.adapter:
         checkpoint.load_base(state, job)

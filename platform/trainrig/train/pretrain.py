@@ -61,7 +61,7 @@ def pretrain(run: Pretraining) -> Manifest:
     plan = _plan(run, job.folder)
     inputs = {"tokens": tokens.content}
     if job.initial_weights:
-        inputs["continue_from"] = checkpoint.content_key(job.initial_weights)
+        inputs["continue_from"] = checkpoint.compute_content_key(job.initial_weights)
     stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
@@ -104,7 +104,7 @@ def prepare(run: Pretraining) -> TrainingJob:
         training=run.training.at_absolute_paths(),
         make_batches=make_batches,
         tokenizer=tokenizer,
-        beside=checkpoint.tokenizer_files(weights).beside if weights else files.beside,
+        beside=checkpoint.read_tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
         initial_weights=weights,
         measures_beginning=weights is not None,
@@ -306,7 +306,9 @@ def drive(
             copy = job.training.checkpoints.copy_to
             if copy and not stage.resumed:  # later on, a second copy that fails stops nobody
                 check_folder(copy)
-            newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
+            newest, _ = checkpoint.find_newest_valid(
+                RunFolder(job.folder), thorough=False, copy=copy
+            )
             if newest:
                 checkpoint.check_data(newest.path, job.make_batches())
                 checkpoint.check_context(newest.path, checkpoint.read_entries(newest.path), job)
@@ -356,7 +358,7 @@ def finish(
 
 def _sums(stage: Stage, path: str) -> dict[str, FileSum]:
     """Of the last checkpoint alone: events and metrics hold times, which no fingerprint should."""
-    found = checkpoint.verified_sums(path) or {}
+    found = checkpoint.read_verified_sums(path) or {}
     known = {storage.join(path, name): each for name, each in found.items()}
     files = [*storage.list_files(path), stage.path("run.toml")]
     return {

@@ -94,14 +94,14 @@ class TrainState:
         self.skipped.append((begin, at + 1))
         self.data_step += 1
 
-    def weights(self) -> dict[str, Tensor]:
+    def list_weights(self) -> dict[str, Tensor]:
         """All weights as `model.NAME`, or an adapter's alone as `adapter.NAME`; not copies."""
         options = StateDictOptions(ignore_frozen_params=self.adapted)
         named: dict[str, Any] = get_model_state_dict(self.model, options=options)
         kind = "adapter" if self.adapted else "model"
         return {f"{kind}.{name}": self.whole(name, value) for name, value in named.items()}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def list_tensors(self) -> dict[str, Tensor]:
         """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies. Of another
         model that is trained both are `beside.MODEL.model.NAME` and so on.
 
@@ -113,17 +113,17 @@ class TrainState:
         for name, optimizer in self.other_optimizers.items():
             model = self.others[name]
             named: dict[str, Any] = get_model_state_dict(model)
-            own = {f"model.{n}": each for n, each in named.items()} | _memory(model, optimizer)
+            own = {f"model.{n}": each for n, each in named.items()} | _list_memory(model, optimizer)
             beside |= {f"beside.{name}.{n}": each for n, each in own.items()}
         memory = {
             name: self.whole(name.removeprefix(MEMORY).rpartition(".")[0], value)
-            for name, value in _memory(self.model, self.optimizer).items()
+            for name, value in _list_memory(self.model, self.optimizer).items()
         }
         averages = {
             name: self.whole(name.split(".", 2)[2], value)
-            for name, value in self.averages.tensors().items()
+            for name, value in self.averages.list_tensors().items()
         }
-        return self.weights() | memory | averages | beside
+        return self.list_weights() | memory | averages | beside
 
     def rows(self, tensors: dict[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
         """`tensors` of this state, of which this rank has whole rows: see `SharedLayers.rows`."""
@@ -138,26 +138,26 @@ class TrainState:
         """`tensor`, as this rank has the parameter `name`, as a part of the whole one."""
         return self.shared.whole(name, tensor) if self.shared else tensor
 
-    def counted_tensors(self) -> dict[str, Tensor]:
+    def list_counted_tensors(self) -> dict[str, Tensor]:
         """Those of `tensors` that ranks which have other layers do not count as theirs."""
         stage = self.stage
-        return {n: each for n, each in self.tensors().items() if not stage or stage.counts(n)}
+        return {n: each for n, each in self.list_tensors().items() if not stage or stage.counts(n)}
 
 
-def _memory(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
+def _list_memory(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     memory: dict[str, Any] = get_optimizer_state_dict(model, optimizer.parts, options=options)
     return {f"optimizer.{n}": each for n, each in memory.items() if isinstance(each, Tensor)}
 
 
-def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> TrainState:
+def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> TrainState:
     """The state at step 0, sharded over the process group.
 
     No rank ever holds more of it than its shards: each draws its own slices, the same weights at
     any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
     mesh = job.training.parallel.mesh(device)
-    model, split = _sharded(job, job.model, mesh, job.adapter)
+    model, split = _build_sharded(job, job.model, mesh, job.adapter)
     shared = SharedLayers(split, mesh) if split else None
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
@@ -172,10 +172,10 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
             part.copy_(fresh)
     others: dict[str, nn.Module] = {}
     for name, each in job.frozen.items():
-        others[name], _ = _sharded(job, each.model, mesh, beside=True, frozen=True)
+        others[name], _ = _build_sharded(job, each.model, mesh, beside=True, frozen=True)
     other_optimizers: dict[str, OptimizerSet] = {}
     for name, beside in job.trained.items():
-        others[name], _ = _sharded(job, beside.model, mesh, beside=True)
+        others[name], _ = _build_sharded(job, beside.model, mesh, beside=True)
         named, scale = others[name].named_parameters(), width_transfer(beside.model)
         other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
     training = job.training
@@ -192,11 +192,11 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         adapted=adapted,
         shared=shared,
         averages=WeightAverages(model, training.averaging.horizons),
-        stage=_stage_share(job, model) if isinstance(model, StageDecoder) else None,
+        stage=_find_stage_share(job, model) if isinstance(model, StageDecoder) else None,
     )
 
 
-def _stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
+def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
     """What `stage` is of the model of `job`, whose trained parameters one optimizer would have."""
     training = job.training
     with torch.device("meta"):
@@ -210,7 +210,7 @@ def _stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
     return StageShare({names[each]: len(each) for each in ordered}, stage.copies_embedding)
 
 
-def _sharded(
+def _build_sharded(
     job: TrainingJob,
     config: DecoderConfig,
     mesh: WorkerMesh,
@@ -223,7 +223,7 @@ def _sharded(
     training = job.training
     with torch.device("meta"):
         chunks = training.parallel.pipeline_chunks
-        model = _built(config, mesh, training.precision, chunks).requires_grad_(not frozen)
+        model = _build_model(config, mesh, training.precision, chunks).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
             adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
@@ -246,7 +246,9 @@ def _sharded(
     return model, split
 
 
-def _built(config: DecoderConfig, mesh: WorkerMesh, precision: Precision, chunks: int) -> Decoder:
+def _build_model(
+    config: DecoderConfig, mesh: WorkerMesh, precision: Precision, chunks: int
+) -> Decoder:
     """The decoder, or the stages of it that this rank has, `chunks` of them."""
     if mesh.pipeline.group is None:
         return build_model(config)

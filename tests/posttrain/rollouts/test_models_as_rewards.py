@@ -39,7 +39,7 @@ def reward_model(tmp_path_factory, encoder):
 def scored_alone(path, prompt, text):
     """The score of one answer: what stands at its last token but the one that ends it."""
     opened = checkpoint.open_model(path)
-    renderer = ChatTokenizer(checkpoint.tokenizer_files(opened.path)).renderer()
+    renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).renderer()
     rendered = renderer.render(Conversation((Message("user", prompt), Message("assistant", text))))
     last = int(np.flatnonzero(rendered.weights)[-1]) - 1
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_a_run_learns_of_a_reward_model(ranks, make_run, reward_model, tmp_path)
         training={"steps": 1},
     )
     job, inputs, _ = prepare(run)
-    key = checkpoint.content_key(checkpoint.resolve(reward_model))
+    key = checkpoint.compute_content_key(checkpoint.resolve(reward_model))
     assert inputs["rewards[0].checkpoint"] == key
     ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     micro = stored_batches(RunFolder(job.folder))[0].micro_batch(0)

@@ -54,7 +54,7 @@ def trained(ranks, run, world, resume=False):
     """The job of `run`, after `world` ranks have trained it."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
-    newest = checkpoint.newest_valid(folder)[0] if resume else None
+    newest = checkpoint.find_newest_valid(folder)[0] if resume else None
     attempt = folder.take_attempt(newest.step if newest else 0)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
     return job
@@ -133,7 +133,7 @@ def test_check_counts_the_teacher_and_its_content_is_an_input(make_student, teac
     job, inputs, counted = prepare(run)
     count = count_parameters(job.frozen[TEACHER_MODEL].model).total
     assert counted["parameters_of_teacher"] == count == describe(run)["parameters_of_teacher"]
-    assert inputs["teacher"] == checkpoint.content_key(checkpoint.resolve(teacher))
+    assert inputs["teacher"] == checkpoint.compute_content_key(checkpoint.resolve(teacher))
 
 
 @pytest.mark.slow

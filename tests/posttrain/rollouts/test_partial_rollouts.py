@@ -81,7 +81,7 @@ def trained(ranks, run, world):
     """The job of `run`, after `world` ranks have trained it to its end from where it is."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
-    newest = checkpoint.newest_valid(folder)[0]
+    newest = checkpoint.find_newest_valid(folder)[0]
     attempt = folder.take_attempt(newest.step if newest else 0)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
     return job

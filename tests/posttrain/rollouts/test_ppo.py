@@ -52,10 +52,10 @@ def trained(ranks, run, world, resume=False):
     """The job of `run`, after `world` ranks have trained it, and all whole tensors of its end."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
-    newest = checkpoint.newest_valid(folder)[0] if resume else None
+    newest = checkpoint.find_newest_valid(folder)[0] if resume else None
     attempt = folder.take_attempt(newest.step if newest else 0)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
-    last, _ = checkpoint.newest_valid(folder)
+    last, _ = checkpoint.find_newest_valid(folder)
     (found,) = ranks(1, "tensors", job=job, resume_from=last.path)
     return job, found
 
@@ -128,7 +128,7 @@ def test_the_weight_of_the_divergence_goes_from_batch_to_batch_and_into_checkpoi
         error = max(-0.2, min(0.2, measured / 0.05 - 1))
         expected.append(expected[-1] * (1 + error * 16 / 40))
     np.testing.assert_allclose(weights, expected[:2], rtol=1e-6)
-    newest, _ = checkpoint.newest_valid(RunFolder(job.folder))
+    newest, _ = checkpoint.find_newest_valid(RunFolder(job.folder))
     carried = checkpoint.read_entries(newest.path)["carried"]
     assert carried == {DIVERGENCE_WEIGHT: pytest.approx(expected[2], rel=1e-9)}
 
@@ -165,7 +165,7 @@ def test_check_counts_the_critic(make_ppo, fresh, tmp_path):
     count = count_parameters(job.trained[CRITIC_MODEL].model).total
     assert counted["parameters_of_critic"] == count
     assert describe(run)["parameters_of_critic"] == count
-    assert inputs["critic"] == checkpoint.content_key(checkpoint.resolve(fresh))
+    assert inputs["critic"] == checkpoint.compute_content_key(checkpoint.resolve(fresh))
 
 
 @pytest.mark.parametrize(

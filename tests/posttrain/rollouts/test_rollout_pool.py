@@ -58,7 +58,7 @@ def trained(ranks, run, world):
     """The job of `run`, after `world` ranks have trained it to its end from where it is."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
-    newest = checkpoint.newest_valid(folder)[0]
+    newest = checkpoint.find_newest_valid(folder)[0]
     attempt = folder.take_attempt(newest.step if newest else 0)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
     return job
@@ -168,7 +168,7 @@ def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
         assert process.wait() == -signal.SIGKILL
     asked = find_open(rollouts_of(folder))
     assert [(each.number, missing) for each, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
-    assert checkpoint.newest_valid(folder)[0].step == 2
+    assert checkpoint.find_newest_valid(folder)[0].step == 2
     alone = lagging(make_run, tmp_path / "run")
     with pytest.raises(AssertionError, match=r"2 of 2 .* still to be .* set rollouts.actors = 1"):
         trained(ranks, alone, 1)

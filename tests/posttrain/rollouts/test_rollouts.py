@@ -48,7 +48,7 @@ def trained(ranks, run, world, resume=False):
     """The job of `run`, after `world` ranks have trained it."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
-    newest = checkpoint.newest_valid(folder)[0] if resume else None
+    newest = checkpoint.find_newest_valid(folder)[0] if resume else None
     attempt = folder.take_attempt(newest.step if newest else 0)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
     return job
@@ -151,7 +151,7 @@ def test_trace_shows_each_completion_with_its_reward(whole):
 def checkpoint_encoder(path):
     from trainrig.tokens.encoding.encode import Encoder
 
-    return Encoder.of(checkpoint.tokenizer_files(checkpoint.resolve(path)))
+    return Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(path)))
 
 
 def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, problems):

@@ -84,7 +84,7 @@ def whole(ranks, make_turns, tmp_path_factory):
 
 @pytest.mark.slow
 def test_an_environments_tokens_are_read_and_not_trained_on(whole, fresh):
-    encoder = Encoder.of(checkpoint.tokenizer_files(checkpoint.resolve(fresh)))
+    encoder = Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(fresh)))
     turns = []
     for batch in stored_batches(RunFolder(whole.folder)):
         trained_on = 0

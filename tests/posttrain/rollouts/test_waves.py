@@ -36,7 +36,7 @@ def trained(ranks, run, world):
     """The job of `run`, after `world` ranks have trained it to its end from where it is."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
-    newest = checkpoint.newest_valid(folder)[0]
+    newest = checkpoint.find_newest_valid(folder)[0]
     attempt = folder.take_attempt(newest.step if newest else 0)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
     return job
@@ -157,7 +157,7 @@ def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, mak
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_00000002*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
-    assert checkpoint.newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
+    assert checkpoint.find_newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
     assert len(stored_batches(RunFolder(str(tmp_path / "run")))) == 2
     job = trained(ranks, run_of(make_run, tmp_path / "run"), 2)
     assert came_to(job) == came_to(alone)

@@ -15,7 +15,7 @@ from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import read_scores
@@ -43,7 +43,7 @@ def evaluated(make_run, folder, task_file, **changes):
 
 
 def weights(folder):
-    newest, _ = newest_valid(RunFolder(folder))
+    newest, _ = find_newest_valid(RunFolder(folder))
     assert newest.step == STEPS
     found = sorted(Path(newest.path).glob("*.safetensors"))
     return {path.name: path.read_bytes() for path in found}

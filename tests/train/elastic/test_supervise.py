@@ -160,7 +160,7 @@ def play(tmp_path, monkeypatch):
         cluster = FakeCluster(clock, plays)
         cluster.folder = job.folder
         cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(bounds(workers).most)}
-        monkeypatch.setattr(module, "newest_valid", newest_of(cluster, damages))
+        monkeypatch.setattr(module, "find_newest_valid", newest_of(cluster, damages))
         clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
         with StopRequests(job.folder) as stop:
             try:
@@ -175,7 +175,7 @@ def play(tmp_path, monkeypatch):
 
 
 def newest_of(cluster, damages=()):
-    """Stands in for `newest_valid`."""
+    """Stands in for `find_newest_valid`."""
 
     def newest(folder, **how):
         by_step = {checkpoint.step: checkpoint for checkpoint in cluster.checkpoints}
@@ -548,7 +548,7 @@ def _one_life(data, clock, patch):
         clock.plan.append((clock.now + data.draw(st.floats(0, 60)), lambda do=do: do(cluster)))
     folder = FakeFolder()
     patch.setattr(module, "RunFolder", lambda path: folder)
-    patch.setattr(module, "newest_valid", newest_of(cluster))
+    patch.setattr(module, "find_newest_valid", newest_of(cluster))
     faults = Faults(hang_seconds=3.0, start_limit=20.0, wait_for_nodes=40.0)
     job = FakeJob("run", FakeTraining(faults))
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import newest_valid
+from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -36,14 +36,14 @@ def job_of(make_job, folder, task_file, decisions=None, **changes):
 
 def attempt(ranks, job, world):
     folder = RunFolder(job.folder)
-    newest, _ = newest_valid(folder)
+    newest, _ = find_newest_valid(folder)
     number = folder.take_attempt(newest.step if newest else 0)
     path = newest.path if newest else None
     return ranks(world, "train", job=job, attempt=number, resume_from=path)
 
 
 def weights(job):
-    newest, _ = newest_valid(RunFolder(job.folder))
+    newest, _ = find_newest_valid(RunFolder(job.folder))
     return checkpoint.open_model(newest.path).weights
 
 
@@ -148,7 +148,7 @@ def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
     end = read_end(folder)
     assert end.step == 5  # the second score is of step 4, and decided by one step later
     assert "up to step 4, above -1" in end.why
-    assert newest_valid(folder)[0].step == 5
+    assert find_newest_valid(folder)[0].step == 5
     assert [line["step"] for line in metrics.series(job.folder)][-1] == 5
     losses = {line["step"]: line["train/loss"] for line in metrics.series(without.folder)}
     assert all(line["train/loss"] == losses[line["step"]] for line in metrics.series(job.folder))

@@ -36,7 +36,7 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     """
     documents = open_documents(run.documents)
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
-    inputs = {**documents.inputs, "checkpoint": checkpoint.content_key(model)}
+    inputs = {**documents.inputs, "checkpoint": checkpoint.compute_content_key(model)}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished

@@ -69,7 +69,7 @@ class RunProgress:
     def _newest_checkpoint(self) -> int | None:
         if not self.trains or not storage.list_files(RunFolder(self._output).checkpoints):
             return None
-        from trainrig.train.checkpoint import newest_valid
+        from trainrig.train.checkpoint import find_newest_valid
 
-        newest, _ = newest_valid(RunFolder(self._output), thorough=False)
+        newest, _ = find_newest_valid(RunFolder(self._output), thorough=False)
         return newest.step if newest else None

@@ -53,7 +53,7 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
     longest = int(written.config["sequence_length"])
     _check(run, model, longest)
-    inputs = {"conversations": written.content, "checkpoint": checkpoint.content_key(model)}
+    inputs = {"conversations": written.content, "checkpoint": checkpoint.compute_content_key(model)}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
@@ -93,7 +93,7 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
             f"checkpoint: {model} is {config.description}, which expects no token; name a "
             "language model"
         )
-    encoder = Encoder.of(checkpoint.tokenizer_files(model))
+    encoder = Encoder.of(checkpoint.read_tokenizer_files(model))
     if encoder.fingerprint != shards.vocabulary.fingerprint:
         raise ConfigError(
             f"checkpoint: {model} has another tokenizer than {run.conversations}, so its tokens "

@@ -65,8 +65,8 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     }
     tensors = fill_head(folder, below, config, lora, tensors, whole)
     _check_sizes(folder, config, lora, tensors)
-    adapter = Adapter(lora, path, checkpoint.manifest_sum(path))
-    beside = checkpoint.tokenizer_files(path).beside
+    adapter = Adapter(lora, path, checkpoint.compute_manifest_sum(path))
+    beside = checkpoint.read_tokenizer_files(path).beside
     written = checkpoint.write_adapter(out, config, below.tokenizer, adapter, tensors, beside)
     parameters = sum(value.numel() for value in tensors.values())
     return {"output": out, "checkpoint": written, "base": path, "parameters": parameters}

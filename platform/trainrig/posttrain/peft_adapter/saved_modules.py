@@ -13,7 +13,7 @@ from trainrig.models.lora.layers import is_adapter, list_adapter_shapes, merge
 from trainrig.models.lora.settings import LoRA, is_of_head
 from trainrig.posttrain.peft_adapter.names import find_tensors, split_key
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint.reader import fresh_parameters
+from trainrig.train.checkpoint.reader import find_fresh_parameters
 
 # Heads of the models that PEFT calls so; of one that it does not call, the first that is there.
 HEADS: Mapping[str | None, tuple[Head, ...]] = {
@@ -38,7 +38,7 @@ class Base:
 
     def lacks(self, config: DecoderConfig) -> set[str]:
         """Parameters that a model of `config` has, and this one not."""
-        return set(fresh_parameters(checkpoint.read_entries(self.path), config))
+        return set(find_fresh_parameters(checkpoint.read_entries(self.path), config))
 
 
 def find_head(

@@ -61,7 +61,7 @@ class JudgeModel(RewardPart):
 
     def inputs(self) -> Mapping[str, str]:
         """The checkpoint's contents."""
-        return {"checkpoint": checkpoint.content_key(checkpoint.resolve(self.checkpoint))}
+        return {"checkpoint": checkpoint.compute_content_key(checkpoint.resolve(self.checkpoint))}
 
     def open(self) -> "JudgeScorer":
         """What asks it. Raises DataError if there is none, ConfigError for a reward model."""

@@ -39,7 +39,7 @@ class RewardModel(RewardPart):
 
     def inputs(self) -> Mapping[str, str]:
         """The checkpoint's contents."""
-        return {"checkpoint": checkpoint.content_key(checkpoint.resolve(self.checkpoint))}
+        return {"checkpoint": checkpoint.compute_content_key(checkpoint.resolve(self.checkpoint))}
 
     def open(self) -> "ModelScorer":
         """What asks it. Raises DataError if there is none, ConfigError for a model that does not
@@ -93,4 +93,4 @@ def open_renderer(path: str) -> "ChatRenderer":
     """The chat template of the checkpoint at `path`, with its tokenizer."""
     from trainrig.posttrain.chat_source import ChatTokenizer
 
-    return ChatTokenizer(checkpoint.tokenizer_files(path)).renderer()
+    return ChatTokenizer(checkpoint.read_tokenizer_files(path)).renderer()

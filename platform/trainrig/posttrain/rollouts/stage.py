@@ -47,8 +47,8 @@ def prepare(
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
     path = open_initial_model(storage.absolute(run.checkpoint), storage.absolute(run.output))
     model, tokenizer = checkpoint.describe(path)
-    files = checkpoint.tokenizer_files(path)
-    if checkpoint.adapter_of(path, checkpoint.read_entries(path)):
+    files = checkpoint.read_tokenizer_files(path)
+    if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
         raise ConfigError(
             f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
             "into a folder, which may be named here"
@@ -81,13 +81,15 @@ def prepare(
         beside=files.beside,
         objective=run.objective,
         initial_weights=None if run.lora else path,
-        adapter=Adapter(run.lora, path, checkpoint.manifest_sum(path)) if run.lora else None,
+        adapter=Adapter(run.lora, path, checkpoint.compute_manifest_sum(path))
+        if run.lora
+        else None,
         frozen=frozen,
         trained={} if critic is None else {CRITIC_MODEL: critic},
         rollout_actors=run.rollouts.actors,
     )
     inputs = {
-        "checkpoint": checkpoint.content_key(path),
+        "checkpoint": checkpoint.compute_content_key(path),
         "prompts": prompts,
         **reward_inputs(rewards),
         **{f"environment.{f}": k for f, k in (environment.inputs() if environment else {}).items()},
@@ -99,10 +101,10 @@ def prepare(
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
     if teacher:
-        inputs["teacher"] = checkpoint.content_key(teacher.weights)
+        inputs["teacher"] = checkpoint.compute_content_key(teacher.weights)
         counted["parameters_of_teacher"] = count_parameters(teacher.model).total
     if critic:
-        inputs["critic"] = checkpoint.content_key(critic.weights)
+        inputs["critic"] = checkpoint.compute_content_key(critic.weights)
         counted["parameters_of_critic"] = count_parameters(critic.model).total
     return job, inputs, counted
 
@@ -168,12 +170,12 @@ def _describe_reader(
     """The model at `path`, which reads what the policy says. Raises ConfigError, which names
     `field`, for one of another tokenizer than `encoder`, or too short."""
     there, _ = checkpoint.describe(path)
-    if Encoder.of(checkpoint.tokenizer_files(path)).fingerprint != encoder.fingerprint:
+    if Encoder.of(checkpoint.read_tokenizer_files(path)).fingerprint != encoder.fingerprint:
         raise ConfigError(
             f"{field}: {path} has another tokenizer than the model to be taught, so it can't read "
             "what that says; name a model with the same one"
         )
-    if checkpoint.adapter_of(path, checkpoint.read_entries(path)):
+    if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
         raise ConfigError(
             f"{field}: {path} holds an adapter alone; `trainrig export` merges it with its base "
             "into a folder, which may be named here"

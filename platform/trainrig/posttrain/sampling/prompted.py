@@ -68,7 +68,7 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
             f"prompt_tokens ({run.prompt_tokens}) and maximum_tokens ({run.maximum_tokens}) are "
             f"more than the model's {config.positions} positions; lower one of them"
         )
-    encoder = PromptEncoder(Encoder.of(checkpoint.tokenizer_files(model)))
+    encoder = PromptEncoder(Encoder.of(checkpoint.read_tokenizer_files(model)))
     prompts = read_prompt_set(run.prompts, encoder, run.prompt_tokens, tuple(columns))
     return Asked(model, encoder, prompts)
 
@@ -78,7 +78,7 @@ def prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
     paths = run.prompts.paths
     keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
     return {
-        "checkpoint": checkpoint.content_key(model),
+        "checkpoint": checkpoint.compute_content_key(model),
         "prompts": manifest.digest([list(each) for each in keys]),
     }
 

@@ -62,7 +62,7 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
     paths = tuple(paths_of(run.kind, run.paths))
     files = RowFiles(kind=run.kind, paths=paths, source="rows")
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
-    texts, inputs = run.rows in TEXT_ROWS, {"checkpoint": checkpoint.content_key(model)}
+    texts, inputs = run.rows in TEXT_ROWS, {"checkpoint": checkpoint.compute_content_key(model)}
     chat = None
     if not texts:
         variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}

@@ -36,8 +36,13 @@ from trainrig.scaling.sweep.trials import (
     run_file,
     stable_steps,
 )
-from trainrig.train.checkpoint import DamagedCheckpoint, content_key, find_damage, newest_valid
-from trainrig.train.checkpoint.manifest import committed
+from trainrig.train.checkpoint import (
+    DamagedCheckpoint,
+    compute_content_key,
+    find_damage,
+    find_newest_valid,
+)
+from trainrig.train.checkpoint.manifest import list_committed
 from trainrig.train.elastic.supervise import TrainingResult
 from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
@@ -114,7 +119,7 @@ def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stag
     """The folder of `run`, claimed, and its job; a branch takes the state of `branch_from` over."""
     inputs = {"tokens": manifest.read_input(run.tokens, "tokenize").content}
     if branch_from:
-        inputs["branch_from"] = content_key(branch_from)
+        inputs["branch_from"] = compute_content_key(branch_from)
     job = dataclasses.replace(prepare(run), branch_from=branch_from)
     stage = manifest.claim(job.folder, run, inputs)
     if not stage.finished:
@@ -130,7 +135,7 @@ def _branching(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
     """
     wanted = stable_steps(sweep, trial, length)
     trunk = RunFolder(folder_of(sweep, trial, trial.trunk))
-    for path, step, _ in committed(trunk, trunk.checkpoints):
+    for path, step, _ in list_committed(trunk, trunk.checkpoints):
         if step == wanted and find_damage(path) is None:
             return path
     return None
@@ -159,7 +164,7 @@ class Alone:
         if not self.reaches(job, job.training.steps):
             raise Unfinished(f"{job.folder}: stopped; its last step is saved")
         folder = RunFolder(job.folder)
-        newest, _ = newest_valid(folder, thorough=False)
+        newest, _ = find_newest_valid(folder, thorough=False)
         assert newest is not None
         check_sane(job)
         finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.attempts()) - 1)))
@@ -172,7 +177,7 @@ class Alone:
         """
         folder = RunFolder(job.folder)
         while True:
-            newest, _ = newest_valid(folder, thorough=False)
+            newest, _ = find_newest_valid(folder, thorough=False)
             if newest and newest.step >= step:
                 return True
             attempt = folder.take_attempt(newest.step if newest else 0)

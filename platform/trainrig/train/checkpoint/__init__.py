@@ -15,23 +15,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trainrig.train.checkpoint.adapter_entries import (
-    adapter_of,
     check_base,
+    compute_manifest_sum,
     keep_base,
-    manifest_sum,
+    read_adapter,
 )
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint
 from trainrig.train.checkpoint.found import (
     check_context,
     check_data,
-    content_key,
+    compute_content_key,
     describe,
     read_entries,
+    read_tokenizer_files,
     resolve,
-    tokenizer_files,
 )
-from trainrig.train.checkpoint.manifest import Checkpoint, committed, find_damage, newest_valid
-from trainrig.train.checkpoint.verification import VERIFIED, verified_sums
+from trainrig.train.checkpoint.manifest import (
+    Checkpoint,
+    find_damage,
+    find_newest_valid,
+    list_committed,
+)
+from trainrig.train.checkpoint.verification import VERIFIED, read_verified_sums
 
 if TYPE_CHECKING:
     from trainrig.train.checkpoint.adapter import OpenAdapter, load_base
@@ -79,28 +84,28 @@ __all__ = [
     "OpenAdapter",
     "Saver",
     "StoredModel",
-    "adapter_of",
     "check_base",
     "check_context",
     "check_data",
-    "committed",
-    "content_key",
+    "compute_content_key",
+    "compute_manifest_sum",
     "describe",
     "find_damage",
+    "find_newest_valid",
     "keep_base",
+    "list_committed",
     "load",
     "load_base",
     "load_frozen",
     "load_trained",
     "load_weights",
-    "manifest_sum",
-    "newest_valid",
     "open_model",
+    "read_adapter",
     "read_entries",
+    "read_tokenizer_files",
+    "read_verified_sums",
     "resolve",
     "roll_back",
-    "tokenizer_files",
-    "verified_sums",
     "watch_for_spikes",
     "write_adapter",
     "write_model",

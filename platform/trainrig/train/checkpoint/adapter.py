@@ -29,10 +29,10 @@ from trainrig.train.checkpoint.found import OpenedCheckpoint
 from trainrig.train.checkpoint.reader import (
     check_start,
     draw_parameter,
-    fresh_parameters,
+    find_fresh_parameters,
+    read_on_first,
     read_tensors,
     read_together,
-    told_by_first,
 )
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.state import TrainState
@@ -51,17 +51,17 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
         check_base(adapter)
         return OpenedCheckpoint.read(adapter.base)
 
-    opened = told_by_first(adapter.base, read_base)
+    opened = read_on_first(adapter.base, read_base)
 
     def read() -> None:
         check_start(adapter.base, opened.entries, job.model)
-        fresh = fresh_parameters(opened.entries, job.model)
+        fresh = find_fresh_parameters(opened.entries, job.model)
         there = dict(state.model.named_parameters())  # of a stage of the model, some
         for name in fresh:
             if name in there:
                 draw_parameter(state.model, name, job.model, job.training.seed)
         problem: TrainrigError | None = None
-        for names in _by_layer(state.model).values():
+        for names in _group_by_layer(state.model).values():
             read_names = [name for name in names if name not in fresh]
             problem = _read_frozen(opened, state, read_names, problem)
         if problem:
@@ -70,7 +70,7 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
     read_together(adapter.base, read)
 
 
-def _by_layer(model: nn.Module) -> dict[str, list[str]]:
+def _group_by_layer(model: nn.Module) -> dict[str, list[str]]:
     """Names of the frozen weights, those of a layer together: what is read at once is held in
     float32 beside them."""
     groups: dict[str, list[str]] = defaultdict(list)
@@ -89,7 +89,9 @@ def _read_frozen(
     one, too, this rank does its part where ranks that share layers send each other columns."""
     parameters = dict(state.model.named_parameters())
     values = {
-        name: parameters[name] if _is_float32(parameters[name]) else _float32(parameters[name])
+        name: parameters[name]
+        if _is_float32(parameters[name])
+        else _allocate_float32(parameters[name])
         for name in names
     }
     wanted = {f"model.{n}": state.whole(n, value.detach()) for n, value in values.items()}
@@ -109,29 +111,29 @@ def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, 
     """Have the frozen weight `name` be what was read into `value`, in its own numbers; and what of
     its adapter begins with it."""
     path, _, last = name.rpartition(".")
-    local, shared = _local(value), state.shared
+    local, shared = _to_local(value), state.shared
     scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
     if scales is not None:
         largest = compute_row_maxima(local)
         largest = shared.combine_columns(name, largest, largest=True) if shared else largest
         rounded, by_row = quantise(local, largest)
-        _local(parameters[name]).copy_(rounded)
-        _local(scales).copy_(by_row)
+        _to_local(parameters[name]).copy_(rounded)
+        _to_local(scales).copy_(by_row)
         local = restore(rounded, by_row)
     elif value is not parameters[name]:
-        _local(parameters[name]).copy_(local)
-        local = _local(parameters[name]).float()
+        _to_local(parameters[name]).copy_(local)
+        local = _to_local(parameters[name]).float()
     if last == "weight" and (magnitude := parameters.get(f"{path}.magnitude")) is not None:
         squares = sum_rows(local)  # the same bits on any slice
         squares = shared.combine_columns(name, squares) if shared else squares
-        _local(magnitude).copy_(squares.sqrt())
+        _to_local(magnitude).copy_(squares.sqrt())
 
 
 def _is_float32(parameter: Tensor) -> bool:
     return parameter.dtype == torch.float32
 
 
-def _float32(parameter: Tensor) -> Tensor:
+def _allocate_float32(parameter: Tensor) -> Tensor:
     """Room for `parameter` in float32, sharded as it is."""
     if not isinstance(parameter, DTensor):
         return torch.empty(parameter.shape)
@@ -146,7 +148,7 @@ def _float32(parameter: Tensor) -> Tensor:
     )
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -166,7 +168,7 @@ def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> Op
     return OpenAdapter(adapter, {n.removeprefix("adapter."): t for n, t in tensors.items()})
 
 
-def merged_weight(opened: OpenAdapter, name: str, weight: Tensor) -> Tensor:
+def merge_weight(opened: OpenAdapter, name: str, weight: Tensor) -> Tensor:
     """A tensor of the base, float32, with the adapter in it, or the adapter's own; the base
     as it was trained on: rounded if it was held in bfloat16 or int8."""
     lora = opened.of.lora

@@ -19,7 +19,7 @@ from trainrig.train.checkpoint.manifest import KEPT, MANIFEST
 from trainrig.train.job import Adapter
 
 
-def manifest_sum(checkpoint: str) -> str:
+def compute_manifest_sum(checkpoint: str) -> str:
     """SHA-256 of the manifest of `checkpoint`, which names the sums of all else there."""
     return hashlib.sha256(storage.read(storage.join(checkpoint, MANIFEST))).hexdigest()
 
@@ -27,7 +27,7 @@ def manifest_sum(checkpoint: str) -> str:
 def check_base(adapter: Adapter) -> None:
     """Raise ConfigError unless the base of `adapter` is there, and is what it was."""
     try:
-        found = manifest_sum(adapter.base)
+        found = compute_manifest_sum(adapter.base)
     except FileNotFoundError:
         raise ConfigError(
             f"{adapter.base}: gone, but an adapter needs it as its base; put it back"
@@ -39,7 +39,7 @@ def check_base(adapter: Adapter) -> None:
         )
 
 
-def adapter_of(checkpoint: str, entries: Mapping[str, Any]) -> Adapter | None:
+def read_adapter(checkpoint: str, entries: Mapping[str, Any]) -> Adapter | None:
     """The adapter that `checkpoint`, whose `entries` were read, is of; None: it is a model."""
     there = entries.get("adapter")
     if there is None:
@@ -51,7 +51,7 @@ def adapter_of(checkpoint: str, entries: Mapping[str, Any]) -> Adapter | None:
 def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter | None) -> None:
     """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of the same kind of
     adapter of the same base; None: a model."""
-    found = adapter_of(checkpoint, entries)
+    found = read_adapter(checkpoint, entries)
     if found is None or wanted is None:
         if found is not wanted:
             there = "a whole model" if found is None else f"an adapter of {found.base}"
@@ -72,7 +72,7 @@ def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter |
         raise ConfigError(f"{checkpoint}: other [lora] ({change}); use another `output`")
 
 
-def entries_of(adapter: Adapter) -> dict[str, Any]:
+def build_adapter_entries(adapter: Adapter) -> dict[str, Any]:
     """What a checkpoint says of `adapter`."""
     return {
         "lora": adapter.lora.model_dump(mode="json"),

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.encoder.model import build_model
-from trainrig.train.checkpoint.found import describe, resolve, tokenizer_files
-from trainrig.train.checkpoint.manifest import committed, find_damage
+from trainrig.train.checkpoint.found import describe, read_tokenizer_files, resolve
+from trainrig.train.checkpoint.manifest import find_damage, list_committed
 from trainrig.train.checkpoint.model import open_model, write_model
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.run.run_folder import RunFolder
@@ -21,7 +21,7 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
     """
     folder = RunFolder(run)
     paths: dict[int, str] = {}
-    for path, step, _ in committed(folder, folder.checkpoints):
+    for path, step, _ in list_committed(folder, folder.checkpoints):
         if len(paths) < count and step not in paths and not find_damage(path, thorough=False):
             paths[step] = path
     if len(paths) < count:
@@ -58,4 +58,4 @@ def write_average(run: str, horizon: int, out: str) -> str:
 
 def _write(like: str, weights: dict[str, Tensor], out: str) -> str:
     config, tokenizer = describe(like)
-    return write_model(out, config, tokenizer, weights, tokenizer_files(like).beside)
+    return write_model(out, config, tokenizer, weights, read_tokenizer_files(like).beside)

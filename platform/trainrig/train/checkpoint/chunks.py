@@ -40,7 +40,7 @@ class FileChunks(BaseModel):
         """Size of the file."""
         return self.ends[-1] if self.ends else 0
 
-    def chunks(self) -> Iterator[Chunk]:
+    def iterate_chunks(self) -> Iterator[Chunk]:
         """(begin, end, sum) of each chunk."""
         yield from zip((0, *self.ends), self.ends, self.sha256, strict=False)
 
@@ -81,7 +81,7 @@ def read_chunk(path: str, begin: int, end: int, sha256: str) -> Bytes:
 
 def read_file(path: str, wanted: FileChunks) -> bytes:
     """All bytes of `path`, a small file, checked. Raises DamagedCheckpoint."""
-    return b"".join(read_chunk(path, *chunk).tobytes() for chunk in wanted.chunks())
+    return b"".join(read_chunk(path, *chunk).tobytes() for chunk in wanted.iterate_chunks())
 
 
 def find_damaged_chunk(wanted: Iterable[tuple[str, Chunk]]) -> str | None:

@@ -3,7 +3,7 @@
 import re
 
 from trainrig import storage
-from trainrig.train.checkpoint.manifest import KEPT, MANIFEST, committed, find_damage
+from trainrig.train.checkpoint.manifest import KEPT, MANIFEST, find_damage, list_committed
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.scores.records import held_for_scores
@@ -28,7 +28,9 @@ def clean_up(
     `training`: has evaluations, which some are held for.
     """
     found = [
-        each for each in committed(folder, place) if find_damage(each[0], thorough=False) is None
+        each
+        for each in list_committed(folder, place)
+        if find_damage(each[0], thorough=False) is None
     ]
     whole = {path: step for path, step, _ in found}
     held, passing = set[int](), set[int]()

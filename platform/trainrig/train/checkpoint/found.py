@@ -22,9 +22,9 @@ from trainrig.train.checkpoint.manifest import (
     STATE,
     TOKENIZER,
     CheckpointManifest,
-    committed,
     find_damage,
-    newest_valid,
+    find_newest_valid,
+    list_committed,
 )
 from trainrig.train.evaluations.settings import BestBy
 from trainrig.train.job import TrainingJob
@@ -79,12 +79,12 @@ def read_settings(entries: Mapping[str, Any], where: str) -> DecoderConfig:
     return build(find_model_class(given), given, where)
 
 
-def tokenizer_files(checkpoint: str) -> TokenizerFiles:
+def read_tokenizer_files(checkpoint: str) -> TokenizerFiles:
     """The tokenizer of the model at `checkpoint`, with the files that it was brought with."""
     return OpenedCheckpoint.read(checkpoint).read_beside()
 
 
-def content_key(checkpoint: str) -> str:
+def compute_content_key(checkpoint: str) -> str:
     """A fingerprint of what `checkpoint` holds, whichever attempt wrote it."""
     files = CheckpointManifest.read(checkpoint).files
     return digest({name: list(chunks.sha256) for name, chunks in files.items()})
@@ -103,12 +103,12 @@ def resolve(path: str, verify: bool = True) -> str:
             raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
         return path
     if path == BEST or path.endswith(f"/{BEST}"):
-        return _best(path.removesuffix(BEST).rstrip("/") or ".", verify)
+        return _find_best(path.removesuffix(BEST).rstrip("/") or ".", verify)
     run, below = path, ""
     if inside := re.fullmatch(r"(?:(.*)/)?(checkpoints(?:/step_\d+)?)", path):
         run = "." if inside[1] is None else inside[1]
         below = storage.join(run, inside[2])
-    found, damages = newest_valid(RunFolder(run), below, verify, kinds=WEIGHTS)
+    found, damages = find_newest_valid(RunFolder(run), below, verify, kinds=WEIGHTS)
     for damage in damages:
         log.warning("passed over a damaged checkpoint: %s", damage)
     if found is None:
@@ -119,7 +119,7 @@ def resolve(path: str, verify: bool = True) -> str:
     return found.path
 
 
-def _best(run: str, verify: bool) -> str:
+def _find_best(run: str, verify: bool) -> str:
     """The best checkpoint of the run in the folder `run`, by the score that its run file names.
     Raises DataError."""
     path = storage.join(run, "run.toml")
@@ -132,7 +132,9 @@ def _best(run: str, verify: bool) -> str:
             "run, or one of its checkpoints"
         )
     folder = RunFolder(run)
-    there = {(step, number): where for where, step, number in committed(folder, folder.checkpoints)}
+    there = {
+        (step, number): where for where, step, number in list_committed(folder, folder.checkpoints)
+    }
     best = find_best(folder, build(BestBy, named, path), there)
     if best is None:
         raise DataError(f"{run}: no checkpoint of it that is still there has been scored")

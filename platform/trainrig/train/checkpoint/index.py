@@ -41,7 +41,7 @@ class Partition(NamedTuple):
     files: Annotated[int, Field(gt=0)]
 
 
-def _known(name: str) -> str:
+def _check_type(name: str) -> str:
     if name not in WIDTHS:
         raise ValueError(f"knows no numbers of type '{name}'")
     return name
@@ -52,7 +52,7 @@ class IndexedTensor(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    type: Annotated[str, AfterValidator(_known)]
+    type: Annotated[str, AfterValidator(_check_type)]
     shape: tuple[Whole, ...]
     partitions: tuple[Partition, ...]
 
@@ -81,18 +81,18 @@ class IndexedTensor(BaseModel):
 Index = Mapping[str, IndexedTensor]
 
 
-def in_order(index: Index) -> list[str]:
+def sort_names(index: Index) -> list[str]:
     """The names of `index` in the order in which they lie in every file."""
     return sorted(index, key=lambda name: (-WIDTHS[index[name].type], name))
 
 
-def partitions_of(files: Sequence[int], rows: int, parts: int = 1) -> tuple[Partition, ...]:
+def compute_partitions(files: Sequence[int], rows: int, parts: int = 1) -> tuple[Partition, ...]:
     """Where `rows` rows lie that are cut over `files` as `torch.chunk` cuts: equal parts, the last
     of them shorter or missing. Into so many `parts` first, each of them then over its share of the
     files."""
     found: list[Partition] = []
     share = len(files) // parts
-    sizes = [size for part in _chunks(rows, parts) for size in _chunks(part, share)]
+    sizes = [size for part in _split_rows(rows, parts) for size in _split_rows(part, share)]
     first = 0
     for file, size in zip(files, sizes, strict=True):
         last = found[-1] if found else None
@@ -104,13 +104,13 @@ def partitions_of(files: Sequence[int], rows: int, parts: int = 1) -> tuple[Part
     return tuple(found)
 
 
-def _chunks(rows: int, parts: int) -> list[int]:
+def _split_rows(rows: int, parts: int) -> list[int]:
     """How many rows `torch.chunk` would put into each part."""
     each = -(-rows // parts)
     return [max(0, min(each, rows - part * each)) for part in range(parts)]
 
 
-def rows_in(index: Index, file: int) -> dict[str, tuple[int, int]]:
+def find_rows(index: Index, file: int) -> dict[str, tuple[int, int]]:
     """The first row and the number of rows of each tensor that `file` holds any of."""
     found = {}
     for name, tensor in index.items():
@@ -148,7 +148,7 @@ def plan_reads(
     Raises DamagedCheckpoint if `index` does not fit `files`.
     """
     reads = []
-    for file, copies in sorted(_copies(path, index, files, wanted).items()):
+    for file, copies in sorted(_plan_copies(path, index, files, wanted).items()):
         ends = files[file].ends
         needed: dict[int, list[Copy]] = {}
         for copy in copies:
@@ -163,20 +163,20 @@ def plan_reads(
     return reads
 
 
-def _copies(
+def _plan_copies(
     path: str, index: Index, files: Sequence[FileChunks], wanted: Mapping[str, tuple[int, int]]
 ) -> dict[int, list[Copy]]:
     """The copies by file."""
     at_F = np.array([each.ends[0] if each.ends else 0 for each in files], dtype=np.int64)
     copies: dict[int, list[Copy]] = {}
-    for name in in_order(index):
+    for name in sort_names(index):
         tensor = index[name]
         for partition in tensor.partitions:
             there = slice(partition.file, partition.file + partition.files)
             if there.stop > len(files):
                 raise DamagedCheckpoint(f"{path}: its index names a file that is not there")
             if name in wanted:
-                for file, copy in _within(partition, name, tensor.row_bytes, *wanted[name]):
+                for file, copy in _find_copies(partition, name, tensor.row_bytes, *wanted[name]):
                     begin = int(at_F[file])
                     moved = Copy(copy.begin + begin, copy.end + begin, name, copy.at)
                     copies.setdefault(file, []).append(moved)
@@ -186,7 +186,7 @@ def _copies(
     return copies
 
 
-def _within(
+def _find_copies(
     partition: Partition, name: str, row_bytes: int, first: int, count: int
 ) -> Iterator[tuple[int, Copy]]:
     """What of `partition` is among `count` rows from `first` on: by file, from its beginning."""

@@ -37,7 +37,7 @@ FILE_NAME = re.compile(rf"{_TEXTS}|[\w-]+{re.escape(SUFFIX)}")
 log = logging.getLogger(__name__)
 
 
-def _named_as_ours(name: str) -> str:
+def _check_file_name(name: str) -> str:
     if not FILE_NAME.fullmatch(name):
         raise ValueError(f"names '{name}', which no checkpoint holds")
     return name
@@ -52,7 +52,7 @@ class CheckpointManifest(BaseModel):
     format: Literal[5] = FORMAT
     step: int
     attempt: int
-    files: dict[Annotated[str, AfterValidator(_named_as_ours)], FileChunks]
+    files: dict[Annotated[str, AfterValidator(_check_file_name)], FileChunks]
     tensors: dict[str, IndexedTensor]
 
     @property
@@ -113,7 +113,7 @@ def commit(target: str, manifest: CheckpointManifest) -> None:
         raise ClusterError(f"{target}: was committed before, by whom else?")
 
 
-def newest_valid(
+def find_newest_valid(
     folder: RunFolder,
     below: str = "",
     thorough: bool = True,
@@ -131,7 +131,7 @@ def newest_valid(
     newest: Checkpoint | None = None
     damages: list[str] = []
     for place in [folder.checkpoints, *([copy] if copy else [])]:
-        for path, step, number in committed(folder, place):
+        for path, step, number in list_committed(folder, place):
             if not path.startswith(below):
                 continue
             damage = find_damage(path, thorough, kinds)
@@ -142,10 +142,10 @@ def newest_valid(
         if newest:
             break
     after = newest.step if newest else -1
-    return newest, _without_manifest(folder, below, after) + damages
+    return newest, _find_without_manifest(folder, below, after) + damages
 
 
-def _without_manifest(folder: RunFolder, below: str, after: int) -> list[str]:
+def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[str]:
     """What of the run's checkpoints later than step `after` has lost its manifest, in words.
 
     Those that were never whole have none either: one under way, or of an attempt that died in it.
@@ -163,7 +163,7 @@ def _without_manifest(folder: RunFolder, below: str, after: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
+def list_committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
     """(folder, step, attempt) of everything at `place` with a manifest that counts, newest first.
 
     It counts only if no later attempt resumed from before it: what an outlived worker commits
@@ -192,7 +192,7 @@ def find_damage(
         manifest = CheckpointManifest.read(path)
     except DamagedCheckpoint as damage:
         return str(damage)
-    if marked := _marked(path):
+    if marked := _read_mark(path):
         return marked
     sizes = storage.list_sizes(path)
     for name, wanted in manifest.files.items():
@@ -202,19 +202,19 @@ def find_damage(
         if sizes[file] != wanted.bytes:
             return f"{file}: {sizes[file]} bytes of {wanted.bytes}"
     try:
-        return find_damaged_chunk(_to_read(path, manifest, thorough, kinds))
+        return find_damaged_chunk(_list_chunks_to_check(path, manifest, thorough, kinds))
     except DamagedCheckpoint as damage:
         return str(damage)
 
 
-def _to_read(
+def _list_chunks_to_check(
     path: str, manifest: CheckpointManifest, thorough: bool, kinds: tuple[str, ...] | None
 ) -> Iterator[tuple[str, Chunk]]:
     """The chunks to check, each with the path of its file. Raises DamagedCheckpoint."""
     tensor_files = manifest.tensor_files
     for name, wanted in manifest.files.items():
         if name not in tensor_files or (thorough and kinds is None):
-            yield from ((storage.join(path, name), chunk) for chunk in wanted.chunks())
+            yield from ((storage.join(path, name), chunk) for chunk in wanted.iterate_chunks())
     if thorough and kinds is not None:
         rows = {n: (0, t.rows) for n, t in manifest.tensors.items() if n.startswith(kinds)}
         files = [manifest.files[name] for name in tensor_files]
@@ -230,7 +230,7 @@ def mark_damaged(path: str, problem: str) -> None:
         log.warning("%s: could not be marked as damaged: %s", path, error)
 
 
-def _marked(path: str) -> str | None:
+def _read_mark(path: str) -> str | None:
     try:
         mark: dict[str, Any] = json.loads(storage.read(storage.join(path, DAMAGED)))
         return str(mark["problem"])

@@ -17,14 +17,14 @@ from trainrig.models.families.safetensors_files import PlannedTensor, split_into
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint.adapter import (
     OpenAdapter,
-    merged_weight,
+    merge_weight,
     open_adapter,
     require_base,
 )
-from trainrig.train.checkpoint.adapter_entries import adapter_of, entries_of
+from trainrig.train.checkpoint.adapter_entries import build_adapter_entries, read_adapter
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, write_file
 from trainrig.train.checkpoint.found import OpenedCheckpoint, resolve
-from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
+from trainrig.train.checkpoint.index import IndexedTensor, compute_partitions
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     STATE,
@@ -84,7 +84,7 @@ def _open(checkpoint: str) -> CheckpointModel:
     config, entries = opened.config, opened.entries
     with torch.device("meta"):
         names = {name: value.shape for name, value in build_model(config).state_dict().items()}
-    of = adapter_of(checkpoint, entries)
+    of = read_adapter(checkpoint, entries)
     adapter = open_adapter(checkpoint, of, config) if of else None
     if of:
         require_base(of)
@@ -94,7 +94,7 @@ def _open(checkpoint: str) -> CheckpointModel:
     read_tensors(of.base if of else checkpoint, in_base, None if of else opened.manifest)
     weights = {name.removeprefix("model."): value for name, value in tensors.items()}
     if adapter:
-        weights = {name: merged_weight(adapter, name, w) for name, w in weights.items()}
+        weights = {name: merge_weight(adapter, name, w) for name, w in weights.items()}
     return CheckpointModel(
         path=checkpoint,
         step=entries["step"],
@@ -118,7 +118,7 @@ class StoredModel:
         self.step: int = opened.entries["step"]
         self.adapter: OpenAdapter | None = None  # which what is read has in it
         self._manifest = opened.manifest  # of the checkpoint that has the model's own tensors
-        if of := adapter_of(self.path, opened.entries):
+        if of := read_adapter(self.path, opened.entries):
             self.adapter = open_adapter(self.path, of, self.config)
             require_base(of)
             self._manifest = CheckpointManifest.read(of.base)
@@ -133,7 +133,7 @@ class StoredModel:
         tensor = torch.empty(self._shapes[name])
         path = self.adapter.of.base if self.adapter else self.path
         read_tensors(path, {f"model.{name}": tensor}, self._manifest)
-        return merged_weight(self.adapter, name, tensor) if self.adapter else tensor
+        return merge_weight(self.adapter, name, tensor) if self.adapter else tensor
 
 
 def write_model(
@@ -162,7 +162,7 @@ def write_adapter(
 ) -> str:
     """Write `tensors` of an `adapter` as step 0 of a new run folder; its checkpoint."""
     named = {f"adapter.{name}": value for name, value in tensors.items()}
-    entries = {"model": config.model_dump(mode="json"), "adapter": entries_of(adapter)}
+    entries = {"model": config.model_dump(mode="json"), "adapter": build_adapter_entries(adapter)}
     return _write_first(run_folder, entries, tokenizer, named, beside)
 
 
@@ -183,12 +183,12 @@ def _write_first(
     if beside:
         texts[BROUGHT] = TokenizerFiles(tokenizer, beside).brought
     files, index = {}, {}
-    for number, names in enumerate(_by_file(tensors)):
+    for number, names in enumerate(_group_by_file(tensors)):
         file = tensor_file_name(number)
         files[file] = _stage(tensors, names).write(storage.join(target, file))
         for name in names:
             shape = tuple(tensors[name].shape)
-            partitions = partitions_of([number], shape[0] if shape else 1)
+            partitions = compute_partitions([number], shape[0] if shape else 1)
             index[name] = IndexedTensor(type="F32", shape=shape, partitions=partitions)
     for name, data in texts.items():
         files[name] = write_file(storage.join(target, name), memoryview(data))
@@ -196,7 +196,7 @@ def _write_first(
     return target
 
 
-def _by_file(tensors: Mapping[str, Tensor | PlannedTensor]) -> list[list[str]]:
+def _group_by_file(tensors: Mapping[str, Tensor | PlannedTensor]) -> list[list[str]]:
     """Names of tensors that are written together."""
     sizes = {name: 4 * math.prod(value.shape) for name, value in tensors.items()}
     return list(split_into_files(sizes, FILE_BYTES).values())

@@ -48,7 +48,7 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     """
 
     opened = open_together(checkpoint)
-    entries, tensors, first = opened.entries, state.tensors(), dist.get_rank() == 0
+    entries, tensors, first = opened.entries, state.list_tensors(), dist.get_rank() == 0
     rows = state.rows(tensors, filled=False)
     # What is not sharded lies in one file, which would have all ranks ask for it. Of stages each
     # has its own.
@@ -89,14 +89,14 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
     """
 
     opened = open_together(checkpoint)
-    weights = state.weights()
+    weights = state.list_weights()
     rows = state.rows(weights, filled=False)
 
     def read() -> None:
         check_start(checkpoint, opened.entries, job.model)
         check_adapter(checkpoint, opened.entries, None)
         wanted = dict(rows)
-        for name in fresh_parameters(opened.entries, job.model):
+        for name in find_fresh_parameters(opened.entries, job.model):
             if f"model.{name}" in wanted:  # else another stage has it
                 draw_parameter(state.model, name, job.model, job.training.seed)
                 del wanted[f"model.{name}"]
@@ -106,17 +106,17 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
     state.take_rows(rows, weights)
 
 
-def fresh_parameters(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
+def find_fresh_parameters(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
     """Names of the parameters of `model` that are still to be drawn: those of its head, if that
     says something else than the head of the model that `entries` are of, and of further heads that
     that one has not."""
     further = range(entries["model"].get("further_heads", 0), model.further_heads)
     layers = tuple(f"further_layers.{number}." for number in further)
     added = tuple(name for name in parameter_shapes(model) if name.startswith(layers))
-    return (*_fresh_head(entries, model), *added)
+    return (*_find_fresh_head(entries, model), *added)
 
 
-def _fresh_head(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
+def _find_fresh_head(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
     there = entries["model"].get("head", "tokens"), tuple(entries["model"].get("labels", ()))
     if model.head == "tokens" or there == (model.head, model.labels):
         return ()
@@ -127,7 +127,7 @@ def _fresh_head(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, 
 def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     """Raise ConfigError unless `model` may begin with the weights of `checkpoint`, whose `entries`
     were read: the same, but for heads that are still to be drawn."""
-    if _fresh_head(entries, model):
+    if _find_fresh_head(entries, model):
         there = read_settings(entries, checkpoint).with_head(model.head, model.labels)
         entries = {**entries, "model": there.model_dump(mode="json")}
     there = read_settings(entries, checkpoint)
@@ -165,7 +165,7 @@ def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
         check_start(trained.weights, opened.entries, trained.model)
         check_adapter(trained.weights, opened.entries, None)
         wanted = {f"model.{name}": each for name, each in model.named_parameters()}
-        for name in fresh_parameters(opened.entries, trained.model):
+        for name in find_fresh_parameters(opened.entries, trained.model):
             draw_parameter(model, name, trained.model, seed)
             del wanted[f"model.{name}"]
         read_tensors(trained.weights, wanted, opened.manifest)
@@ -189,14 +189,14 @@ def check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of `model`."""
     wanted = model.model_dump(mode="json")
     there = read_settings(entries, checkpoint).model_dump(mode="json")
-    if differ := _first_difference(there, wanted):
+    if differ := _find_first_difference(there, wanted):
         key, value, other = differ
         raise ConfigError(
             f"{checkpoint}: of another model: {key} is {value} there, {other} in the run file"
         )
 
 
-def _first_difference(
+def _find_first_difference(
     there: Mapping[str, Any], wanted: Mapping[str, Any], above: str = ""
 ) -> tuple[str, Any, Any] | None:
     """The dotted key of the first value of `wanted` that `there` has otherwise, and both."""
@@ -205,17 +205,17 @@ def _first_difference(
         if value == other:
             continue
         if isinstance(value, dict) and isinstance(other, dict) and value.keys() == other.keys():
-            return _first_difference(value, other, f"{above}{key}.")
+            return _find_first_difference(value, other, f"{above}{key}.")
         return f"{above}{key}", value, other
     return None
 
 
 def open_together(checkpoint: str) -> OpenedCheckpoint:
     """The checkpoint, read by rank 0 and told to all, which must call it; raises on all alike."""
-    return told_by_first(checkpoint, lambda: OpenedCheckpoint.read(checkpoint))
+    return read_on_first(checkpoint, lambda: OpenedCheckpoint.read(checkpoint))
 
 
-def told_by_first(checkpoint: str, read: Callable[[], Result]) -> Result:
+def read_on_first(checkpoint: str, read: Callable[[], Result]) -> Result:
     """What `read` gives rank 0, on all ranks, which must call it; raises on all alike.
 
     Thousands of ranks that each read the manifest would ask one object for gigabytes.
@@ -274,10 +274,10 @@ def read_tensors(
     manifest = manifest or CheckpointManifest.read(checkpoint)
     mine = {name: find_held(tensor) for name, tensor in tensors.items()}
     # Memory of the host, to read into: that of a tensor itself if it is there.
-    hosts = {name: _on_host(local) for name, (local, _) in mine.items()}
+    hosts = {name: _find_host_buffer(local) for name, (local, _) in mine.items()}
     for name, (local, first) in mine.items():
         _check_there(checkpoint, name, manifest.tensors.get(name), local, first)
-    wanted = {name: (first, _row_count(local)) for name, (local, first) in mine.items()}
+    wanted = {name: (first, _count_rows(local)) for name, (local, first) in mine.items()}
     names = manifest.tensor_files
     files = [manifest.files[name] for name in names]
     into: dict[str, Bytes] = {
@@ -301,13 +301,13 @@ def read_tensors(
             local.copy_(hosts[name])
 
 
-def _on_host(local: Tensor) -> Tensor:
+def _find_host_buffer(local: Tensor) -> Tensor:
     if local.device.type == "cpu" and local.is_contiguous():
         return local
     return torch.empty(local.shape, dtype=local.dtype)
 
 
-def _row_count(local: Tensor) -> int:
+def _count_rows(local: Tensor) -> int:
     return (local.shape[0] if local.ndim else 1) if local.numel() else 0
 
 
@@ -315,7 +315,7 @@ def _check_there(
     checkpoint: str, name: str, there: IndexedTensor | None, local: Tensor, first: int
 ) -> None:
     """Raise ConfigError unless the tensor that is `there` has the rows that are wanted."""
-    if there is None or first + _row_count(local) > there.rows:
+    if there is None or first + _count_rows(local) > there.rows:
         raise ConfigError(
             f"{checkpoint}: has no {name}, or not all of it; was it trained with another optimizer?"
         )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from trainrig.errors import Diverged
 from trainrig.train.checkpoint.found import read_entries
-from trainrig.train.checkpoint.manifest import committed, find_damage
+from trainrig.train.checkpoint.manifest import find_damage, list_committed
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.spikes import DataRange, Spike, SpikeDetector
@@ -62,7 +62,7 @@ def _record(
         "last": spike.last,
         "skip": [spike.skip.begin, spike.skip.end],
     }
-    to = _newest_before(folder, spike.skip.begin)
+    to = _find_newest_before(folder, spike.skip.begin)
     if to is None and state.step > 2 * job.training.checkpoints.every:
         # Those were deleted since; to begin anew would cost more than the spike does.
         what = f"no checkpoint from before data step {spike.skip.begin} is left"
@@ -74,9 +74,9 @@ def _record(
     return back_to
 
 
-def _newest_before(folder: RunFolder, data_step: int) -> int | None:
+def _find_newest_before(folder: RunFolder, data_step: int) -> int | None:
     """The step of the newest whole checkpoint in which nothing was learnt from `data_step` on."""
-    for path, step, _ in committed(folder, folder.checkpoints):
+    for path, step, _ in list_committed(folder, folder.checkpoints):
         whole = find_damage(path, thorough=False) is None
         if whole and read_entries(path)["data_step"] <= data_step:
             return step

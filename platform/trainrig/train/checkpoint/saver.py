@@ -21,10 +21,10 @@ from trainrig.errors import ClusterError, Diverged, TrainrigError
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
-from trainrig.train.checkpoint.adapter_entries import entries_of
+from trainrig.train.checkpoint.adapter_entries import build_adapter_entries
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, write_file
 from trainrig.train.checkpoint.clean_up import clean_up
-from trainrig.train.checkpoint.index import IndexedTensor, rows_in
+from trainrig.train.checkpoint.index import IndexedTensor, find_rows
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     STATE,
@@ -90,14 +90,16 @@ class Saver:
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        tensors, mesh = state.rows(state.counted_tensors()), state.mesh
+        tensors, mesh = state.rows(state.list_counted_tensors()), state.mesh
         parts = find_written(tensors, mesh.lead)
         if self._staged is None:
             self._staged, self._index = StagedFile(parts), index_stages(tensors, mesh)
-            mine = {n: (first, _rows(part)) for n, (part, first) in parts.items()}
-            assert mine == rows_in(self._index, self._rank), "not as the index has them"
+            mine = {n: (first, _count_rows(part)) for n, (part, first) in parts.items()}
+            assert mine == find_rows(self._index, self._rank), "not as the index has them"
         self._staged.fill(parts)
-        entries = json.dumps(self._entries(state), indent=1).encode() if self._rank == 0 else b""
+        entries = (
+            json.dumps(self._build_entries(state), indent=1).encode() if self._rank == 0 else b""
+        )
         snapshot = Snapshot(state.step, entries, began, time.perf_counter() - began)
         self._thread = threading.Thread(
             target=self._run, args=(self._staged, snapshot), name="checkpoint", daemon=True
@@ -143,7 +145,7 @@ class Saver:
             raise problem
 
     @contextlib.contextmanager
-    def kept_if_diverged(self) -> Iterator[None]:
+    def keep_if_diverged(self) -> Iterator[None]:
         """Have the last save made whole if the block ends because no update can be made: every
         rank ends then, and what was saved is what the user goes on from."""
         try:
@@ -162,7 +164,7 @@ class Saver:
                 f"{self._broken}"
             ) from self._broken
 
-    def _entries(self, state: TrainState) -> dict[str, object]:
+    def _build_entries(self, state: TrainState) -> dict[str, object]:
         """All of the state that is no tensor, and what it is the state of."""
         scale = state.loss_scale
         return {
@@ -177,7 +179,7 @@ class Saver:
             "data": self._batches.data_before(state.data_step),
             "model": self._job.model_after(state.data_step).model_dump(mode="json"),
             "context": self._job.context_before(state.data_step),
-            **({"adapter": entries_of(self._job.adapter)} if self._job.adapter else {}),
+            **({"adapter": build_adapter_entries(self._job.adapter)} if self._job.adapter else {}),
             "training": identity(self._job.training),
             "numerics": numerics.describe_numerics(self._job.training.compile),
         }
@@ -214,7 +216,9 @@ class Saver:
         it is the one to `verify`."""
         target = folder_of(place, snapshot.step, self._attempt.number)
         mine = tensor_file_name(self._rank)
-        outcome = _tried(lambda: staged.write(storage.join(target, mine)), f"rank {self._rank}")
+        outcome = _try_action(
+            lambda: staged.write(storage.join(target, mine)), f"rank {self._rank}"
+        )
         outcomes: list[FileChunks | str] = [""] * self._world
         dist.all_gather_object(outcomes, outcome, group=self._group)
         problem = next((each for each in outcomes if isinstance(each, str)), "")
@@ -225,7 +229,7 @@ class Saver:
         }
         answer = [problem]
         if self._rank == 0 and not problem:
-            done = _tried(lambda: self._commit(target, snapshot, files), "rank 0")
+            done = _try_action(lambda: self._commit(target, snapshot, files), "rank 0")
             answer = [done if isinstance(done, str) else ""]
         dist.broadcast_object_list(answer, src=0, group=self._group)
         problem = answer[0]
@@ -269,11 +273,11 @@ class Saver:
                 log.warning("%s", short["problem"])
 
 
-def _rows(part: Tensor) -> int:
+def _count_rows(part: Tensor) -> int:
     return part.shape[0] if part.ndim else 1
 
 
-def _tried(action: Callable[[], FileChunks], who: str) -> FileChunks | str:
+def _try_action(action: Callable[[], FileChunks], who: str) -> FileChunks | str:
     """What `action` gives, or what went wrong in words: the other ranks are waiting for either."""
     try:
         return action()

@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from trainrig.parallel.fsdp import find_local_slice
 from trainrig.parallel.mesh import WorkerMesh
-from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
+from trainrig.train.checkpoint.index import IndexedTensor, compute_partitions
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
 
@@ -32,10 +32,12 @@ def find_written(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, tupl
     what is not sharded at all (a few numbers, which rank 0 will read for all). All ranks together
     write all once."""
     mine = {}
-    for name, writer in _writers(tensors, lead).items():
+    for name, writer in _assign_writers(tensors, lead).items():
         tensor = tensors[name]
         local, first = find_held(tensor)
-        if writer == _replica(tensor)[0] and (local.numel() or not isinstance(tensor, DTensor)):
+        if writer == _find_replica(tensor)[0] and (
+            local.numel() or not isinstance(tensor, DTensor)
+        ):
             mine[name] = (local, first)
     return mine
 
@@ -45,14 +47,14 @@ def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, Indexed
 
     Every rank knows it without asking another: it follows from how the tensors are cut.
     """
-    writers = _writers(tensors, lead)
+    writers = _assign_writers(tensors, lead)
     found = {}
     for name, tensor in tensors.items():
-        ranks, parts = _ranks_of(tensor, writers[name])
+        ranks, parts = _find_ranks(tensor, writers[name])
         found[name] = IndexedTensor(
             type=TYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
-            partitions=partitions_of(ranks, tensor.shape[0] if tensor.ndim else 1, parts),
+            partitions=compute_partitions(ranks, tensor.shape[0] if tensor.ndim else 1, parts),
         )
     return found
 
@@ -68,7 +70,7 @@ def index_stages(tensors: Mapping[str, Tensor], mesh: WorkerMesh) -> dict[str, I
     return {name: tensor for each in found for name, tensor in each.items()}
 
 
-def _writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
+def _assign_writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
     """Which of the replicas of each of `tensors` writes it, by name in order."""
     loads: dict[int, list[int]] = defaultdict(list)  # by number of replicas: bytes each writes
     writers = {}
@@ -77,14 +79,14 @@ def _writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
         if not isinstance(tensor, DTensor):
             writers[name] = lead
             continue
-        replicas = _replica(tensor)[1]
+        replicas = _find_replica(tensor)[1]
         load = loads.setdefault(replicas, [0] * replicas)
         writers[name] = load.index(min(load))
         load[writers[name]] += tensor.nbytes  # of the whole tensor: the same to every rank
     return writers
 
 
-def _ranks_of(tensor: Tensor, replica: int) -> tuple[list[int], int]:
+def _find_ranks(tensor: Tensor, replica: int) -> tuple[list[int], int]:
     """The ranks that hold the rows of a replica of `tensor`, in the order of rows, and in how many
     parts the rows are cut before each part is cut over its ranks."""
     if not isinstance(tensor, DTensor):
@@ -108,7 +110,7 @@ def _ranks_of(tensor: Tensor, replica: int) -> tuple[list[int], int]:
     return ranks.flatten().tolist(), ranks.shape[0]
 
 
-def _replica(tensor: Tensor) -> tuple[int, int]:
+def _find_replica(tensor: Tensor) -> tuple[int, int]:
     """Which one of the replicas of its rows this rank holds, and how many there are."""
     if not isinstance(tensor, DTensor):
         return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from trainrig import storage
 from trainrig.manifest import FileSum
-from trainrig.train.checkpoint.adapter_entries import manifest_sum
+from trainrig.train.checkpoint.adapter_entries import compute_manifest_sum
 from trainrig.train.checkpoint.chunks import READERS, FileChunks, batched, read_chunk
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 
@@ -23,13 +23,13 @@ Sums = dict[str, str]  # file → SHA-256
 def read_back(target: str, files: Mapping[str, FileChunks], go_on: Callable[[], None]) -> Sums:
     """The SHA-256 of each of `files` of the checkpoint at `target`, each chunk checked on the way;
     `go_on` is called between reads. Raises DamagedCheckpoint."""
-    return {name: _sum_of(storage.join(target, name), c, go_on) for name, c in files.items()}
+    return {name: _compute_sum(storage.join(target, name), c, go_on) for name, c in files.items()}
 
 
-def _sum_of(path: str, wanted: FileChunks, go_on: Callable[[], None]) -> str:
+def _compute_sum(path: str, wanted: FileChunks, go_on: Callable[[], None]) -> str:
     whole = hashlib.sha256()
     with ThreadPoolExecutor(READERS) as threads:
-        for some in batched(wanted.chunks(), READERS):  # in memory together
+        for some in batched(wanted.iterate_chunks(), READERS):  # in memory together
             for data in threads.map(lambda chunk: read_chunk(path, *chunk), some):
                 whole.update(data.data)
             go_on()
@@ -39,17 +39,17 @@ def _sum_of(path: str, wanted: FileChunks, go_on: Callable[[], None]) -> str:
 def record_verified(target: str, sums: Mapping[str, str]) -> None:
     """Leave it beside the manifest of the checkpoint at `target` that all its files were read
     back."""
-    found = {"manifest": manifest_sum(target), "files": dict(sorted(sums.items()))}
+    found = {"manifest": compute_manifest_sum(target), "files": dict(sorted(sums.items()))}
     storage.create(storage.join(target, VERIFIED), json.dumps(found, indent=1).encode())
 
 
-def verified_sums(checkpoint: str) -> dict[str, FileSum] | None:
+def read_verified_sums(checkpoint: str) -> dict[str, FileSum] | None:
     """Size and SHA-256 of each file of `checkpoint` that its manifest lists, if those who wrote it
     read all of it back; None: nobody has, or what they say of it is of other bytes."""
     try:
         found = json.loads(storage.read(storage.join(checkpoint, VERIFIED)))
         sums: dict[str, str] = found["files"]
-        right = found["manifest"] == manifest_sum(checkpoint)
+        right = found["manifest"] == compute_manifest_sum(checkpoint)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     files = CheckpointManifest.read(checkpoint).files

@@ -15,7 +15,7 @@ from typing import Any, Self
 from trainrig.errors import ClusterError, ClusterLost, TrainrigError, Unfinished
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime.ray_local import while_ray_lives
-from trainrig.train.checkpoint import committed
+from trainrig.train.checkpoint import list_committed
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.elastic.failure_cause import last_line
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
@@ -109,7 +109,7 @@ class ScoringTasks:
         over = {each.step for each in read_scores(self._folder, evaluation.name)}
         return sorted(
             (step, number, path)
-            for path, step, number in committed(self._folder, self._folder.checkpoints)
+            for path, step, number in list_committed(self._folder, self._folder.checkpoints)
             if step not in over and evaluation.due(step, self._training.steps)
         )
 

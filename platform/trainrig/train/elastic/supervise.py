@@ -17,7 +17,7 @@ from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
 from trainrig.processes.heartbeats import Heartbeat, send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
-from trainrig.train.checkpoint import Checkpoint, newest_valid, verified_sums
+from trainrig.train.checkpoint import Checkpoint, find_newest_valid, read_verified_sums
 from trainrig.train.elastic.failure_cause import find_absent_ranks, find_hang_cause
 from trainrig.train.elastic.quarantine import Quarantine
 from trainrig.train.elastic.restart_policy import (
@@ -163,12 +163,12 @@ class _Run:
 
     def _newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
-        newest, damages = newest_valid(self.folder, thorough=False, copy=settings.copy_to)
+        newest, damages = find_newest_valid(self.folder, thorough=False, copy=settings.copy_to)
         # No rank is going to load the last one; those that wrote it have read it back, if they
         # lived to do so.
         last = newest is not None and newest.step >= self._last_step()
-        if newest and last and verified_sums(newest.path) is None:
-            newest, damages = newest_valid(self.folder, copy=settings.copy_to)
+        if newest and last and read_verified_sums(newest.path) is None:
+            newest, damages = find_newest_valid(self.folder, copy=settings.copy_to)
         if damages:
             self._tell_of(damages)
         return newest

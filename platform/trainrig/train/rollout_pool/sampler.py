@@ -26,7 +26,7 @@ from trainrig.train.checkpoint.adapter import load_base
 from trainrig.train.job import TrainingJob
 from trainrig.train.rollout_pool.requests import RolloutRequest, write_unit
 from trainrig.train.rollout_pool.weights import read_weights
-from trainrig.train.state import fresh_state
+from trainrig.train.state import build_fresh_state
 
 TIMEOUT = timedelta(seconds=60)  # of a group of one process: it waits for nobody
 
@@ -47,7 +47,7 @@ class RolloutSampler:
         # The model alone, over one process: no model beside it, no average, no optimizer's memory.
         alone = training.model_copy(update={"parallel": FSDP(), "averaging": Averaging()})
         job = dataclasses.replace(job, training=alone, frozen={}, trained={})
-        self._state = fresh_state(job, find_local_device(), draw=False)
+        self._state = build_fresh_state(job, find_local_device(), draw=False)
         if job.adapter:
             load_base(self._state, job)
         self._state.model.config = job.model_after(0)

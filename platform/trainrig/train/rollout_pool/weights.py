@@ -28,7 +28,7 @@ class WeightWriter:
     def write(self, state: TrainState, folder: str, attempt: int) -> None:
         """Put the weights of `state` into `folder`, whole once its manifest is there. Collective;
         nothing may be gathered."""
-        tensors = state.weights()
+        tensors = state.list_weights()
         parts = find_written(tensors)
         if self._staged is None:
             self._staged, self._index = StagedFile(parts), index_all(tensors)
@@ -47,4 +47,4 @@ class WeightWriter:
 
 def read_weights(folder: str, state: TrainState) -> None:
     """Fill the weights of `state` with those in `folder`. Raises DamagedCheckpoint."""
-    read_tensors(folder, state.weights())
+    read_tensors(folder, state.list_weights())

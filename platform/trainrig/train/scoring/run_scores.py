@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from trainrig.errors import ClusterError
 from trainrig.parallel.stop_consensus import StopConsensus
-from trainrig.train.checkpoint import committed
+from trainrig.train.checkpoint import list_committed
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint, why_stop
 from trainrig.train.evaluations.settings import NamedScore, RunEvaluation
 from trainrig.train.job import TrainingJob
@@ -179,7 +179,7 @@ class RunScores:
 
     def _checkpoint(self, step: int) -> tuple[str, int] | None:
         """Folder and attempt of the checkpoint of `step` that counts."""
-        for path, found, number in committed(self._folder, self._folder.checkpoints):
+        for path, found, number in list_committed(self._folder, self._folder.checkpoints):
             if found == step:
                 return path, number
         return None
