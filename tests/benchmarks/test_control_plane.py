@@ -31,7 +31,7 @@ from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
 from trainrig.train.elastic.coordinator import Coordinator
 from trainrig.train.elastic.messages import Assignment, Command, RankExit
-from trainrig.train.elastic.rank import heartbeat_interval
+from trainrig.train.elastic.rank import compute_heartbeat_interval
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.elastic.trainer import MAX_CONCURRENT_CALLS, RayCluster, _probe
 from trainrig.train.fault_settings import Faults
@@ -91,7 +91,7 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
         alive = 0
         while alive < count + 1:
             alive = sum(node["Alive"] for node in ray.nodes())
-        cluster.nodes()  # starts what each new node needs
+        cluster.list_nodes()  # starts what each new node needs
         ray.get([s.address.remote() for s in cluster._warm_actors.fork_servers.by_node.values()])
         before = seconds_of(server)
         time.sleep(WATCHED)
@@ -99,7 +99,7 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
         memory[count] = server.memory_info().rss
         before = time.process_time()
         for _ in range(LOOKS):
-            cluster.nodes()
+            cluster.list_nodes()
         poll[count] = (time.process_time() - before) / LOOKS
     print(
         json.dumps(
@@ -144,7 +144,9 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     takes = []
     for step in range(3):
         before = seconds_of(office)
-        ray.get([coordinator.heartbeat.remote(1, heartbeat(rank, step)) for rank in range(ranks)])
+        ray.get(
+            [coordinator.record_heartbeat.remote(1, heartbeat(rank, step)) for rank in range(ranks)]
+        )
         takes.append((seconds_of(office) - before) / ranks)
     hangs = HangDetector(Faults(), ranks, time.monotonic())
     looked, seen, answered = [], [], []
@@ -161,7 +163,7 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     began, before = time.perf_counter(), seconds_of(office)
     ray.get(coordinator.poll.remote(1, Command.END, 0, 0.0))
     ray.get(told)
-    stand = [coordinator.next_assignment.remote(1, 1, end(rank)) for rank in range(ranks)]
+    stand = [coordinator.wait_for_assignment.remote(1, 1, end(rank)) for rank in range(ranks)]
     while len(ray.get(coordinator.poll.remote(1, Command.END, ranks - 1, 1.0)).exits) < ranks:
         pass
     ended = time.perf_counter() - began
@@ -186,7 +188,7 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
             }
         )
     )
-    assert ranks * statistics.median(takes) < heartbeat_interval(ranks)
+    assert ranks * statistics.median(takes) < compute_heartbeat_interval(ranks)
 
 
 def nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.train.worker_bounds import WorkerBounds, Workers, bounds
+from trainrig.train.worker_bounds import WorkerBounds, Workers, parse_bounds
 
 
 class Part(Settings):
@@ -17,7 +17,7 @@ class Part(Settings):
     [(1, WorkerBounds(1, 1)), (4, WorkerBounds(4, 4)), ([2, 8], WorkerBounds(2, 8))],
 )
 def test_a_number_is_fixed_and_a_pair_leaves_room(written, meant):
-    assert bounds(config.build(Part, {"workers": written}, "run.toml").workers) == meant
+    assert parse_bounds(config.build(Part, {"workers": written}, "run.toml").workers) == meant
 
 
 @pytest.mark.parametrize("written", [0, -1, [0, 2], [3, 2]])
@@ -37,6 +37,6 @@ def test_what_is_no_number_or_pair_is_refused(written):
 def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room, multiple):
     """Workers that compute a micro-batch together come and go together."""
     least, most = multiple * least, multiple * (least + more)
-    allowed = bounds((least, most), multiple)
+    allowed = parse_bounds((least, most), multiple)
     fitting = [size for size in range(least, most + 1, multiple) if size <= room]
-    assert allowed.within(room) == (max(fitting) if fitting else None)
+    assert allowed.fit_within(room) == (max(fitting) if fitting else None)

@@ -22,7 +22,7 @@ from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file import Pretraining
-from trainrig.train.worker_bounds import bounds
+from trainrig.train.worker_bounds import parse_bounds
 
 
 def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
 def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dict[str, Any]:
     """Operations, memory a device, time, money and energy, for the most workers that `run` may
     have."""
-    offers, workers = hardware.load(machine.table), bounds(run.workers).most
+    offers, workers = hardware.load(machine.table), parse_bounds(run.workers).most
     device, compute = machine.resolve_name(offers), run.training.precision.peak
     flops, on_cpu = _flops(run, model), device in hardware.CPUS
     largest = max(
@@ -84,7 +84,7 @@ def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     parallel = run.training.parallel
     if parallel.pipeline is None:
         return {}
-    replicas = parallel.data_workers(bounds(run.workers).most)
+    replicas = parallel.data_workers(parse_bounds(run.workers).most)
     batches = run.batches.resolve_stages()
     count = min(each.global_batch // each.micro_batch // replicas for each in batches)
     share = compute_idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
@@ -103,7 +103,7 @@ def _is_emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
 def _at_work(run: Pretraining, taken: Cost) -> str:
     """How many of the workers are, or of the replicas that several are together, also without one
     and two of the nodes that are rented; of the stage that keeps the fewest."""
-    workers = bounds(run.workers)
+    workers = parse_bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
     left = sizes_after_losses(workers.most, workers.least, of_a_node)

@@ -23,7 +23,7 @@ from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.run_file import Training, TrainingRunFile
-from trainrig.train.worker_bounds import Workers, bounds
+from trainrig.train.worker_bounds import Workers, parse_bounds
 
 OfPairs = Pairwise | Reward  # objectives that read two answers together
 
@@ -89,7 +89,7 @@ class FineTuning(TrainingRunFile):
             if axis is not None:
                 axis.check_run(model, kind, "SFT")
         if parallel.pipeline:
-            replicas = max(1, parallel.data_workers(bounds(self.workers).most))
+            replicas = max(1, parallel.data_workers(parse_bounds(self.workers).most))
             rows = self.batches
             parallel.pipeline.check_batch(rows.global_batch, rows.micro_batch, replicas)
             if self.lora:

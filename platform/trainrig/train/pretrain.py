@@ -40,7 +40,7 @@ from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file import Pretraining, model_stages
 from trainrig.train.scoring.contract import check_evaluations
-from trainrig.train.worker_bounds import bounds
+from trainrig.train.worker_bounds import parse_bounds
 
 if TYPE_CHECKING:
     from trainrig.train.elastic.supervise import TrainingResult
@@ -120,7 +120,7 @@ def describe_waits(run: Pretraining) -> list[str]:
     parallel, found = run.training.parallel, list[str]()
     if parallel.pipeline is None:
         return found
-    replicas = parallel.data_workers(bounds(run.workers).most)
+    replicas = parallel.data_workers(parse_bounds(run.workers).most)
     for stage in run.batches.resolve_stages():
         count = stage.global_batch // stage.micro_batch // replicas
         ranks = parallel.pipeline_ranks

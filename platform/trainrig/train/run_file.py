@@ -57,7 +57,7 @@ from trainrig.train.fault_settings import Faults
 from trainrig.train.held_out import HeldOutSettings, Metrics, StepProfile
 from trainrig.train.retention import Checkpoints
 from trainrig.train.spikes import Spikes
-from trainrig.train.worker_bounds import Workers, bounds
+from trainrig.train.worker_bounds import Workers, parse_bounds
 
 
 class Training(Settings):
@@ -177,7 +177,7 @@ class Training(Settings):
     def check_workers(self, workers: int | tuple[int, int]) -> None:
         """Raise ConfigError if any number of whole replicas within `workers` cannot share in a
         step."""
-        wanted = bounds(workers)
+        wanted = parse_bounds(workers)
         for count in {*range(wanted.least, wanted.most, self.parallel.replica), wanted.most}:
             self.parallel.check_workers(count)
         sharing = self.parallel.data_workers(wanted.most)
@@ -286,7 +286,7 @@ class Pretraining(TrainingRunFile):
             if axis is not None:
                 axis.check_run(model, self.objective.kind)
         if parallel.pipeline is not None:
-            replicas = max(1, parallel.data_workers(bounds(self.workers).most))
+            replicas = max(1, parallel.data_workers(parse_bounds(self.workers).most))
             for each in self.batches.resolve_stages():
                 parallel.pipeline.check_batch(each.global_batch, each.micro_batch, replicas)
         if parallel.tensor:

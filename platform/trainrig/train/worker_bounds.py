@@ -16,7 +16,7 @@ class WorkerBounds:
     most: int
     multiple: int = 1  # workers that come and go together
 
-    def within(self, room: int) -> int | None:
+    def fit_within(self, room: int) -> int | None:
         """The most workers that `room` for so many leaves; None if there is too little."""
         whole = min(self.most, room) // self.multiple * self.multiple
         return whole if whole >= self.least else None
@@ -26,13 +26,13 @@ class WorkerBounds:
         return str(self.least) if self.least == self.most else f"[{self.least}, {self.most}]"
 
 
-def bounds(workers: int | tuple[int, int], multiple: int = 1) -> WorkerBounds:
+def parse_bounds(workers: int | tuple[int, int], multiple: int = 1) -> WorkerBounds:
     """What the `workers` of a run file mean, of which `multiple` come and go together."""
     least, most = workers if isinstance(workers, tuple) else (workers, workers)
     return WorkerBounds(least, most, multiple)
 
 
-def _number_or_pair(written: Any) -> Any:
+def _check_workers(written: Any) -> Any:
     """What is neither is refused here: pydantic would name the two forms one after the other."""
     numbers = written if isinstance(written, list | tuple) and len(written) == 2 else [written]
     shown = list(written) if isinstance(written, tuple) else repr(written)
@@ -43,16 +43,16 @@ def _number_or_pair(written: Any) -> Any:
     return written
 
 
-Workers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_number_or_pair)]
+Workers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_check_workers)]
 
 
-def _nothing_or_workers(written: Any) -> Any:
+def _check_extra_workers(written: Any) -> Any:
     if written == 0 and type(written) is int:
         return written
     try:
-        return _number_or_pair(written)
+        return _check_workers(written)
     except ValueError as error:
         raise ValueError(f"{error}; 0 for none") from None
 
 
-ExtraWorkers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_nothing_or_workers)]
+ExtraWorkers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_check_extra_workers)]

@@ -47,9 +47,9 @@ async def waits(task):
 
 @in_a_loop
 async def test_beats_are_looked_at_without_waiting_for_more(coordinator):
-    assert not await coordinator.heartbeat(1, heartbeat(0, step=3))
-    assert not await coordinator.heartbeat(1, heartbeat(0, step=4))
-    assert not await coordinator.heartbeat(1, heartbeat(1))
+    assert not await coordinator.record_heartbeat(1, heartbeat(0, step=3))
+    assert not await coordinator.record_heartbeat(1, heartbeat(0, step=4))
+    assert not await coordinator.record_heartbeat(1, heartbeat(1))
     seen = await coordinator.poll(1, Command.TRAIN, 0, AT_ONCE)
     assert {rank: each.step for rank, each in seen.heartbeats.items()} == {0: 4, 1: 1}
     assert seen.exits == {}
@@ -60,33 +60,33 @@ def test_a_word_reaches_the_ranks_with_their_next_beats(command):
     @in_a_loop
     async def told(coordinator):
         await coordinator.poll(1, command, 0, AT_ONCE)
-        assert await coordinator.heartbeat(1, heartbeat())
+        assert await coordinator.record_heartbeat(1, heartbeat())
         await coordinator.poll(1, Command.TRAIN, 0, AT_ONCE)
-        assert not await coordinator.heartbeat(1, heartbeat())
+        assert not await coordinator.record_heartbeat(1, heartbeat())
 
     told()
 
 
 @in_a_loop
 async def test_an_outlived_rank_should_stop_and_is_not_looked_at(coordinator):
-    await coordinator.heartbeat(1, heartbeat())
-    assert not await coordinator.heartbeat(2, heartbeat(1))
-    assert await coordinator.heartbeat(1, heartbeat())
+    await coordinator.record_heartbeat(1, heartbeat())
+    assert not await coordinator.record_heartbeat(2, heartbeat(1))
+    assert await coordinator.record_heartbeat(1, heartbeat())
     assert (await coordinator.poll(2, Command.TRAIN, 0, AT_ONCE)).heartbeats == {1: heartbeat(1)}
     assert (await coordinator.poll(1, Command.END, 0, LONG)).heartbeats == {}
     # nor is its word for those that came after it
-    assert not await coordinator.heartbeat(2, heartbeat())
+    assert not await coordinator.record_heartbeat(2, heartbeat())
 
 
 @in_a_loop
 async def test_a_look_returns_as_soon_as_another_rank_has_ended(coordinator):
     looking = asyncio.create_task(coordinator.poll(1, Command.TRAIN, 0, LONG))
     assert await waits(looking)
-    standing = asyncio.create_task(coordinator.next_assignment(1, 1, end(1)))
+    standing = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(1)))
     assert (await looking).exits == {1: end(1)}
     again = asyncio.create_task(coordinator.poll(1, Command.TRAIN, 1, LONG))
     assert await waits(again)
-    others = asyncio.create_task(coordinator.next_assignment(1, 1, end(0)))
+    others = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(0)))
     assert set((await again).exits) == {0, 1}
     assert await waits(standing) and await waits(others)
     for each in (standing, others):
@@ -103,14 +103,14 @@ async def test_only_the_end_of_an_attempt_ends_its_ranks(coordinator):
     later = asyncio.create_task(coordinator.wait_for_end(2))
     await coordinator.poll(1, Command.END, 0, AT_ONCE)
     assert await waits(later)
-    await coordinator.heartbeat(3, heartbeat())  # an attempt that was outlived
+    await coordinator.record_heartbeat(3, heartbeat())  # an attempt that was outlived
     await later
 
 
 @in_a_loop
 async def test_keepers_that_stand_by_get_the_next_order_of_their_crew_and_no_other(coordinator):
     standing = [
-        asyncio.create_task(coordinator.next_assignment(1, 1, end(rank))) for rank in (0, 1)
+        asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)
     ]
     # done already, and said again
     for another in (assignment(attempt=2, group=2), assignment(attempt=1)):
@@ -119,32 +119,34 @@ async def test_keepers_that_stand_by_get_the_next_order_of_their_crew_and_no_oth
             assert await waits(each)
     await coordinator.assign(assignment(attempt=3))
     assert [await each for each in standing] == [assignment(attempt=3)] * 2
-    assert await coordinator.next_assignment(1, 2, end()) == assignment(attempt=3)  # it comes late
+    assert await coordinator.wait_for_assignment(1, 2, end()) == assignment(
+        attempt=3
+    )  # it comes late
     assert (await coordinator.poll(3, Command.TRAIN, 0, AT_ONCE)).exits == {}
 
 
 @in_a_loop
 async def test_a_dismissed_crew_goes_and_a_newer_one_stays(coordinator):
-    old = asyncio.create_task(coordinator.next_assignment(1, 1, end()))
-    new = asyncio.create_task(coordinator.next_assignment(4, 4, end()))
+    old = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end()))
+    new = asyncio.create_task(coordinator.wait_for_assignment(4, 4, end()))
     await coordinator.release_agents(3)
     assert await old is None
     assert await waits(new)
     await coordinator.release_agents(4)
     await coordinator.release_agents(1)
     assert await new is None
-    assert await coordinator.next_assignment(4, 5, end()) is None
+    assert await coordinator.wait_for_assignment(4, 5, end()) is None
 
 
 @in_a_loop
 async def test_one_that_was_started_again_learns_all_from_those_who_ask(lost):
-    standing = [asyncio.create_task(lost.next_assignment(1, 1, end(rank))) for rank in (0, 1)]
+    standing = [asyncio.create_task(lost.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)]
     assert len((await lost.poll(1, Command.END, 1, LONG)).exits) == 2
     coordinator = Coordinator()
     for each in standing:
         each.cancel()
     standing = [
-        asyncio.create_task(coordinator.next_assignment(1, 1, end(rank))) for rank in (0, 1)
+        asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)
     ]
     assert len((await coordinator.poll(1, Command.END, 1, LONG)).exits) == 2
     await coordinator.assign(assignment())

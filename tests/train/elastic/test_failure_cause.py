@@ -4,7 +4,11 @@ import torch
 from trainrig.errors import DataError
 from trainrig.processes.fork_server import how_it_ended
 from trainrig.train.checkpoint import DamagedCheckpoint
-from trainrig.train.elastic.failure_cause import find_absent_ranks, find_cause, out_of_memory
+from trainrig.train.elastic.failure_cause import (
+    describe_out_of_memory,
+    find_absent_ranks,
+    find_cause,
+)
 from trainrig.train.elastic.restart_policy import GiveUp, RestartPolicy
 from trainrig.train.fault_settings import Faults
 
@@ -109,8 +113,8 @@ def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left(
         "ID: 5d33) was 2.46GB used / 23.54GB limit (0.104562)\nOOM kill reason: Memory usage 2626B"
     )
     told = "node 10.0.0.7 ran out of memory (2.46GB of 23.54GB): Ray ended the attempt to free some"
-    assert out_of_memory(said) == told
-    assert out_of_memory("other words") == "no memory: Ray ended the attempt to free some"
+    assert describe_out_of_memory(said) == told
+    assert describe_out_of_memory("other words") == "no memory: Ray ended the attempt to free some"
 
 
 @pytest.mark.parametrize(
@@ -137,8 +141,8 @@ def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then
     patience = RestartPolicy(Faults(max_restarts=9), step=4)
     short = find_cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
     assert short.memory
-    assert patience.after(short, newest=4) == 0.0
-    verdict = patience.after(short, newest=4)
+    assert patience.decide_after(short, newest=4) == 0.0
+    verdict = patience.decide_after(short, newest=4)
     assert isinstance(verdict, GiveUp) and "lower batches.micro_batch" in verdict.reason
     assert not find_cause({0: BROKEN}, {1: by_hand}, {0: 4}, 4).memory
 

@@ -9,9 +9,9 @@ from trainrig.train.elastic.restart_policy import (
     HangDetector,
     RestartPolicy,
     WorkerNode,
-    best_size,
+    find_best_size,
+    find_reason_to_leave,
     may_be_freed,
-    why_leave,
 )
 from trainrig.train.fault_settings import Faults
 from trainrig.train.worker_bounds import WorkerBounds
@@ -33,7 +33,7 @@ GOING = WorkerNode("B", capacity=1, draining=True)
     ],
 )
 def test_as_many_workers_as_there_is_lasting_room_for(nodes, allowed, size):
-    assert best_size(nodes, allowed) == size
+    assert find_best_size(nodes, allowed) == size
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_as_many_workers_as_there_is_lasting_room_for(nodes, allowed, size):
 def test_an_attempt_leaves_for_more_nodes_or_off_one_that_is_taken_away(
     workers, used, stepped, nodes, why
 ):
-    assert why_leave(workers, frozenset(used), stepped, nodes, WorkerBounds(1, 2)) == why
+    assert find_reason_to_leave(workers, frozenset(used), stepped, nodes, WorkerBounds(1, 2)) == why
 
 
 FAULTS = Faults(hang_seconds=2.0, hang_steps=10.0, start_limit=60.0)
@@ -116,7 +116,7 @@ def raised(step, what="ValueError: bad row"):
 @given(st.integers(0, 6))
 def test_so_many_restarts_without_a_new_checkpoint_and_no_more(allowed):
     policy = RestartPolicy(Faults(max_restarts=allowed), step=0)
-    verdicts = [policy.after(killed(), newest=0) for _ in range(allowed + 1)]
+    verdicts = [policy.decide_after(killed(), newest=0) for _ in range(allowed + 1)]
     assert not any(isinstance(verdict, GiveUp) for verdict in verdicts[:-1])
     assert isinstance(verdicts[-1], GiveUp)
     assert f"no progress beyond step 0, attempts: {allowed + 1}" in verdicts[-1].reason
@@ -124,18 +124,25 @@ def test_so_many_restarts_without_a_new_checkpoint_and_no_more(allowed):
 
 def test_a_new_checkpoint_restores_the_patience():
     policy = RestartPolicy(Faults(max_restarts=1), step=0)
-    assert [policy.after(killed(step), newest=step) for step in range(1, 50)] == [0.0] * 49
+    assert [policy.decide_after(killed(step), newest=step) for step in range(1, 50)] == [0.0] * 49
 
 
 def test_the_first_restart_waits_for_nothing_and_each_further_one_longer():
     policy = RestartPolicy(Faults(max_restarts=9, back_off=1.0, longest_back_off=5.0), step=0)
-    assert [policy.after(killed(), newest=0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert [policy.decide_after(killed(), newest=0) for _ in range(6)] == [
+        0.0,
+        1.0,
+        2.0,
+        4.0,
+        5.0,
+        5.0,
+    ]
 
 
 def test_the_same_exception_at_the_same_step_twice_ends_the_run():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    assert policy.after(raised(6), newest=4) == 0.0
-    verdict = policy.after(raised(6), newest=4)
+    assert policy.decide_after(raised(6), newest=4) == 0.0
+    verdict = policy.decide_after(raised(6), newest=4)
     assert isinstance(verdict, GiveUp)
     assert "the same failure at step 6 twice in a row" in verdict.reason
     assert "ValueError: bad row" in verdict.reason
@@ -143,9 +150,9 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_run():
 
 def test_two_failures_are_the_same_whatever_the_numbers_in_them():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    policy.after(raised(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
+    policy.decide_after(raised(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
     again = raised(6, "ClusterError: events/0188.ab12.jsonl: no")
-    assert isinstance(policy.after(again, newest=4), GiveUp)
+    assert isinstance(policy.decide_after(again, newest=4), GiveUp)
 
 
 @pytest.mark.parametrize(
@@ -153,27 +160,27 @@ def test_two_failures_are_the_same_whatever_the_numbers_in_them():
 )
 def test_another_failure_or_another_step_is_tried_again(second):
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    policy.after(raised(6), newest=4)
-    assert not isinstance(policy.after(second, newest=4), GiveUp)
+    policy.decide_after(raised(6), newest=4)
+    assert not isinstance(policy.decide_after(second, newest=4), GiveUp)
 
 
 def test_processes_that_die_at_the_same_step_are_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    policy.after(killed(6), newest=4)
-    assert not isinstance(policy.after(killed(6), newest=4), GiveUp)
+    policy.decide_after(killed(6), newest=4)
+    assert not isinstance(policy.decide_after(killed(6), newest=4), GiveUp)
 
 
 def test_what_came_before_another_failure_is_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    verdicts = [policy.after(each, newest=4) for each in (raised(6), killed(6), raised(6))]
+    verdicts = [policy.decide_after(each, newest=4) for each in (raised(6), killed(6), raised(6))]
     assert not any(isinstance(verdict, GiveUp) for verdict in verdicts)
 
 
 def test_memory_that_runs_out_at_the_same_step_twice_is_not_tried_a_third_time():
     policy = RestartPolicy(Faults(max_restarts=9), step=0)
     short = Failure("node 10.0.0.1 ran out of memory (5.7GB of 6GB)", "Ray", 0, memory=True)
-    assert policy.after(short, newest=0) == 0.0
-    verdict = policy.after(short, newest=0)
+    assert policy.decide_after(short, newest=0) == 0.0
+    verdict = policy.decide_after(short, newest=0)
     assert isinstance(verdict, GiveUp)
     for named in ("batches.micro_batch", "[training.recompute]", "`trainrig check`", "10.0.0.1"):
         assert named in verdict.reason
@@ -181,14 +188,14 @@ def test_memory_that_runs_out_at_the_same_step_twice_is_not_tried_a_third_time()
 
 def test_memory_that_runs_out_at_another_step_is_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=0)
-    policy.after(Failure("no memory", "Ray", 4, memory=True), newest=4)
-    assert policy.after(Failure("no memory", "Ray", 9, memory=True), newest=8) == 0.0
+    policy.decide_after(Failure("no memory", "Ray", 4, memory=True), newest=4)
+    assert policy.decide_after(Failure("no memory", "Ray", 9, memory=True), newest=8) == 0.0
 
 
 def test_damaged_checkpoints_use_up_no_patience():
     policy = RestartPolicy(Faults(max_restarts=0), step=8)
     damaged = Failure("step_00000008: torn", "Ray", 8, damaged=True)
-    assert [policy.after(damaged, newest=step) for step in (6, 4, 2)] == [0.0, 0.0, 0.0]
+    assert [policy.decide_after(damaged, newest=step) for step in (6, 4, 2)] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from trainrig.train.elastic.supervise import supervise
 from trainrig.train.fault_settings import Faults
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.worker_bounds import bounds
+from trainrig.train.worker_bounds import parse_bounds
 
 STEPS = 12
 
@@ -67,7 +67,7 @@ class Group:
         stuck = STEPS if self.play.stuck_at is None else self.play.stuck_at
         return max(self.attempt.resumed_step, min(step, stuck, self.play.steps))
 
-    def ended(self, wait):
+    def poll_end(self, wait):
         self.cluster.waits.append(wait)
         self.cluster.clock.sleep(wait)
         if self.over:
@@ -85,7 +85,7 @@ class Group:
         if self.play.saves:
             self.cluster.save(self.step(), self.attempt)
 
-    def failure(self):
+    def find_failure(self):
         if isinstance(self.problem, Exception):
             raise self.problem
         play = self.play
@@ -129,7 +129,7 @@ class FakeCluster:
         if self.lost and not self.ours:
             raise self.lost[-1]
 
-    def nodes(self):
+    def list_nodes(self):
         return [
             WorkerNode(name, capacity, name in self.draining, slots=1)
             for name, capacity in self.rooms.items()
@@ -159,12 +159,12 @@ def play(tmp_path, monkeypatch):
         job = FakeJob(str(tmp_path), FakeTraining(Faults(**faults)))
         cluster = FakeCluster(clock, plays)
         cluster.folder = job.folder
-        cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(bounds(workers).most)}
+        cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(parse_bounds(workers).most)}
         monkeypatch.setattr(module, "find_newest_valid", newest_of(cluster, damages))
         clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
         with StopRequests(job.folder) as stop:
             try:
-                outcome = supervise(job, bounds(workers), cluster, stop)
+                outcome = supervise(job, parse_bounds(workers), cluster, stop)
             except (ClusterError, Unfinished, DataError) as error:
                 outcome = error
         return cluster, outcome
@@ -552,7 +552,7 @@ def _one_life(data, clock, patch):
     faults = Faults(hang_seconds=3.0, start_limit=20.0, wait_for_nodes=40.0)
     job = FakeJob("run", FakeTraining(faults))
     try:
-        outcome = supervise(job, bounds((1, 2)), cluster, NoStop())
+        outcome = supervise(job, parse_bounds((1, 2)), cluster, NoStop())
     except ClusterError as error:
         assert "no progress beyond step" in str(error) or "no room for" in str(error)
         outcome = None

@@ -8,7 +8,7 @@ import torch
 
 from trainrig.errors import ClusterError
 from trainrig.parallel.mesh import use_device
-from trainrig.train.elastic.worker_agent import MODULES, device_number
+from trainrig.train.elastic.worker_agent import MODULES, find_device_number
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from trainrig.train.elastic.worker_agent import MODULES, device_number
     ],
 )
 def test_a_rank_uses_the_gpu_that_ray_gave_it(own, visible, number):
-    assert device_number(own, visible) == number
+    assert find_device_number(own, visible) == number
 
 
 @pytest.mark.parametrize("visible", ["", "0,1", "15"])
 def test_a_gpu_that_is_not_visible_is_no_reason_to_take_another(visible):
     with pytest.raises(ClusterError, match=r"GPU 5, which is not among CUDA_VISIBLE_DEVICES="):
-        device_number(["5"], visible)
+        find_device_number(["5"], visible)
 
 
 def test_a_rank_whose_gpu_is_gone_does_not_train_on_the_cpu(monkeypatch):

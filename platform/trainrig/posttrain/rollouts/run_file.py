@@ -16,7 +16,7 @@ from trainrig.posttrain.rewards import RewardSettings
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file import Training, TrainingRunFile
 from trainrig.train.spikes import Spikes
-from trainrig.train.worker_bounds import ExtraWorkers, Workers, bounds
+from trainrig.train.worker_bounds import ExtraWorkers, Workers, parse_bounds
 
 
 class PromptFiles(Settings):
@@ -196,7 +196,7 @@ class ReinforcementLearning(TrainingRunFile):
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
         """Its workers and its actors, each with a GPU where there are any."""
-        both = [bounds(each) for each in (self.workers, self.rollouts.actors)]
+        both = [parse_bounds(each) for each in (self.workers, self.rollouts.actors)]
         total = sum(each.least for each in both), sum(each.most for each in both)
         return ResourceRequest.on_devices(total, there_are_gpus)
 
@@ -285,7 +285,7 @@ class ReinforcementLearning(TrainingRunFile):
                 "rollouts.vllm: what vLLM samples depends on what else it samples, so no run is "
                 "repeated exactly; set training.deterministic = false, or leave it out"
             )
-        if not bounds(self.rollouts.actors).least:
+        if not parse_bounds(self.rollouts.actors).least:
             raise ValueError("rollouts.vllm: actors sample by it; set rollouts.actors = 1 or more")
         if self.lora:
             raise ValueError(

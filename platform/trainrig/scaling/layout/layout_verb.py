@@ -25,7 +25,7 @@ from trainrig.scaling.layout.prediction import StepPrediction
 from trainrig.scaling.layout.search import Fixed, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file import Pretraining
-from trainrig.train.worker_bounds import bounds
+from trainrig.train.worker_bounds import parse_bounds
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def answer(
     run = config.load(Pretraining, path)
     offers = hardware.load(table)
     subject, notes = subject_of(run, path)
-    found = search(subject, cluster_of(wanted, offers, bounds(run.workers).most), fixed, offers)
+    found = search(
+        subject, cluster_of(wanted, offers, parse_bounds(run.workers).most), fixed, offers
+    )
     lines = [*notes, *layout_text.lines(found)]
     if out is not None:
         lines += _write(out, run, found)

@@ -40,7 +40,7 @@ from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
 from trainrig.scaling.sweep.trial_failures import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import SweepTokens, Trial, look_at, plan, plan_search, points_of
-from trainrig.train.elastic.trainer import fork_servers
+from trainrig.train.elastic.trainer import start_fork_servers
 
 __all__ = ["Sweep", "sweep"]
 
@@ -278,7 +278,7 @@ class _OnTune:
     def _tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
         from ray import tune
 
-        servers, work = fork_servers(), pickle.dumps(self._work)
+        servers, work = start_fork_servers(), pickle.dumps(self._work)
         records, retries = self._records, self._run.trials.retries
 
         # Pickled by value, being nobody's attribute: Tune's actors do not import this module, and

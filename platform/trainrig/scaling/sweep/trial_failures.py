@@ -53,7 +53,7 @@ class FailureRecord:
         verdict: float | GiveUp = 0.0
         for each in failures:
             if each.run == failure.run:
-                verdict = policy.after(_as_failure(each), each.step)
+                verdict = policy.decide_after(_as_failure(each), each.step)
         return verdict
 
 

@@ -22,7 +22,7 @@ from trainrig.scaling.sweep.trial import Alone, StopFile, only_rank, train_trial
 from trainrig.scaling.sweep.trial_agent import Said, TrialEnded
 from trainrig.scaling.sweep.trial_failures import TrialFailure
 from trainrig.scaling.sweep.trials import SweepTokens, Trial, plan_search
-from trainrig.train.elastic.failure_cause import is_out_of_memory, last_line
+from trainrig.train.elastic.failure_cause import format_last_line, is_out_of_memory
 
 Config = Mapping[str, Any]
 Report = Callable[[Mapping[str, Any]], None]
@@ -112,6 +112,6 @@ def main(channel: Connection) -> None:
 
 
 def _failure(error: Exception, alone: Alone) -> TrialFailure:
-    line = last_line(error)
+    line = format_last_line(error)
     memory = is_out_of_memory(f"{type(error).__name__}: {error}")
     return TrialFailure(line, alone.run, alone.step, exception=line, memory=memory)

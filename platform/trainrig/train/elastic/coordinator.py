@@ -28,7 +28,7 @@ class Coordinator:
             _Condition(),
         )
 
-    async def heartbeat(self, attempt: int, heartbeat: Heartbeat) -> bool:
+    async def record_heartbeat(self, attempt: int, heartbeat: Heartbeat) -> bool:
         """Leave `heartbeat`; whether the ranks of `attempt` should stop: so should an outlived
         one."""
         if attempt < self._attempt:
@@ -65,7 +65,7 @@ class Coordinator:
         ):
             await self._command_given.wait()
 
-    async def next_assignment(
+    async def wait_for_assignment(
         self, group: int, attempt: int, rank_exit: RankExit
     ) -> Assignment | None:
         """Leave the `rank_exit` of a rank of `attempt`; what follows, once that is decided.

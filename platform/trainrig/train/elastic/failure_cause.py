@@ -59,12 +59,12 @@ def find_cause(
     """
     for error in failures.values():
         if isinstance(error, DamagedCheckpoint):
-            return Failure(last_line(error), "Ray", step, damaged=True)
+            return Failure(format_last_line(error), "Ray", step, damaged=True)
         if isinstance(error, InputError):
             raise error from None
     if broken := [rank for rank, error in failures.items() if _is_broken_device(error)]:
         rank = min(broken)
-        line = last_line(failures[rank])
+        line = format_last_line(failures[rank])
         # No exception to be met again: elsewhere it may go well.
         return Failure(f"rank {rank}: {line}", "Ray", steps.get(rank, step), rank=rank)
     if dead:
@@ -80,8 +80,8 @@ def find_cause(
     if not own:
         problem = f"rank {rank} lost its connection to another: a process or a node is gone"
         return Failure(problem, "Ray", at)
-    line = last_line(failures[rank])
-    memory = is_out_of_memory(_whole(failures[rank]))
+    line = format_last_line(failures[rank])
+    memory = is_out_of_memory(_describe_error(failures[rank]))
     return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
 
 
@@ -118,11 +118,11 @@ def find_hang_cause(
 
 
 def _is_broken_device(error: BaseException) -> bool:
-    said = _whole(error)
+    said = _describe_error(error)
     return not is_out_of_memory(said) and any(words in said for words in BROKEN_DEVICE)
 
 
-def _whole(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """All that `error` says: its last line may be advice."""
     return f"{type(error).__name__}: {error}"
 
@@ -137,13 +137,13 @@ def is_out_of_memory(said: str) -> bool:
     return any(words in said for words in NO_MEMORY)
 
 
-def last_line(error: BaseException) -> str:
+def format_last_line(error: BaseException) -> str:
     """Type and last line of `error`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def out_of_memory(said: str) -> str:
+def describe_out_of_memory(said: str) -> str:
     """Which node had too little, from what Ray `said` of it at length."""
     found = re.search(r"Memory on the node \(IP: ([^,)]+).*? was (\S+) used / (\S+)", said)
     node = f"node {found[1]} ran out of memory ({found[2]} of {found[3]})" if found else "no memory"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig.train.elastic.restart_policy import WorkerNode, best_size, may_be_freed
+from trainrig.train.elastic.restart_policy import WorkerNode, find_best_size, may_be_freed
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.worker_bounds import WorkerBounds
 
@@ -52,9 +52,9 @@ class Quarantine:
         faulty = frozenset(node.id for node in nodes if self._faults[node.id] >= self._most)
         sound = [node for node in nodes if node.id not in faulty]
         changes = may_be_freed(sound, self._bounds) or may_be_freed(nodes, self._bounds)
-        size = best_size(sound, self._bounds)
+        size = find_best_size(sound, self._bounds)
         if size is None and faulty:
-            size = best_size(nodes, self._bounds)
+            size = find_best_size(nodes, self._bounds)
             return Choice(size, faulty, frozenset() if size else faulty, changes)
         return Choice(size, faulty, faulty, changes)
 
@@ -74,6 +74,6 @@ class Quarantine:
             )
         self.avoided = choice.avoided
 
-    def fit(self, nodes: Iterable[WorkerNode]) -> list[WorkerNode]:
+    def drop_avoided(self, nodes: Iterable[WorkerNode]) -> list[WorkerNode]:
         """Those of `nodes` that the newest attempt does not avoid."""
         return [node for node in nodes if node.id not in self.avoided]

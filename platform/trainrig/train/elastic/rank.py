@@ -35,7 +35,7 @@ BEFORE_A_HANG = 0.75
 COLLECTIVES = "collectives"  # the folder of what they say, in the run folder
 
 
-def heartbeat_interval(world: int) -> float:
+def compute_heartbeat_interval(world: int) -> float:
     """Seconds between two heartbeats of a rank that is one of `world`."""
     return max(HEARTBEAT_SECONDS, HEARTBEAT_PER_RANK * world)
 
@@ -68,11 +68,11 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
     hang_seconds = job.training.faults.hang_seconds
     hangs = HangDetector(job.training.faults, info.world, 0.0)
     stall = Stall(
-        lambda heartbeat: _stall_seconds(job.training, hangs, heartbeat),
+        lambda heartbeat: _compute_stall_seconds(job.training, hangs, heartbeat),
         lambda heartbeat: dump_collectives(folder, attempt, heartbeat),
     )
     heartbeats = HeartbeatReporter(
-        first, send_heartbeat, heartbeat_interval(info.world), hang_seconds, stall
+        first, send_heartbeat, compute_heartbeat_interval(info.world), hang_seconds, stall
     )
     flight_recorder.turn_on()
     try:
@@ -88,10 +88,10 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
         heartbeats.close()
 
 
-def _stall_seconds(training: Training, hangs: HangDetector, heartbeat: Heartbeat) -> float:
+def _compute_stall_seconds(training: Training, hangs: HangDetector, heartbeat: Heartbeat) -> float:
     """After how long without progress the last collectives are written: before this rank is ended
     for a hang and, in a step, before the collective that it waits in gives up."""
-    allowed = hangs.allowed(heartbeat)
+    allowed = hangs.compute_allowed(heartbeat)
     if heartbeat.doing == "train":
         allowed = min(allowed, training.collective_timeout)
     return BEFORE_A_HANG * allowed

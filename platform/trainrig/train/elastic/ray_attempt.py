@@ -13,10 +13,10 @@ from trainrig.processes.heartbeats import Heartbeat
 from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.failure_cause import (
     LOST_NODE,
+    describe_out_of_memory,
     find_cause,
     follows_peer,
-    last_line,
-    out_of_memory,
+    format_last_line,
 )
 from trainrig.train.elastic.ipc import RankError
 from trainrig.train.elastic.messages import Assignment, Command, RankExit
@@ -68,52 +68,52 @@ class RayAttempt:
         group.standing_by = False
         self._coordinator.assign.remote(self._assignment)
 
-    def ended(self, wait: float) -> bool:
+    def poll_end(self, wait: float) -> bool:
         """See AttemptHandle."""
         until = time.monotonic() + wait
-        while not self._failed():
+        while not self._has_failed():
             left = until - time.monotonic()
             if left <= 0:
-                return self._group.over()
+                return self._group.is_over()
             self._poll(min(left, BLAME_POLL) if self._exits else left)
         self._poll(SETTLE_SECONDS)
         return True
 
-    def failure(self) -> Failure | None:
+    def find_failure(self) -> Failure | None:
         """See AttemptHandle."""
-        if not self._exits and self._group.over() and self._group.error() is None:
+        if not self._exits and self._group.is_over() and self._group.read_error() is None:
             return None
         # Here: who imports Ray Train imports pandas, too.
         from ray.exceptions import OutOfMemoryError
         from ray.train import TrainingFailedError, WorkerGroupError
 
         raised = {
-            r: _own(end.reason)
+            r: _unpickle_error(end.reason)
             for r, end in self._exits.items()
             if isinstance(end.reason, RankError)
         }
         dead = {r: end.reason for r, end in self._exits.items() if isinstance(end.reason, str)}
         step = max((heartbeat.step for heartbeat in self._heartbeats.values()), default=0)
         step = max(step, self._attempt.resumed_step)
-        error = self._group.error() if self._group.over() else None
+        error = self._group.read_error() if self._group.is_over() else None
         if isinstance(error, WorkerGroupError):
             for rank, each in error.worker_failures.items():
                 if ray_private.died_of_health_check(each):
-                    dead[rank] = self._how_agent_died(rank)
+                    dead[rank] = self._describe_agent_death(rank)
                 else:
                     raised.setdefault(rank, each)
         elif error and not self._has_own_reason():
             if not isinstance(error, TrainingFailedError) and not self._group.controller_died():
                 raise error
-            problem = f"Ray's controller of the attempt failed: {last_line(error)}"
+            problem = f"Ray's controller of the attempt failed: {format_last_line(error)}"
             memory = isinstance(error, OutOfMemoryError)
             if memory:
-                problem = out_of_memory(str(error))
+                problem = describe_out_of_memory(str(error))
             return Failure(problem, "Ray", step, memory=memory)
         if not raised and not dead:
             return None
-        failure = find_cause(raised, dead, self._raised_at(), step)
-        node = self._node_of(failure.rank)
+        failure = find_cause(raised, dead, self._read_raised_steps(), step)
+        node = self._find_node(failure.rank)
         return replace(failure, seen_by="Ray" if error else "agents", node=node)
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
@@ -142,25 +142,25 @@ class RayAttempt:
         """See AttemptHandle. Worker agents that all stand by are kept for the next attempt."""
         self._command = Command.END
         until = time.monotonic() + self._stand_by_timeout
-        while not self._group.over() and not self._all_exited():
+        while not self._group.is_over() and not self._have_all_exited():
             left = until - time.monotonic()
-            if left <= 0 or self._node_gone():
+            if left <= 0 or self._has_lost_node():
                 self._kill(agents_too=True)
                 break
             self._poll(min(left, BLAME_POLL), exits=self._group.workers - 1)
-        if self._all_exited() and not self._group.over():
+        if self._have_all_exited() and not self._group.is_over():
             self._group.stand_by(self._exits)
         else:
             self._group.free()
 
-    def _node_of(self, rank: int | None) -> str | None:
+    def _find_node(self, rank: int | None) -> str | None:
         """As far as it is known."""
         if rank is None:
             return None
         end = self._exits.get(rank)
         return end.node if end else self._group.nodes.get(rank)
 
-    def _how_agent_died(self, rank: int) -> str:
+    def _describe_agent_death(self, rank: int) -> str:
         """As far as its node tells: not even Ray knows which signal it was."""
         node, heartbeat = self._group.nodes.get(rank), self._heartbeats.get(rank)
         if node is None or heartbeat is None:
@@ -171,21 +171,21 @@ class RayAttempt:
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"
 
-    def _failed(self) -> bool:
+    def _has_failed(self) -> bool:
         """Whether there is a reason not to wait any longer."""
-        if self._group.over() or self._all_exited() or self._has_own_reason():
+        if self._group.is_over() or self._have_all_exited() or self._has_own_reason():
             return True
         if not self._exits:
             return False
         now = time.monotonic()
         self._lost_since = self._lost_since or now
-        return now - self._lost_since > BLAME_TIMEOUT or self._node_gone()
+        return now - self._lost_since > BLAME_TIMEOUT or self._has_lost_node()
 
-    def _node_gone(self) -> bool:
+    def _has_lost_node(self) -> bool:
         """Ray believes in a dead node for some seconds more."""
         return not self._all_reachable(set(self._group.nodes.values()))
 
-    def _all_exited(self) -> bool:
+    def _have_all_exited(self) -> bool:
         return len(self._exits) == self._group.workers
 
     def _has_own_reason(self) -> bool:
@@ -216,7 +216,7 @@ class RayAttempt:
         import ray.exceptions
 
         asked = self._coordinator.poll.remote(self._attempt.number, self._command, exits, wait)
-        news = [asked] if self._group.over() else [asked, self._group.fit]
+        news = [asked] if self._group.is_over() else [asked, self._group.fit]
         if asked not in ray.wait(news, timeout=wait + CALL_TIMEOUT)[0]:
             return
         try:
@@ -241,7 +241,7 @@ class RayAttempt:
         self._group.kill(wanted - self._killed)
         self._killed |= wanted
 
-    def _raised_at(self) -> Mapping[int, int]:
+    def _read_raised_steps(self) -> Mapping[int, int]:
         """Steps done by each rank when it raised."""
         return {
             event["rank"]: event["step"]
@@ -250,7 +250,7 @@ class RayAttempt:
         }
 
 
-def _own(raised: RankError) -> Exception:
+def _unpickle_error(raised: RankError) -> Exception:
     """What the rank itself raised."""
     try:
         own: Exception = pickle.loads(raised.error)

@@ -24,19 +24,19 @@ class WorkerNode:
     slots: int = 0  # workers that it could hold if nothing else ran there
 
 
-def best_size(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> int | None:
+def find_best_size(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> int | None:
     """The number of workers for the next attempt; None while there are too few nodes."""
-    return bounds.within(sum(node.capacity for node in nodes if not node.draining))
+    return bounds.fit_within(sum(node.capacity for node in nodes if not node.draining))
 
 
 def may_be_freed(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> bool:
     """Whether there would be more workers if all that runs on `nodes` ended."""
     nodes = list(nodes)
     slots = sum(max(node.capacity, node.slots) for node in nodes if not node.draining)
-    return bounds.within(slots) != best_size(nodes, bounds)
+    return bounds.fit_within(slots) != find_best_size(nodes, bounds)
 
 
-def why_leave(
+def find_reason_to_leave(
     workers: int,
     used: frozenset[str],
     stepped: bool,
@@ -53,7 +53,7 @@ def why_leave(
         return None
     if any(node.draining and node.id in used for node in nodes):
         return "drain"
-    size = best_size(nodes, bounds)
+    size = find_best_size(nodes, bounds)
     return "grow" if size is not None and size > workers else None
 
 
@@ -100,12 +100,12 @@ class HangDetector:
             )
             return Hang(missing, now - self._began, self._faults.start_limit, "start")
         for rank, (heartbeat, since) in sorted(self._newest_heartbeats.items()):
-            allowed = self.allowed(heartbeat)
+            allowed = self.compute_allowed(heartbeat)
             if now - since > allowed:
                 return Hang(rank, now - since, allowed, heartbeat.doing)
         return None
 
-    def allowed(self, heartbeat: Heartbeat) -> float:
+    def compute_allowed(self, heartbeat: Heartbeat) -> float:
         """Seconds that may pass after `heartbeat` before the next."""
         if not heartbeat.usual or heartbeat.step_seconds is None:
             return max(self._faults.start_limit, self._faults.hang_seconds)
@@ -139,9 +139,9 @@ class RestartPolicy:
         self._without_progress = 0
         self._history = FailureHistory(last_only=True)
 
-    def after(self, failure: Failure, newest: int) -> float | GiveUp:
+    def decide_after(self, failure: Failure, newest: int) -> float | GiveUp:
         """Seconds to wait before the next attempt, which resumes from step `newest`."""
-        repeated = self._history.repeats(_signature(failure), failure.step)
+        repeated = self._history.repeats(_compute_signature(failure), failure.step)
         if failure.damaged:
             return 0.0  # there are only so many checkpoints, and each is tried once
         if repeated and failure.memory:
@@ -170,7 +170,7 @@ class RestartPolicy:
         )
 
 
-def _signature(failure: Failure) -> tuple[int, bool, str] | None:
+def _compute_signature(failure: Failure) -> tuple[int, bool, str] | None:
     """Equal for two that come from the run itself; None where processes died of something else."""
     if failure.memory:
         return failure.step, True, ""

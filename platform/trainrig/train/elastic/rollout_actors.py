@@ -20,8 +20,8 @@ from trainrig.errors import ClusterError, ClusterLost, TrainrigError
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import while_ray_lives
 from trainrig.ray_runtime.ray_pools import Need
-from trainrig.train.elastic.failure_cause import last_line
-from trainrig.train.elastic.worker_agent import given_device
+from trainrig.train.elastic.failure_cause import format_last_line
+from trainrig.train.elastic.worker_agent import find_given_device
 from trainrig.train.job import TrainingJob
 from trainrig.train.rollout_pool.requests import (
     RolloutRequest,
@@ -31,7 +31,7 @@ from trainrig.train.rollout_pool.requests import (
     write_failure,
 )
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.worker_bounds import bounds
+from trainrig.train.worker_bounds import parse_bounds
 
 log = logging.getLogger(__name__)
 LOOK_AT_NODES = 1.0  # s between two looks at how much room there is
@@ -65,7 +65,7 @@ class RolloutPool:
     def __init__(self, job: TrainingJob, need: Need, room: Callable[[], int]) -> None:
         """`need`: what an actor takes of a node; `room`: for how many the workers leave some."""
         self._job, self._need, self._room = job, need, room
-        self._wanted = bounds(job.rollout_actors)
+        self._wanted = parse_bounds(job.rollout_actors)
         self._folder = RunFolder(job.folder)
         self._rollouts = rollouts_of(self._folder)
         self._faults = job.training.faults
@@ -106,7 +106,7 @@ class RolloutPool:
                 self._actors = []
             except Exception as error:  # raised by the ranks, who wait
                 log.exception("rollout actors")
-                self._fail_all(ClusterError(f"rollout actors: {last_line(error)}"))
+                self._fail_all(ClusterError(f"rollout actors: {format_last_line(error)}"))
             self._turn += 1
             self._closing.wait(LOST_AGAIN)
 
@@ -134,11 +134,11 @@ class RolloutPool:
         free = [each for each in self._actors if each.node and not each.asked and not each.leaving]
         if not free:
             return
-        for actor, (request, index) in zip(free, self._to_do(), strict=False):
+        for actor, (request, index) in zip(free, self._list_units(), strict=False):
             actor.unit, actor.since = (request, index), time.monotonic()
             actor.asked = actor.handle.sample.remote(request, index)
 
-    def _to_do(self) -> Iterator[tuple[RolloutRequest, int]]:
+    def _list_units(self) -> Iterator[tuple[RolloutRequest, int]]:
         under_way = {(each.unit[0].folder, each.unit[1]) for each in self._actors if each.unit}
         for request, missing in find_open(self._rollouts):
             for index in missing:
@@ -158,30 +158,32 @@ class RolloutPool:
             try:
                 answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                self._lose(actor, last_line(error).partition(". ")[0].partition(" Worker exit")[0])
+                self._lose(
+                    actor, format_last_line(error).partition(". ")[0].partition(" Worker exit")[0]
+                )
                 continue
             except ray.exceptions.RayError as error:
-                answer = ClusterError(last_line(error)[:LONGEST_PROBLEM])
+                answer = ClusterError(format_last_line(error)[:LONGEST_PROBLEM])
             if unit is None:
-                self._begun(actor, answer)
+                self._record_begin(actor, answer)
             elif isinstance(answer, TrainrigError):
-                self._failed(*unit, answer)
+                self._handle_failure(*unit, answer)
             else:
                 self._lost = 0
                 self._longest = max(self._longest, time.monotonic() - actor.since)
         now = time.monotonic()
         for actor in [each for each in self._actors if each.unit]:
-            if now - actor.since > self._unit_timeout():
+            if now - actor.since > self._compute_unit_timeout():
                 self._lose(actor, f"no unit for {now - actor.since:.0f} s")
 
-    def _begun(self, actor: _Actor, answer: str | TrainrigError) -> None:
+    def _record_begin(self, actor: _Actor, answer: str | TrainrigError) -> None:
         if isinstance(answer, TrainrigError):  # it can sample nothing, and nor can another
             self._fail_all(answer)
             self._end(actor)
         else:
             actor.node = answer
 
-    def _failed(self, request: RolloutRequest, index: int, error: TrainrigError) -> None:
+    def _handle_failure(self, request: RolloutRequest, index: int, error: TrainrigError) -> None:
         """Sampling a unit has raised: try again where that may help, and it is still asked for."""
         unit = request.folder, index
         self._tries[unit] = self._tries.get(unit, 0) + 1
@@ -192,7 +194,7 @@ class RolloutPool:
         del self._tries[unit]
         write_failure(request.folder, error)
 
-    def _unit_timeout(self) -> float:
+    def _compute_unit_timeout(self) -> float:
         """Seconds that a unit may take. The first may compile and allocate."""
         faults = self._faults
         if not self._longest:
@@ -285,7 +287,7 @@ class RolloutActor:
 
         node: str = ray.get_runtime_context().get_node_id()
         try:
-            self._sampler = RolloutSampler(job, given_device())
+            self._sampler = RolloutSampler(job, find_given_device())
         except TrainrigError as error:
             return error
         RunFolder(job.folder).record("rollout_actor_started", actor=number, node=node)

@@ -17,7 +17,7 @@ from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime.ray_local import while_ray_lives
 from trainrig.train.checkpoint import list_committed
 from trainrig.train.checkpoint.clean_up import clean_up
-from trainrig.train.elastic.failure_cause import last_line
+from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.evaluations.settings import RunEvaluation
 from trainrig.train.job import TrainingJob
@@ -78,7 +78,7 @@ class ScoringTasks:
         if not evaluations:
             return
         for evaluation in evaluations:
-            while self._left(evaluation):
+            while self._list_unscored(evaluation):
                 if self._broken:
                     raise ClusterError(f"{self._folder.path}: {self._broken}") from self._broken
                 if how := stop.read_request():
@@ -98,13 +98,13 @@ class ScoringTasks:
     def _run(self, evaluation: RunEvaluation) -> None:
         try:
             while not self._closing.wait(LOOK_EVERY):
-                while self._left(evaluation) and not self._closing.is_set():
+                while self._list_unscored(evaluation) and not self._closing.is_set():
                     self._score_oldest(evaluation)
         except Exception as error:  # raised by whoever waits for the scores
             log.exception("evaluation '%s'", evaluation.name)
             self._broken = error
 
-    def _left(self, evaluation: RunEvaluation) -> list[tuple[int, int, str]]:
+    def _list_unscored(self, evaluation: RunEvaluation) -> list[tuple[int, int, str]]:
         """(step, attempt, folder) of the checkpoints to score, the oldest first."""
         over = {each.step for each in read_scores(self._folder, evaluation.name)}
         return sorted(
@@ -114,7 +114,7 @@ class ScoringTasks:
         )
 
     def _score_oldest(self, evaluation: RunEvaluation) -> None:
-        left = self._left(evaluation)
+        left = self._list_unscored(evaluation)
         if not left:
             return
         step, number, path = left[0]
@@ -122,7 +122,7 @@ class ScoringTasks:
         request = ScoringRequest(evaluation, path, output, "cpu", 1)
         began = time.monotonic()
         try:
-            scores, problem = self._asked(request)
+            scores, problem = self._run_task(request)
         except ClusterLost:  # whoever drives the run has another begun, or ends
             self._closing.wait(LOOK_EVERY)
             return
@@ -134,7 +134,7 @@ class ScoringTasks:
             return
         key = evaluation.name, path
         self._tries[key] = tries = self._tries.get(key, 0) + 1
-        if (step, number, path) not in self._left(evaluation):
+        if (step, number, path) not in self._list_unscored(evaluation):
             return  # the run went back to before it
         self._record("evaluation_failed", evaluation, step, problem=problem, tries=tries)
         log.warning("evaluation '%s' of step %d: %s", evaluation.name, step, problem)
@@ -142,14 +142,14 @@ class ScoringTasks:
             failed = ScoredCheckpoint(evaluation.name, step, number, {}, problem)
             write_scores(self._folder, failed)
 
-    def _asked(self, request: ScoringRequest) -> Outcome:
+    def _run_task(self, request: ScoringRequest) -> Outcome:
         """What a task makes of `request`. Raises ClusterLost."""
         task: Any = while_ray_lives(_start, request, self._folder.path)
         while not while_ray_lives(_is_over, task):
             if self._closing.is_set():
                 while_ray_lives(_cancel, task)
                 return {}, "the driver ended"
-        return while_ray_lives(_outcome, task)
+        return while_ray_lives(_read_outcome, task)
 
     def _record(self, event: str, evaluation: RunEvaluation, step: int, **details: object) -> None:
         self._folder.record(event, evaluation=evaluation.name, step=step, **details)
@@ -176,14 +176,14 @@ def _cancel(task: Any) -> None:
     ray.cancel(task, force=True)
 
 
-def _outcome(task: Any) -> Outcome:
+def _read_outcome(task: Any) -> Outcome:
     import ray
     from ray.exceptions import RayError
 
     try:
         outcome: Outcome = ray.get(task)
     except RayError as error:
-        return {}, last_line(error)[:LONGEST_PROBLEM]
+        return {}, format_last_line(error)[:LONGEST_PROBLEM]
     return outcome
 
 

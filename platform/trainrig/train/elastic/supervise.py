@@ -25,7 +25,7 @@ from trainrig.train.elastic.restart_policy import (
     HangDetector,
     RestartPolicy,
     WorkerNode,
-    why_leave,
+    find_reason_to_leave,
 )
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -51,11 +51,11 @@ class TrainingResult:
 class AttemptHandle(Protocol):
     """The workers of one attempt."""
 
-    def ended(self, wait: float) -> bool:
+    def poll_end(self, wait: float) -> bool:
         """Whether it is over, or part of it is that the rest cannot go on without; waits for that,
         up to `wait` seconds."""
 
-    def failure(self) -> Failure | None:
+    def find_failure(self) -> Failure | None:
         """Why it failed, once it is over. Raises InputError for what the user must mend."""
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
@@ -74,7 +74,7 @@ class AttemptHandle(Protocol):
 class TrainingCluster(Protocol):
     """The machines of a run. It and its groups raise ClusterLost once it is gone."""
 
-    def nodes(self) -> Sequence[WorkerNode]:
+    def list_nodes(self) -> Sequence[WorkerNode]:
         """Those that answer now."""
 
     def replace(self, faulty: frozenset[str]) -> None:
@@ -107,7 +107,7 @@ def supervise(
     """
     folder = RunFolder(job.folder)
     quarantine = Quarantine(folder, job.training.faults.quarantine_after, bounds)
-    return _Run(job, bounds, cluster, stop, folder, quarantine).to_its_end()
+    return _Run(job, bounds, cluster, stop, folder, quarantine).train_to_end()
 
 
 @dataclass(frozen=True)
@@ -119,27 +119,27 @@ class _Run:
     folder: RunFolder
     quarantine: Quarantine
 
-    def to_its_end(self) -> TrainingResult:
-        newest = self._newest()
+    def train_to_end(self) -> TrainingResult:
+        newest = self._find_newest()
         policy = RestartPolicy(self.job.training.faults, newest.step if newest else 0)
         why, workers = "start", 0
-        while not newest or newest.step < self._last_step():
+        while not newest or newest.step < self._find_last_step():
             step = newest.step if newest else 0
-            before, workers = workers, self._size(step)
+            before, workers = workers, self._wait_for_size(step)
             if why == "fault" and workers < before:
                 why = "shrink"
             attempt = self.folder.take_attempt(step)
             self.folder.record(
                 "attempt_started", attempt=attempt.number, step=step, workers=workers, why=why
             )
-            asked, failure = self._attempted(attempt, newest, workers)
-            newest = self._newest()
-            why = self._ended(attempt, newest.step if newest else 0, asked, failure, policy)
+            asked, failure = self._run_attempt(attempt, newest, workers)
+            newest = self._find_newest()
+            why = self._record_end(attempt, newest.step if newest else 0, asked, failure, policy)
         self.folder.record("finished", step=newest.step)
         attempts = [each for each in self.folder.attempts() if not each.skip]
         return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
 
-    def _attempted(
+    def _run_attempt(
         self, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
     ) -> tuple[str | None, Failure | None]:
         """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
@@ -147,33 +147,33 @@ class _Run:
             path = newest.path if newest else None
             avoid = self.quarantine.avoided
             group = self.cluster.start(self.job, attempt, path, workers, avoid)
-            asked, failure = _AttemptWatcher(self, group, attempt, workers).until_over()
+            asked, failure = _AttemptWatcher(self, group, attempt, workers).watch_until_over()
             if failure:
                 group.release()
         except ClusterLost as lost:
-            self._lost(lost)
+            self._abandon_cluster(lost)
             return None, Failure(str(lost), "Ray", newest.step if newest else 0)
         return asked, failure
 
-    def _lost(self, lost: ClusterLost) -> None:
+    def _abandon_cluster(self, lost: ClusterLost) -> None:
         """Told first: to end what is left takes seconds."""
         log.warning("%s; ending what is left of it", lost)
         self.folder.record("cluster_lost", problem=str(lost)[:500])
         self.cluster.abandon(lost)
 
-    def _newest(self) -> Checkpoint | None:
+    def _find_newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
         newest, damages = find_newest_valid(self.folder, thorough=False, copy=settings.copy_to)
         # No rank is going to load the last one; those that wrote it have read it back, if they
         # lived to do so.
-        last = newest is not None and newest.step >= self._last_step()
+        last = newest is not None and newest.step >= self._find_last_step()
         if newest and last and read_verified_sums(newest.path) is None:
             newest, damages = find_newest_valid(self.folder, copy=settings.copy_to)
         if damages:
             self._tell_of(damages)
         return newest
 
-    def _last_step(self) -> int:
+    def _find_last_step(self) -> int:
         """Of the run file, or earlier where scores have ended the run."""
         training = self.job.training
         return last_step(self.folder, training.steps) if training.stop_if else training.steps
@@ -187,7 +187,7 @@ class _Run:
                 self.folder.record("checkpoint_damaged", problem=damage[:500])
                 log.warning("passed over a damaged checkpoint: %s", damage)
 
-    def _size(self, step: int) -> int:
+    def _wait_for_size(self, step: int) -> int:
         """Workers for the next attempt, once there is room for enough of them.
 
         While something runs on the nodes it waits a moment: the room of a group that has just
@@ -197,7 +197,7 @@ class _Run:
         self._pause(0)
         self.quarantine.count()
         while True:
-            nodes, waited = self._nodes(), time.monotonic() - began
+            nodes, waited = self._wait_for_nodes(), time.monotonic() - began
             choice = self.quarantine.choose(nodes)
             self.cluster.replace(choice.faulty)
             settled = waited >= FREED_WITHIN or not choice.changes
@@ -217,7 +217,7 @@ class _Run:
                 log.warning("room for %d workers of %s: waiting for nodes", capacity, self.bounds)
             self._pause(LOOK_AT_NODES if waiting else POLL)
 
-    def _nodes(self) -> Sequence[WorkerNode]:
+    def _wait_for_nodes(self) -> Sequence[WorkerNode]:
         """Of the cluster, or of the one that follows it."""
         while True:
             try:
@@ -225,9 +225,9 @@ class _Run:
             except ClusterLost as lost:
                 self._end_unfinished(str(lost))
             try:
-                return self.cluster.nodes()
+                return self.cluster.list_nodes()
             except ClusterLost as lost:
-                self._lost(lost)
+                self._abandon_cluster(lost)
                 self._pause(LOOK_AT_NODES)
 
     def _pause(self, seconds: float) -> None:
@@ -241,7 +241,7 @@ class _Run:
                 return
             time.sleep(min(POLL, left))
 
-    def _ended(
+    def _record_end(
         self,
         attempt: TrainingAttempt,
         newest: int,
@@ -252,7 +252,7 @@ class _Run:
         """Put the end of `attempt` on record; why there is another one. Raises if there is none."""
         if failure is None and asked is None and self.folder.has_rolled_back(attempt):
             asked = "rollback"
-        elif failure is None and asked is None and newest < self._last_step():
+        elif failure is None and asked is None and newest < self._find_last_step():
             failure = Failure("it left no whole checkpoint behind", "storage", newest)
         if failure is None:
             self.folder.record("attempt_stopped", attempt=attempt.number, step=newest, why=asked)
@@ -267,7 +267,7 @@ class _Run:
         )
         log.warning("attempt %d failed (%s)", attempt.number, failure.problem)
         if not self.stop.read_request():
-            verdict = policy.after(failure, newest)
+            verdict = policy.decide_after(failure, newest)
             if isinstance(verdict, GiveUp):
                 raise ClusterError(f"{self.job.folder}: {verdict.reason}")
             if verdict:
@@ -281,7 +281,7 @@ class _Run:
         self._end_unfinished(f"stopped by {how}", how)
 
     def _end_unfinished(self, why: str, how: str | None = None) -> NoReturn:
-        newest = self._newest()  # which a rank may have saved since its attempt was given up
+        newest = self._find_newest()  # which a rank may have saved since its attempt was given up
         step = newest.step if newest else 0
         self.folder.record("run_stopped", step=step, how=how or why)
         raise Unfinished(
@@ -308,15 +308,15 @@ class _AttemptWatcher:
         self._looked_at_folder = time.monotonic()
         self._wait = POLL
 
-    def until_over(self) -> tuple[str | None, Failure | None]:
+    def watch_until_over(self) -> tuple[str | None, Failure | None]:
         """Why it was asked to stop, if it was, and how it failed, if it did."""
         try:
-            while not self._group.ended(self._wait):
+            while not self._group.poll_end(self._wait):
                 now = time.monotonic()
                 if now > self._give_up:
                     return self._asked, self._killed
                 self._look(now)
-            failure = self._group.failure()
+            failure = self._group.find_failure()
         except BaseException:
             self._group.kill()  # a second Ctrl-C, and what the user must mend: leave nobody behind
             raise
@@ -344,12 +344,12 @@ class _AttemptWatcher:
         )
         self._wait = min(pauses, default=POLL)
         if hang := self._hangs.update(heartbeats, now):
-            events, step = self._run.folder.events(), self._step(heartbeats)
+            events, step = self._run.folder.events(), self._find_step(heartbeats)
             absent = find_absent_ranks(events, self._attempt.number, self._workers)
             self._kill(find_hang_cause(hang, absent, heartbeats, step), "hang_seen", now)
         elif now > self._grace_over:
             problem = f"it did not stop within the {self._faults.grace:g} s of grace"
-            self._kill(Failure(problem, "grace", self._step(heartbeats)), "grace_over", now)
+            self._kill(Failure(problem, "grace", self._find_step(heartbeats)), "grace_over", now)
         if self._asked != "stop" and (how := self._run.stop.read_request()):
             self._ask("stop", heartbeats, "stop_requested", how=how)
             self._grace_over = now + self._faults.grace
@@ -359,9 +359,9 @@ class _AttemptWatcher:
 
     def _look_at_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
-        stepped = self._step(heartbeats) > self._attempt.resumed_step
-        nodes = self._run.quarantine.fit(self._run.cluster.nodes())
-        why = why_leave(self._workers, used, stepped, nodes, self._run.bounds)
+        stepped = self._find_step(heartbeats) > self._attempt.resumed_step
+        nodes = self._run.quarantine.drop_avoided(self._run.cluster.list_nodes())
+        why = find_reason_to_leave(self._workers, used, stepped, nodes, self._run.bounds)
         if why != "grow":
             self._larger_since = None
         if why == "drain":
@@ -376,7 +376,7 @@ class _AttemptWatcher:
         self, why: str, heartbeats: Mapping[int, Heartbeat], event: str, **details: object
     ) -> None:
         self._asked = why
-        step = self._step(heartbeats)
+        step = self._find_step(heartbeats)
         self._run.folder.record(event, attempt=self._attempt.number, step=step, **details)
         self._group.ask_to_stop()
 
@@ -388,6 +388,6 @@ class _AttemptWatcher:
             )
         self._group.kill()
 
-    def _step(self, heartbeats: Mapping[int, Heartbeat]) -> int:
+    def _find_step(self, heartbeats: Mapping[int, Heartbeat]) -> int:
         steps = (heartbeat.step for heartbeat in heartbeats.values())
         return max(self._attempt.resumed_step, max(steps, default=0))

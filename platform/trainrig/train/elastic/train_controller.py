@@ -13,7 +13,7 @@ from ray.train.backend import Backend, BackendConfig
 
 from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.messages import WorkerGroupSpec
-from trainrig.train.elastic.worker_agent import RENDEZVOUS, free_endpoint, run_agent
+from trainrig.train.elastic.worker_agent import RENDEZVOUS, find_free_endpoint, run_agent
 
 NODE_LABEL = "ray.io/node-id"
 
@@ -63,7 +63,7 @@ class _RendezvousBackend(Backend):
     share_cuda_visible_devices = True  # peers on a node reach each other's memory
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        worker_group.execute(_set_rendezvous, worker_group.execute_single(0, free_endpoint))
+        worker_group.execute(_set_rendezvous, worker_group.execute_single(0, find_free_endpoint))
 
 
 def _set_rendezvous(rendezvous: str) -> None:

@@ -43,13 +43,13 @@ from trainrig.train.elastic.restart_policy import Failure, WorkerNode
 from trainrig.train.elastic.rollout_actors import RolloutPool
 from trainrig.train.elastic.scoring_tasks import ScoringTasks
 from trainrig.train.elastic.supervise import AttemptHandle, TrainingResult, supervise
-from trainrig.train.elastic.warm_actors import find_idle_surplus, fork_servers_of, warm_actors_of
+from trainrig.train.elastic.warm_actors import find_idle_surplus, get_fork_servers, get_warm_actors
 from trainrig.train.elastic.worker_group import WorkerGroup
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.worker_bounds import WorkerBounds, bounds
+from trainrig.train.worker_bounds import WorkerBounds, parse_bounds
 
-__all__ = ["TrainingResult", "check_fit", "fork_servers", "run", "warn_of_emulation"]
+__all__ = ["TrainingResult", "check_fit", "run", "start_fork_servers", "warn_of_emulation"]
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0)
     will have none; `actors`: of rollouts, beside."""
     join()
     pools = find_pools()
-    least, beside, need = bounds(workers).least, bounds(actors).least, _need(pools)
+    least, beside, need = parse_bounds(workers).least, parse_bounds(actors).least, _find_need(pools)
     check_capacity(least, need, "workers", pools)
     found = find_capacity(need, {}, pools)
     room = max(found.live, found.later or 0)
@@ -97,11 +97,11 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     the job allows, Unfinished when asked to stop.
     """
     check_fit(workers, job.rollout_actors)
-    wanted = bounds(workers, job.training.parallel.replica)
+    wanted = parse_bounds(workers, job.training.parallel.replica)
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted, bounds(job.rollout_actors).most)) as cluster,
-        RolloutPool(job, _need(find_pools()), cluster.room_beside),
+        contextlib.closing(RayCluster(wanted, parse_bounds(job.rollout_actors).most)) as cluster,
+        RolloutPool(job, _find_need(find_pools()), cluster.count_room_beside),
         ScoringTasks(job) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
@@ -109,18 +109,18 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
         return result
 
 
-def _need(pools: Sequence[NodePool] | None) -> Need:
+def _find_need(pools: Sequence[NodePool] | None) -> Need:
     """What one worker takes: an accelerator where there are some, or may be."""
     return {"CPU": 1, "GPU": 1} if has_gpus(pools) else {"CPU": 1}
 
 
-def fork_servers() -> dict[str, str]:
+def start_fork_servers() -> dict[str, str]:
     """For each node of the Ray that this process is connected to, the address of a fork server
     there that will have imported what training needs."""
     import ray
 
     here = ray.get_runtime_context()
-    servers = fork_servers_of(here.get_node_id(), here.get_job_id())
+    servers = get_fork_servers(here.get_node_id(), here.get_job_id())
     nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
     servers.serve(node["NodeID"] for node in nodes if node["Alive"])
     addresses = ray.get([server.address.remote() for server in servers.by_node.values()])
@@ -144,7 +144,7 @@ class RayCluster:
         import ray
 
         pools = find_pools()
-        self._need, self._most = _need(pools), self._wanted.most
+        self._need, self._most = _find_need(pools), self._wanted.most
         self._what = "GPU" if "GPU" in self._need else "CPU"
         self._scaled = pools != []  # nodes may come and go at its word
         self._autoscaler_request = AutoscalerRequest()
@@ -156,7 +156,7 @@ class RayCluster:
         here = ray.get_runtime_context()
         self._group: WorkerGroup | None = None  # the last that was started
         self._fit: frozenset[str] = frozenset()  # nodes to be on, when they were last looked at
-        self._warm_actors = warm_actors_of(here.get_node_id(), here.get_job_id())
+        self._warm_actors = get_warm_actors(here.get_node_id(), here.get_job_id())
 
     def abandon(self, lost: ClusterLost) -> None:
         """See TrainingCluster."""
@@ -178,9 +178,9 @@ class RayCluster:
         self._connect()
         self._lost = None
 
-    def nodes(self) -> Sequence[WorkerNode]:
+    def list_nodes(self) -> Sequence[WorkerNode]:
         """See TrainingCluster. A GCS that outlives its raylet tells of no nodes, and at once."""
-        found = while_ray_lives(self._nodes)
+        found = while_ray_lives(self._list_nodes)
         raise_if_lost()
         return found
 
@@ -207,22 +207,22 @@ class RayCluster:
         with contextlib.suppress(ClusterLost):
             while_ray_lives(self._close)
 
-    def room_beside(self) -> int:
+    def count_room_beside(self) -> int:
         """Places that are free, less those that the most workers still lack."""
         unfit = {*ray_private.draining_nodes(), *self._avoid}
         free = ray_private.free_resources_by_node()
         places = [int(each.get(self._what, 0)) for node, each in free.items() if node not in unfit]
-        ours = sum(self._group.agents_by_node().values()) if self._group else 0
+        ours = sum(self._group.count_agents().values()) if self._group else 0
         return sum(places) - (self._most - ours)
 
-    def _nodes(self) -> Sequence[WorkerNode]:
+    def _list_nodes(self) -> Sequence[WorkerNode]:
         """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
         or ours."""
         import ray
 
         draining = ray_private.draining_nodes()
         free = ray_private.free_resources_by_node()
-        ours = self._group.agents_by_node() if self._group else Counter[str]()
+        ours = self._group.count_agents() if self._group else Counter[str]()
 
         def node(id_: str, places: int) -> WorkerNode:
             capacity = int(free.get(id_, {}).get(self._what, 0)) + ours[id_]
@@ -236,7 +236,7 @@ class RayCluster:
         # Ray believes in a dead node for some seconds more.
         nodes = [
             node(each["NodeID"], int(each["Resources"][self._what]))
-            for each, reachable in zip(found, _probe(_endpoints(found)), strict=True)
+            for each, reachable in zip(found, _probe(_list_endpoints(found)), strict=True)
             if reachable
         ]
         self._fit = frozenset(node.id for node in nodes if not node.draining)
@@ -254,7 +254,7 @@ class RayCluster:
 
         if not ray.is_initialized():
             return
-        if self._group and not self._group.over():
+        if self._group and not self._group.is_over():
             self._group.leave()
         if self._scaled:
             self._autoscaler_request.cancel()
@@ -273,7 +273,7 @@ class RayCluster:
             )
             attempt_handle.assign(work)
             return attempt_handle
-        if worker_group and not worker_group.over():
+        if worker_group and not worker_group.is_over():
             worker_group.leave()
         config = {
             "work": work,
@@ -294,13 +294,13 @@ class Watched:
     def __init__(self, attempt_handle: RayAttempt) -> None:
         self._attempt = attempt_handle
 
-    def ended(self, wait: float) -> bool:
+    def poll_end(self, wait: float) -> bool:
         """See AttemptHandle."""
-        return while_ray_lives(self._attempt.ended, wait)
+        return while_ray_lives(self._attempt.poll_end, wait)
 
-    def failure(self) -> Failure | None:
+    def find_failure(self) -> Failure | None:
         """See AttemptHandle. A lost Ray is why whatever runs on it fails, and Ray says so late."""
-        failure = while_ray_lives(self._attempt.failure)
+        failure = while_ray_lives(self._attempt.find_failure)
         if failure:
             raise_if_lost(surely=True)
         return failure
@@ -329,10 +329,10 @@ def _all_reachable(nodes: Set[str]) -> bool:
 
     there: Any = ray.nodes()  # type: ignore[no-untyped-call]
     found = [each for each in there if each["Alive"] and each["NodeID"] in nodes]
-    return len(found) == len(nodes) and all(_probe(_endpoints(found)))
+    return len(found) == len(nodes) and all(_probe(_list_endpoints(found)))
 
 
-def _endpoints(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
+def _list_endpoints(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Where those `nodes` listen, as Ray tells of them."""
     return [(each["NodeManagerAddress"], each["NodeManagerPort"]) for each in nodes]
 

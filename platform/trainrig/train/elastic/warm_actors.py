@@ -38,14 +38,14 @@ def find_idle_surplus(
 
 
 @functools.cache
-def warm_actors_of(node: str, job: str) -> "WarmActors":
+def get_warm_actors(node: str, job: str) -> "WarmActors":
     """Those of this connection to Ray, which is the `job` of a driver on `node`."""
-    return WarmActors(fork_servers_of(node, job))
+    return WarmActors(get_fork_servers(node, job))
 
 
 @functools.cache
-def fork_servers_of(node: str, job: str) -> "ForkServerPool":
-    """Those of this connection to Ray, as of `warm_actors_of`."""
+def get_fork_servers(node: str, job: str) -> "ForkServerPool":
+    """Those of this connection to Ray, as of `get_warm_actors`."""
     del node, job
     return ForkServerPool()
 
@@ -78,7 +78,7 @@ class WarmActors:
         self._controller: Any = _start_controller()
         self._busy_until: Any = None  # until this has a result
 
-    def controller(self) -> Any:
+    def take_controller(self) -> Any:
         """One that is alive, as far as is known, and free."""
         import ray
 
@@ -119,12 +119,12 @@ def _start_controller() -> Any:
     blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
     return actor.options(
         num_cpus=0,
-        scheduling_strategy=only_on(ray.get_runtime_context().get_node_id()),
-        runtime_env={"env_vars": WORKER_ENVIRONMENT | _train_settings() | blocks},
+        scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),
+        runtime_env={"env_vars": WORKER_ENVIRONMENT | _read_train_settings() | blocks},
     ).remote()
 
 
-def _train_settings() -> dict[str, str]:
+def _read_train_settings() -> dict[str, str]:
     """What Ray Train itself hands on, from the environment of this process."""
     return {
         name: value
@@ -137,11 +137,11 @@ def _start_fork_server(node: str) -> Any:
     import ray
 
     actor: Any = ray.remote(ForkServer)
-    there = actor.options(num_cpus=0, scheduling_strategy=only_on(node), max_restarts=-1)
+    there = actor.options(num_cpus=0, scheduling_strategy=place_only_on(node), max_restarts=-1)
     return there.remote(*MODULES)
 
 
-def only_on(node: str) -> Any:
+def place_only_on(node: str) -> Any:
     """The placement on `node` or nowhere."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

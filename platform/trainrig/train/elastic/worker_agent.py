@@ -37,14 +37,16 @@ def run_agent(config: Mapping[str, Any]) -> None:
         end = _run_rank(assignment, config["fork_servers"], coordinator)
         if end is None:
             return
-        assignment = _call_coordinator(coordinator.next_assignment, group, assignment.attempt, end)
+        assignment = _call_coordinator(
+            coordinator.wait_for_assignment, group, assignment.attempt, end
+        )
 
 
 def _run_rank(
     assignment: Assignment, servers: Mapping[str, Any], coordinator: Any
 ) -> RankExit | None:
     """How the rank of this worker ended, once it is gone; None if it has done its work."""
-    info = _rank_info(assignment.rendezvous)
+    info = _build_rank_info(assignment.rendezvous)
     reason: str | RankError
     try:
         with contextlib.closing(_fork_rank(servers, info, assignment.work)) as process:
@@ -58,7 +60,7 @@ def _run_rank(
             process.end()
     except ProcessDied as died:
         reason = str(died)
-    return RankExit(info.rank, info.node, reason, "" if info.rank else free_endpoint())
+    return RankExit(info.rank, info.node, reason, "" if info.rank else find_free_endpoint())
 
 
 def _relay(process: ForkedProcess, attempt: int, coordinator: Any) -> RankDone | RankError:
@@ -70,7 +72,9 @@ def _relay(process: ForkedProcess, attempt: int, coordinator: Any) -> RankDone |
         stop = False
         # Without a coordinator nobody wants anything; Ray is starting another.
         with contextlib.suppress(ray.exceptions.RayError):
-            stop = ray.get(coordinator.heartbeat.remote(attempt, message), timeout=CALL_TIMEOUT)
+            stop = ray.get(
+                coordinator.record_heartbeat.remote(attempt, message), timeout=CALL_TIMEOUT
+            )
         process.send(stop)
     return message
 
@@ -112,7 +116,7 @@ def _fork_rank(servers: Mapping[str, Any], info: RankInfo, work: bytes) -> Forke
 _own_server: ForkServer | None = None  # for as long as this process lives
 
 
-def _rank_info(rendezvous: str) -> RankInfo:
+def _build_rank_info(rendezvous: str) -> RankInfo:
     import ray
     import ray.train
 
@@ -120,21 +124,21 @@ def _rank_info(rendezvous: str) -> RankInfo:
     return RankInfo(
         rank=context.get_world_rank(),
         world=context.get_world_size(),
-        device=given_device(),
+        device=find_given_device(),
         rendezvous=rendezvous,
         node=ray.get_runtime_context().get_node_id(),
         agent=os.getpid(),
     )
 
 
-def free_endpoint() -> str:
+def find_free_endpoint() -> str:
     """A URL at which the ranks of an attempt could meet: at a port of this node that is free."""
     address, port = ray_private.address_and_port()
     host = f"[{address}]" if ":" in address else address
     return f"tcp://{host}:{port}"
 
 
-def given_device() -> int | None:
+def find_given_device() -> int | None:
     """Ray has given this worker a GPU of its own, and sight of its neighbours'; None: it has none.
 
     Raises ClusterError if the one it was given cannot be seen.
@@ -142,10 +146,10 @@ def given_device() -> int | None:
     import ray
 
     own, visible = ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return device_number([str(each) for each in own], visible)
+    return find_device_number([str(each) for each in own], visible)
 
 
-def device_number(own: Sequence[str], visible: str) -> int | None:
+def find_device_number(own: Sequence[str], visible: str) -> int | None:
     """Which of the `visible` GPUs, as CUDA_VISIBLE_DEVICES has them, is the first of those that are
     `own`; None if none is. Raises ClusterError if it is not among them."""
     if not own:

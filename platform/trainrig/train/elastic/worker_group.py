@@ -15,7 +15,7 @@ from typing import Any
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.messages import RankExit, WorkerGroupSpec
-from trainrig.train.elastic.warm_actors import WarmActors, only_on
+from trainrig.train.elastic.warm_actors import WarmActors, place_only_on
 
 ANSWER = 1.0  # s for a fork server's actor to say what its node has seen
 END_TIMEOUT = 3.0  # s; Ray Train looks every half second whether its workers are done, or dead
@@ -44,7 +44,7 @@ class WorkerGroup:
         self.standing_by = False  # every worker agent does, and waits for an assignment
         self.rendezvous = ""  # where the ranks could meet then
         self._coordinator, self._warm_actors = coordinator, warm_actors
-        self._controller = warm_actors.controller()
+        self._controller = warm_actors.take_controller()
         name = f"attempt-{self.number:04d}"
         group = WorkerGroupSpec(
             name=name, workers=workers, gpus=gpus, environment=WORKER_ENVIRONMENT, avoid=avoid
@@ -52,13 +52,13 @@ class WorkerGroup:
         self.fit: Any = self._controller.fit.remote(group, dict(config))
         warm_actors.mark_busy(self.fit)
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether Ray says that it is no more."""
         import ray
 
         return bool(ray.wait([self.fit], timeout=0)[0])
 
-    def error(self) -> BaseException | None:
+    def read_error(self) -> BaseException | None:
         """What ended it, once it is over, if it was not the end of its work."""
         import ray
 
@@ -72,7 +72,7 @@ class WorkerGroup:
         """Of a worker group that is over."""
         import ray.exceptions
 
-        error, raised_there = self.error(), ray.exceptions.RayTaskError
+        error, raised_there = self.read_error(), ray.exceptions.RayTaskError
         return isinstance(error, ray.exceptions.RayError) and not isinstance(error, raised_there)
 
     def stand_by(self, exits: Mapping[int, RankExit]) -> None:
@@ -83,11 +83,11 @@ class WorkerGroup:
     def can_run(self, workers: int, nodes: Set[str]) -> bool:
         """Whether it waits for an assignment, has so many `workers`, and all of them on `nodes`."""
         there = set(self.nodes.values()) <= nodes
-        return self.standing_by and self.workers == workers and there and not self.over()
+        return self.standing_by and self.workers == workers and there and not self.is_over()
 
-    def agents_by_node(self) -> Counter[str]:
+    def count_agents(self) -> Counter[str]:
         """How many of its worker agents are on each node, as far as they have said so."""
-        return Counter(() if self.over() else self.nodes.values())
+        return Counter(() if self.is_over() else self.nodes.values())
 
     def kill(self, pids: Iterable[tuple[str, int]]) -> None:
         """SIGKILL to processes by node and pid."""
@@ -101,9 +101,9 @@ class WorkerGroup:
             if node == here:
                 _kill(left)
             else:
-                ray.remote(_kill).options(num_cpus=0, scheduling_strategy=only_on(node)).remote(
-                    left
-                )
+                ray.remote(_kill).options(
+                    num_cpus=0, scheduling_strategy=place_only_on(node)
+                ).remote(left)
 
     def ended_for_memory(self, node: str, pid: int) -> bool:
         """Whether the worker agent of that `pid`, which died, was ended by Ray or the kernel of its
@@ -133,7 +133,7 @@ class WorkerGroup:
         import ray
 
         ray.wait([self.fit], timeout=END_TIMEOUT)
-        if not self.over():  # it waits for worker agents that will never answer
+        if not self.is_over():  # it waits for worker agents that will never answer
             ray.kill(self._controller)
             self._warm_actors.mark_controller_lost()
         elif self.controller_died():
