@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import build_optimizer
-from trainrig.train.run_file import width_transfer
+from trainrig.train.run_file import find_width_transfer
 
 SMALL: dict[str, Any] = {
     "layers": 2,
@@ -67,7 +67,7 @@ def train_on_characters(test_data: Path) -> Callable[..., float]:
     ) -> float:
         model = Decoder(config.for_tokenizer(len(characters)))
         initialise(model, seed)
-        transfer = width_transfer(model.config)
+        transfer = find_width_transfer(model.config)
         built = build_optimizer(model.named_parameters(), optimizer, (), transfer)
         draw = torch.Generator().manual_seed(seed)
 

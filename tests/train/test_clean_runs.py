@@ -58,7 +58,7 @@ def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
     for line in lines:
         step = int(line["step"])
         found += detector.observe(step, line["train/loss"], line["train/grad_norm"]) is not None
-        detector.spike()
+        detector.find_spike()
     return found
 
 

@@ -23,7 +23,7 @@ from trainrig.train.checkpoint.index import (
     sort_names,
 )
 from trainrig.train.checkpoint.manifest import CheckpointManifest
-from trainrig.train.pretrain import _sums
+from trainrig.train.pretrain import _compute_sums
 from trainrig.train.run.run_folder import RunFolder
 
 SMALL = {"manifest.json", "state.json", "tokenizer.json"}
@@ -231,11 +231,11 @@ def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
     monkeypatch.setattr(storage, "sha256", lambda where: hashed.append(where) or sound(where))
     asked.clear()
     stage = manifest.Stage(str(run), None)
-    sums = _sums(stage, str(path))
+    sums = _compute_sums(stage, str(path))
     assert hashed == [f"{path}/manifest.json", f"{run}/run.toml"] and not asked
     (path / VERIFIED).unlink()
     assert read_verified_sums(str(path)) is None
-    assert _sums(stage, str(path)) == sums
+    assert _compute_sums(stage, str(path)) == sums
 
 
 def test_only_the_last_checkpoint_is_read_back(straight):

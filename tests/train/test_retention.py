@@ -27,7 +27,7 @@ intervals = st.one_of(st.none(), st.integers(1, 12))
     ],
 )
 def test_what_is_kept_is_what_the_run_file_says(settings, saved, kept):
-    assert Checkpoints(**settings).kept(saved) == kept
+    assert Checkpoints(**settings).select_kept(saved) == kept
 
 
 @given(
@@ -43,11 +43,11 @@ def test_whatever_is_saved_the_newest_and_one_before_it_are_left(
     settings = Checkpoints(
         every=every, keep=keep, keep_every=keep_every, short_lived_every=short_lived_every
     )
-    kept = settings.kept(saved)
+    kept = settings.select_kept(saved)
     assert kept <= saved
     assert len(kept) >= min(2, len(saved))
     assert not saved or max(saved) in kept
-    assert settings.kept(kept) == kept  # so a clean-up cut short changes nothing
+    assert settings.select_kept(kept) == kept  # so a clean-up cut short changes nothing
     assert {step for step in saved if keep_every and step % keep_every == 0} <= kept
 
 

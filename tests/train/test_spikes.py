@@ -33,7 +33,7 @@ def shown(detector, series, first=0):
     for step, (loss, norm) in enumerate(series, first):
         if detector.observe(step, loss, norm):
             outliers.append(step)
-        if spike := detector.spike():
+        if spike := detector.find_spike():
             return outliers, spike, step
     return outliers, None, None
 
@@ -126,13 +126,13 @@ def test_nothing_is_judged_before_the_window_is_full_or_where_it_is_off():
 def test_its_memory_survives_json_at_any_step(stop):
     series = with_window(30, 36)
     straight = SpikeDetector(FEW)
-    expected = [(straight.observe(*at), straight.spike()) for at in numbered(series)]
+    expected = [(straight.observe(*at), straight.find_spike()) for at in numbered(series)]
     detector = SpikeDetector(FEW)
     got = []
     for at in numbered(series):
         if at[0] == stop:
-            detector = SpikeDetector(FEW).restore(json.loads(json.dumps(detector.entries())))
-        got.append((detector.observe(*at), detector.spike()))
+            detector = SpikeDetector(FEW).restore(json.loads(json.dumps(detector.build_entries())))
+        got.append((detector.observe(*at), detector.find_spike()))
     assert got == expected
 
 
@@ -143,7 +143,7 @@ def numbered(series):
 def test_the_rate_is_cut_after_data_that_was_skipped():
     cut = FEW.model_copy(update={"rate_cut": 0.5, "rate_cut_steps": 10})
     detector = SpikeDetector(cut, skipped=[DataRange(20, 24), DataRange(28, 30)])
-    shares = [detector.rate_share(at) for at in (19, 24, 29, 30, 33, 34, 39, 40)]
+    shares = [detector.compute_rate_share(at) for at in (19, 24, 29, 30, 33, 34, 39, 40)]
     assert shares == [1, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5, 1]
 
 

@@ -172,7 +172,7 @@ def kernels_of_the_table(monkeypatch):
         return count
 
     with monkeypatch.context() as patched:
-        for name in ("_fill_term", "_squares_over_counts"):
+        for name in ("_fill_term", "_divide_squares"):
             patched.setattr(LossTable, name, within(getattr(LossTable, name)))
         yield kernels
 

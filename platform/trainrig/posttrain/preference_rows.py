@@ -45,7 +45,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
 from trainrig.train import checkpoint
-from trainrig.train.held_out import HeldOutSets, nothing_held_out
+from trainrig.train.held_out import HeldOutSets, hold_nothing_out
 from trainrig.train.job import FrozenModel
 
 AnswerKind = Literal["pairs", "labelled", "steps"]
@@ -90,7 +90,7 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     rows = run.training.held_out.rows
     held_out = HeldOutAnswers(folder, length, padding, rows, kind, stored, run.cache)
     there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
-    return TuningRows(kind, make, held_out if rows and there else nothing_held_out, frozen)
+    return TuningRows(kind, make, held_out if rows and there else hold_nothing_out, frozen)
 
 
 def kind_of(objective: Objective) -> AnswerKind:

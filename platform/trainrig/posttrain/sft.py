@@ -37,8 +37,8 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
-from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
-from trainrig.train.held_out import HeldOutSets, nothing_held_out, open_held_out_conversations
+from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
+from trainrig.train.held_out import HeldOutSets, hold_nothing_out, open_held_out_conversations
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.pretrain import drive
 from trainrig.train.run_file import check_positions
@@ -94,7 +94,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     job = TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
-        training=run.training.at_absolute_paths(),
+        training=run.training.make_paths_absolute(),
         make_batches=rows.make_batches,
         tokenizer=tokenizer,
         beside={**encoder.files.beside, **TokenizerFiles.read(folder).beside},
@@ -207,7 +207,7 @@ def _comparison(
     """What the model is asked before and after; a model that scores says nothing, and text of
     another tokenizer is refused by ConfigError."""
     if isinstance(run.objective, (*get_args(Scoring), *get_args(OfLabels))):
-        return nothing_compared
+        return compare_nothing
     asked, text = run.comparison, run.comparison.text
     if text is None and run.pretraining:
         text = run.pretraining.tokens
@@ -294,7 +294,7 @@ def _held_out(
     rows, length = run.training.held_out.rows, run.batches.sequence_length
     shards = TokenShards.open(storage.join(folder, HELD_OUT), run.cache)
     if rows == 0 or not shards.sources:
-        return nothing_held_out
+        return hold_nothing_out
     if teacher:
         return HeldOutTaught(folder, length, padding, rows, teacher, run.cache)
     return functools.partial(open_held_out_conversations, folder, length, padding, rows, run.cache)

@@ -121,23 +121,23 @@ class HeldOutSets:
         """Micro-batch `index`."""
         return self.batches[index]
 
-    def targets(self, source: str) -> int:
+    def count_targets(self, source: str) -> int:
         """Targets of all rows of `source`."""
-        return sum(int((m.targets != IGNORE).sum()) for _, m in self._of(source))
+        return sum(int((m.targets != IGNORE).sum()) for _, m in self._list_batches(source))
 
-    def corrupted(self, corruption: Corruption) -> "HeldOutSets":
+    def corrupt(self, corruption: Corruption) -> "HeldOutSets":
         """The same rows as `corruption` makes them, each time alike; of several kinds, each row by
         itself, so that a few rows have all of them."""
         if isinstance(corruption, DealtCorruption):
             corruption = corruption.deal_by_sample()
         return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
 
-    def _of(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
+    def _list_batches(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
         number = self.sources.index(source)
         return ((i, m) for i, m in enumerate(self.batches) if m.sources[0] == number)
 
 
-def nothing_held_out() -> HeldOutSets | None:
+def hold_nothing_out() -> HeldOutSets | None:
     """No sets: for runs that measure no held-out loss."""
     return None
 
@@ -225,11 +225,11 @@ def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:
         chosen = np.unique(np.arange(sizes.rows, dtype=np.int64) * windows // sizes.rows)
         for at in range(0, len(chosen), sizes.micro_batch):
             samples = chosen[at : at + sizes.micro_batch]
-            batches.append(_micro_batch(shards, source, number, samples, sizes))
+            batches.append(_read_micro_batch(shards, source, number, samples, sizes))
     return HeldOutSets(sources, tuple(batches))
 
 
-def _micro_batch(
+def _read_micro_batch(
     shards: TokenShards, source: str, number: int, samples: Integers, sizes: RowSizes
 ) -> MicroBatch:
     """The windows `samples` [B] of `source`, each of its T tokens after the one before it.
@@ -283,11 +283,13 @@ def open_held_out_conversations(
         count = layout.windows(source)
         wanted = min(rows or count, count)
         chosen = np.unique(np.arange(wanted) * count // wanted)
-        batches += [_alone(layout, source, number, window) for window in chosen.tolist()]
+        batches += [
+            _read_conversation(layout, source, number, window) for window in chosen.tolist()
+        ]
     return HeldOutSets(shards.sources, tuple(batches))
 
 
-def _alone(layout: WholeRows, source: str, number: int, window: int) -> MicroBatch:
+def _read_conversation(layout: WholeRows, source: str, number: int, window: int) -> MicroBatch:
     """One conversation, no wider than it is."""
     ids, targets, weights = np.empty((3, 1, layout.length), dtype=np.int64)
     pieces = layout.read(source, window, 1, ids[0], targets[0])

@@ -10,9 +10,9 @@ from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
-from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
-from trainrig.train.held_out import HeldOutSets, nothing_held_out
-from trainrig.train.run_file import ModelStages, Training, model_of
+from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
+from trainrig.train.held_out import HeldOutSets, hold_nothing_out
+from trainrig.train.run_file import ModelStages, Training, find_model
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ class TrainingJob:
     # Times that the run reads each of its sources; {}: not known.
     epochs: Mapping[str, float] = field(default_factory=dict)
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
-    make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
+    make_held_out: Callable[[], HeldOutSets | None] = hold_nothing_out
     # Actors on Ray that sample beside the workers (train/rollout_pool/); 0: the workers do.
     rollout_actors: int | tuple[int, int] = 0
     # What each rank asks the model before the first step and after the last; None of it: nothing.
-    make_comparison: Callable[[], ModelComparison | None] = nothing_compared
+    make_comparison: Callable[[], ModelComparison | None] = compare_nothing
 
     def model_after(self, data_step: int) -> DecoderConfig:
         """The model with the positions of the last batch before `data_step`."""
-        return model_of(self.model_stages, data_step - 1) if self.model_stages else self.model
+        return find_model(self.model_stages, data_step - 1) if self.model_stages else self.model
 
     def context_before(self, data_step: int) -> list[dict[str, Any]]:
         """The positions that the model had up to the last batch before `data_step`, as plain JSON:

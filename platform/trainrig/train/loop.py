@@ -191,12 +191,12 @@ class _RankLoop:
         if self._roll_back():
             self._rolled_back = True
             return False
-        self._then = self._scores.after(self._state.step)
+        self._then = self._scores.decide_after(self._state.step)
         return self._then is Next.GO_ON
 
     def _roll_back(self) -> bool:
         """Whether a spike has become whole, and the run is to go on from before it."""
-        spike = self._state.detector.spike()
+        spike = self._state.detector.find_spike()
         if spike is None:
             return False
         self._logger.flush()

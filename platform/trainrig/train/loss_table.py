@@ -133,7 +133,7 @@ class LossTable:
         tables = (self._sums_MNK, self._auxiliary_MA, self._diagnostics_MD2)
         for table in tables:
             self._split.add(table)
-        squares_M1 = self._squares_over_counts()
+        squares_M1 = self._divide_squares()
         parts = [*(each.flatten(1) for each in tables), squares_M1]
         sums_K = add_rows(torch.cat(parts, dim=1))
         micro_batches, terms_N, width = self._sums_MNK.shape
@@ -163,9 +163,9 @@ class LossTable:
             mean = float(sums_NK[0, 0] / counted_N[0])
             variance = max(0.0, float(sums_K[-1] / counted_N[0]) - mean**2)
         counts = self._add_counts()
-        return Loss(total, terms, self._by_source(sums_NK), diagnostics, variance, counts)
+        return Loss(total, terms, self._average_by_source(sums_NK), diagnostics, variance, counts)
 
-    def _squares_over_counts(self) -> Tensor:
+    def _divide_squares(self) -> Tensor:
         """[M, 1] of each micro-batch, the squared sum of the first term over its targets."""
         counts_M = self._sums_MNK[:, 0, 1 + len(self._sources) :].sum(1)
         return (self._sums_MNK[:, 0, 0].square() / counts_M.clamp(min=1))[:, None]
@@ -180,7 +180,7 @@ class LossTable:
         parts = torch.split(whole.cpu(), [len(each) for each in self._counts.values()])
         return {name: tuple(part.tolist()) for name, part in zip(self._counts, parts, strict=True)}
 
-    def _by_source(self, sums_NK: NDArray[np.float64]) -> dict[str, float]:
+    def _average_by_source(self, sums_NK: NDArray[np.float64]) -> dict[str, float]:
         count = len(self._sources)
         weights_N = np.array([term.weight for term in self._terms])
         sums_NS, counts_NS = sums_NK[:, 1 : 1 + count], sums_NK[:, 1 + count :]

@@ -78,12 +78,12 @@ class OnlineBatches:
         if self._stored and self._stored.number == number and update:
             return
         folder = self._folder_of(number, state)
-        stored = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
+        stored = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         # Waves are asked for when what the one before gave is known.
         at_once = self._ahead if self._ahead and not self._ahead.maker.draws_waves else None
         if at_once and not update and (stored is None or at_once.lag):
             is_stored = functools.partial(self._is_stored, state)
-            at_once.ask(state, number, is_stored, self._slots, self._gather_once)
+            at_once.ask(state, number, is_stored, self._assign_slots, self._gather_once)
         if stored is None:
             if update:
                 raise DataError(
@@ -104,30 +104,30 @@ class OnlineBatches:
         `state` has just made was the last of its batch."""
         if state.data_step % self.maker.updates:
             return
-        batch = self._at(state.data_step - 1)
+        batch = self._find_batch(state.data_step - 1)
         if isinstance(objective, Carrying):
             carried = objective.carry(state.carried, diagnostics, batch.denominators)
             state.carried = {**state.carried, **carried}
         if self._ahead and self._ahead.maker.draws_waves:
-            state.carried = {**state.carried, WAVES_DRAWN: _next_wave(state) + batch.waves}
+            state.carried = {**state.carried, WAVES_DRAWN: _find_next_wave(state) + batch.waves}
 
     def micro_batches(self, step: int) -> int:
         """See tokens.batches.Batches."""
-        return len(self._at(step).files)
+        return len(self._find_batch(step).files)
 
     def denominators(self, step: int) -> Mapping[str, int]:
         """See tokens.batches.Batches."""
-        return self._at(step).denominators
+        return self._find_batch(step).denominators
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """See tokens.batches.Batches."""
-        return self._at(step).micro_batch(index)
+        return self._find_batch(step).micro_batch(index)
 
     def data_before(self, step: int) -> Mapping[str, Any]:
         """See tokens.batches.Batches."""
         return self.maker.data_before(step)
 
-    def _at(self, step: int) -> StoredBatch:
+    def _find_batch(self, step: int) -> StoredBatch:
         number = step // self.maker.updates
         assert self._stored and self._stored.number == number, f"step {step} was not prepared"
         return self._stored
@@ -141,7 +141,7 @@ class OnlineBatches:
     def _is_stored(self, state: TrainState, number: int) -> bool:
         return storage.exists(storage.join(self._folder_of(number, state), RECORD))
 
-    def _slots(self, count: int) -> list[MicroBatchSlot]:
+    def _assign_slots(self, count: int) -> list[MicroBatchSlot]:
         mesh = self._mesh
         virtual = min(self._virtual or mesh.data_size, count)
         return assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size)
@@ -152,7 +152,7 @@ class OnlineBatches:
         count = self.maker.micro_batches(number)
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
-        slots = self._slots(count)
+        slots = self._assign_slots(count)
         make, waves, left = self._begin(state, number, slots, alive)
         try:
             with torch.no_grad(), keep_gathered(state.model, self._gather_once):
@@ -160,7 +160,7 @@ class OnlineBatches:
                     micro = make(slot.index)
                     if slot.real and self._mesh.speaks:
                         denominators = dict(self.maker.denominators(micro))
-                        file = self._write(_arrays_of(micro), folder, f"{slot.index:05d}")
+                        file = self._write(_collect_arrays(micro), folder, f"{slot.index:05d}")
                         mine[slot.index] = file, denominators
         finally:
             # Gathered, for a backward pass that does not come.
@@ -170,7 +170,7 @@ class OnlineBatches:
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine, group=self._group)
         if dist.get_rank():
-            return self._recorded(None)
+            return self._broadcast_made(None)
         made = {index: each for part in parts for index, each in part.items()}
         totals: Counter[str] = Counter()
         for _, denominators in made.values():
@@ -189,7 +189,7 @@ class OnlineBatches:
             record["left"] = self._write(left, folder, LEFT)
         # Not created: another attempt was the first, and what it stored is the batch.
         storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
-        return self._recorded(StoredBatch.read(folder))
+        return self._broadcast_made(StoredBatch.read(folder))
 
     def _begin(
         self,
@@ -206,9 +206,9 @@ class OnlineBatches:
         maker, waves, left = ahead.maker, 1, NONE
         sampled: Mapping[int, Arrays]
         if maker.draws_waves:
-            drawn = maker.begin(number, self._left_before(number, state))
-            first, gather = _next_wave(state), self._gather_once
-            units, waves = ahead.draw_waves(state, drawn, first, self._slots, gather, alive)
+            drawn = maker.begin(number, self._read_left_before(number, state))
+            first, gather = _find_next_wave(state), self._gather_once
+            units, waves = ahead.draw_waves(state, drawn, first, self._assign_slots, gather, alive)
             sampled, left = dict(enumerate(units)), drawn.left()
         else:
             sampled = ahead.wait(number, [each.index for each in slots], alive)
@@ -218,12 +218,12 @@ class OnlineBatches:
 
         return complete, waves, left
 
-    def _left_before(self, number: int, state: TrainState) -> Arrays:
+    def _read_left_before(self, number: int, state: TrainState) -> Arrays:
         """What the batch before batch `number` left for it. Raises DataError if that is gone."""
         if not (number and self._ahead and self._ahead.maker.leaves):
             return NONE
         folder = self._folder_of(number - 1, state)
-        before = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
+        before = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         if before is None:
             raise DataError(
                 f"{folder}: gone, and with it the completions that batch {number} goes on with; "
@@ -236,25 +236,25 @@ class OnlineBatches:
         storage.write(storage.join(folder, name), data)
         return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
 
-    def _recorded(self, found: StoredBatch | None) -> StoredBatch:
-        stored = self._told(found)
+    def _broadcast_made(self, found: StoredBatch | None) -> StoredBatch:
+        stored = self._broadcast(found)
         assert stored, "what was created is there"
         return stored
 
-    def _told(self, found: StoredBatch | None) -> StoredBatch | None:
+    def _broadcast(self, found: StoredBatch | None) -> StoredBatch | None:
         """What the first rank found."""
         held = [found]
         dist.broadcast_object_list(held, src=0, group=self._group)
         return held[0]
 
 
-def _arrays_of(micro: MicroBatch) -> Arrays:
+def _collect_arrays(micro: MicroBatch) -> Arrays:
     """All that `micro` is, by name."""
     arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
     named = {"samples": micro.samples, "sources": micro.sources, "pieces": micro.pieces}
     return arrays | named
 
 
-def _next_wave(state: TrainState) -> int:
+def _find_next_wave(state: TrainState) -> int:
     """The number of the next wave that a batch of `state` draws."""
     return int(state.carried.get(WAVES_DRAWN, 0))

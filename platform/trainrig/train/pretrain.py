@@ -30,7 +30,7 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
 from trainrig.train.disk_space import check_disk_space
-from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
+from trainrig.train.held_out import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
 from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
 from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
@@ -38,7 +38,7 @@ from trainrig.train.run.alarms import alarmed, repetition_alarms
 from trainrig.train.run.export import exported
 from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
-from trainrig.train.run_file import Pretraining, model_stages
+from trainrig.train.run_file import Pretraining, build_model_stages
 from trainrig.train.scoring.contract import check_evaluations
 from trainrig.train.worker_bounds import parse_bounds
 
@@ -58,7 +58,7 @@ def pretrain(run: Pretraining) -> Manifest:
     for folder in run.remembered:
         manifest.read_input(folder, "tokenize")
     job = prepare(run)
-    plan = _plan(run, job.folder)
+    plan = _read_plan(run, job.folder)
     inputs = {"tokens": tokens.content}
     if job.initial_weights:
         inputs["continue_from"] = checkpoint.compute_content_key(job.initial_weights)
@@ -101,17 +101,17 @@ def prepare(run: Pretraining) -> TrainingJob:
     return TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
-        training=run.training.at_absolute_paths(),
+        training=run.training.make_paths_absolute(),
         make_batches=make_batches,
         tokenizer=tokenizer,
         beside=checkpoint.read_tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
         initial_weights=weights,
         measures_beginning=weights is not None,
-        new_levels=_new_levels(run),
-        model_stages=model_stages(model, run.context),
+        new_levels=_find_new_levels(run),
+        model_stages=build_model_stages(model, run.context),
         epochs=epochs,
-        make_held_out=_held_out(run, tokens, encoder, corruption),
+        make_held_out=_prepare_held_out(run, tokens, encoder, corruption),
     )
 
 
@@ -134,14 +134,14 @@ def describe_waits(run: Pretraining) -> list[str]:
     return found
 
 
-def _new_levels(run: Pretraining) -> tuple[int, ...]:
+def _find_new_levels(run: Pretraining) -> tuple[int, ...]:
     """The data steps from which batches are others, or the model's positions."""
     batches = (stage.from_step for stage in run.batches.resolve_stages())
     steps = {*batches, *(stage.from_step for stage in run.context)}
     return tuple(sorted(steps - {0}))
 
 
-def _plan(run: Pretraining, folder: str) -> bytes | None:
+def _read_plan(run: Pretraining, folder: str) -> bytes | None:
     """The plan that `run` names, or the copy in its folder. Raises ConfigError if both are gone."""
     if run.plan is None:
         return None
@@ -178,10 +178,10 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         raise ConfigError(f"continue_from: {begun.path}: {error}") from None
     if not run.convert:
         return model, begun.path
-    return _converted(begun.path, model), begun.path
+    return _convert(begun.path, model), begun.path
 
 
-def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
+def _convert(path: str, model: DecoderConfig) -> EncoderConfig:
     """The encoder that the decoder at `path` becomes; says what changes."""
     if model.bidirectional:
         raise ConfigError(f"convert: {path} is an encoder already; leave it out")
@@ -202,12 +202,12 @@ def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
     return EncoderConfig.of_decoder(model)
 
 
-def _held_out(
+def _prepare_held_out(
     run: Pretraining, tokens: str, encoder: Encoder, corruption: Corruption | None
 ) -> Callable[[], HeldOutSets | None]:
     """What opens the held-out rows; says so if the run wants some and there are none."""
     if run.training.held_out.rows == 0:
-        return nothing_held_out
+        return hold_nothing_out
     sizes = RowSizes(
         rows=run.training.held_out.rows,
         length=run.batches.sequence_length,
@@ -222,7 +222,7 @@ def _held_out(
             "`held_out`, or set training.held_out.rows = 0",
             run.tokens,
         )
-        return nothing_held_out
+        return hold_nothing_out
     if run.remembered:
         folders = tuple(storage.absolute(each) for each in run.remembered)
         for folder in folders:
@@ -232,12 +232,12 @@ def _held_out(
                     f"remembered: {folder}: tokens of another tokenizer than {run.tokens}; "
                     f"tokenize its documents with {tokens}/tokenizer.json"
                 )
-        make = functools.partial(_with_remembered, make, folders, sizes, run.cache, corruption)
+        make = functools.partial(_add_remembered, make, folders, sizes, run.cache, corruption)
         make()  # so that what is not there is said before the start
     return make
 
 
-def _with_remembered(
+def _add_remembered(
     make: Callable[[], HeldOutSets | None],
     folders: tuple[str, ...],
     sizes: RowSizes,
@@ -272,7 +272,7 @@ def open_held_out_split(
     sets = open_held_out(TokenShards.open(storage.join(tokens, HELD_OUT), cache), sizes)
     if not sets.sources:
         return None
-    return sets if corruption is None else sets.corrupted(corruption)
+    return sets if corruption is None else sets.corrupt(corruption)
 
 
 def open_batches(
@@ -353,10 +353,10 @@ def finish(
         "checkpoint": outcome.checkpoint.path.removeprefix(f"{job.folder}/"),
         **(counted or {}),
     }
-    return stage.finish(counts, _sums(stage, outcome.checkpoint.path))
+    return stage.finish(counts, _compute_sums(stage, outcome.checkpoint.path))
 
 
-def _sums(stage: Stage, path: str) -> dict[str, FileSum]:
+def _compute_sums(stage: Stage, path: str) -> dict[str, FileSum]:
     """Of the last checkpoint alone: events and metrics hold times, which no fingerprint should."""
     found = checkpoint.read_verified_sums(path) or {}
     known = {storage.join(path, name): each for name, each in found.items()}

@@ -32,7 +32,7 @@ class Checkpoints(Settings):
         wanted = step == last or step in self.keep_at
         return wanted or any(each and step % each == 0 for each in intervals)
 
-    def kept(
+    def select_kept(
         self, steps: Iterable[int], held: Set[int] = frozenset(), passing: Set[int] = frozenset()
     ) -> set[int]:
         """Which of the checkpoints at `steps` stay. All of `steps` are taken to be whole.
@@ -43,7 +43,7 @@ class Checkpoints(Settings):
         ordered = sorted(set(steps), reverse=True)
         for_good = {s for s in ordered if self.keep_every and s % self.keep_every == 0}
         for_good |= set(self.keep_at).intersection(ordered)
-        regular = [s for s in ordered if not self._short_lived(s) and s not in passing]
+        regular = [s for s in ordered if not self._is_short_lived(s) and s not in passing]
         kept = (
             for_good
             | set(ordered).intersection(held)
@@ -52,7 +52,7 @@ class Checkpoints(Settings):
         )
         return kept if len(kept) > 1 else kept | set(ordered[:2])
 
-    def _short_lived(self, step: int) -> bool:
+    def _is_short_lived(self, step: int) -> bool:
         if self.short_lived_every is None or step % self.short_lived_every != 0:
             return False
         return step % self.every != 0

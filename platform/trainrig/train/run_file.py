@@ -156,14 +156,14 @@ class Training(Settings):
             each.due(step, self.steps) for each in self.evaluations
         )
 
-    def at_absolute_paths(self) -> Self:
+    def make_paths_absolute(self) -> Self:
         """The same, for processes that run in other folders."""
-        found = tuple(each.at_absolute_paths() for each in self.evaluations)
+        found = tuple(each.make_paths_absolute() for each in self.evaluations)
         return self.model_copy(update={"evaluations": found})
 
     def check_parameters(self, model: DecoderConfig) -> None:
         """Raise ConfigError if `groups` or optimizers do not fit the parameters of `model`."""
-        shapes, transfer = parameter_shapes(model), width_transfer(model)
+        shapes, transfer = parameter_shapes(model), find_width_transfer(model)
         assigned = assign(shapes, self.groups)
         if self.parallel.expert:
             self.parallel.expert.check_optimizers(shapes, assigned, self.optimizer)
@@ -314,7 +314,7 @@ class Pretraining(TrainingRunFile):
             raise ValueError(
                 "context: a stage from step 0 of a run that continues no other; say it in [model]"
             )
-        models = model_stages(model, self.context)
+        models = build_model_stages(model, self.context)
         batches = self.batches.resolve_stages()
         steps = {stage.from_step for stage in batches} | {step for step, _ in models}
         for step in sorted(steps):
@@ -322,7 +322,7 @@ class Pretraining(TrainingRunFile):
             trained = step > 0 or self.continue_from is not None
             setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
             places = compute_widest_row(self.objective, length)
-            check_positions(length, model_of(models, step), setting, places)
+            check_positions(length, find_model(models, step), setting, places)
 
 
 def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
@@ -352,7 +352,7 @@ def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
 ModelStages = tuple[tuple[int, DecoderConfig], ...]
 
 
-def model_stages(model: DecoderConfig, context: Sequence[ContextStage]) -> ModelStages:
+def build_model_stages(model: DecoderConfig, context: Sequence[ContextStage]) -> ModelStages:
     """From which step of data on the model is what: `model` from 0 on, then by `context`.
 
     Raises ValueError if its stages are out of order, or cannot be of this model.
@@ -365,7 +365,7 @@ def model_stages(model: DecoderConfig, context: Sequence[ContextStage]) -> Model
                 f"{context[number - 1].from_step}; put them in the order of their steps"
             )
         before = found[-1][1]
-        changed = _changes(before, stage)
+        changed = _find_changes(before, stage)
         after = type(model).model_validate(dict(before) | {"preset": None} | changed)
         if stage.from_step == 0:
             found = []
@@ -373,7 +373,7 @@ def model_stages(model: DecoderConfig, context: Sequence[ContextStage]) -> Model
     return tuple(found)
 
 
-def _changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
+def _find_changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
     """What `stage` changes of the settings of `model`."""
     where = f"context: from step {stage.from_step}"
     embedding = model.position_embedding
@@ -392,12 +392,12 @@ def _changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
     return positions | ({} if stage.rope is None else {"position_embedding": stage.rope})
 
 
-def model_of(stages: ModelStages, data_step: int) -> DecoderConfig:
+def find_model(stages: ModelStages, data_step: int) -> DecoderConfig:
     """The model at `data_step`."""
     return [model for step, model in stages if step <= max(data_step, 0)][-1]
 
 
-def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
+def find_width_transfer(model: DecoderConfig) -> WidthTransfer | None:
     """How rates go with the width of `model`; None: not at all."""
     if model.mup is None:
         return None

@@ -129,10 +129,10 @@ class SpikeDetector:
         elif math.isfinite(loss) and math.isfinite(norm):
             window = self._settings.window
             self._losses = [*self._losses[1 - window :], loss]
-            self._norms = [*self._norms[1 - window :], _logarithm(norm)]
+            self._norms = [*self._norms[1 - window :], _take_logarithm(norm)]
         return why
 
-    def spike(self) -> Spike | None:
+    def find_spike(self) -> Spike | None:
         """The spike that has just become whole, if one has; to be asked between two steps."""
         there, settings = self._open, self._settings
         if there is None or settings is None:
@@ -155,7 +155,7 @@ class SpikeDetector:
         """Whether the run has gone back to the place of `spike` as often as it may."""
         return self._settings is not None and spike.again >= self._settings.rollbacks
 
-    def rate_share(self, data_step: int) -> float:
+    def compute_rate_share(self, data_step: int) -> float:
         """What the learning rate of `data_step` is multiplied by."""
         if self._settings is None:
             return 1.0
@@ -171,16 +171,18 @@ class SpikeDetector:
             if not math.isfinite(value):
                 return f"{what} {value}"
         least = max(LEAST_LOSS_DEVIATION * abs(statistics.median(self._losses)), LEAST_LOSS_NATS)
-        deviations, usual = _deviations(loss, self._losses, least)
+        deviations, usual = _measure_deviations(loss, self._losses, least)
         if deviations > self._settings.loss_deviations:
             return f"loss {loss:.4g}, {deviations:.0f} deviations above {usual:.4g}"
-        deviations, usual = _deviations(_logarithm(norm), self._norms, LEAST_NORM_DEVIATION)
+        deviations, usual = _measure_deviations(
+            _take_logarithm(norm), self._norms, LEAST_NORM_DEVIATION
+        )
         if deviations > self._settings.norm_deviations:
             above = f"{deviations:.0f} deviations above {math.exp(usual):.4g}"
             return f"gradient norm {norm:.4g}, {above}"
         return None
 
-    def entries(self) -> dict[str, Any]:
+    def build_entries(self) -> dict[str, Any]:
         """All that it remembers, as JSON has it, to the last bit."""
         there = asdict(self._open) if self._open else None
         return {"losses": self._losses, "norms": self._norms, "open": there, "seen": self._seen}
@@ -193,11 +195,11 @@ class SpikeDetector:
         return self
 
 
-def _logarithm(norm: float) -> float:
+def _take_logarithm(norm: float) -> float:
     return math.log(max(norm, TINY))
 
 
-def _deviations(value: float, series: Sequence[float], least: float) -> tuple[float, float]:
+def _measure_deviations(value: float, series: Sequence[float], least: float) -> tuple[float, float]:
     """How many robust deviations, each taken for `least` at least, `value` lies above the median of
     `series`; and the median."""
     usual = statistics.median(series)

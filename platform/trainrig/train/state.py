@@ -35,7 +35,7 @@ from trainrig.parallel.tensor.layers import LayerSplit, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
-from trainrig.train.run_file import width_transfer
+from trainrig.train.run_file import find_width_transfer
 from trainrig.train.spikes import DataRange, SpikeDetector
 
 MEMORY = "optimizer.state."
@@ -176,10 +176,10 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
     other_optimizers: dict[str, OptimizerSet] = {}
     for name, beside in job.trained.items():
         others[name], _ = _build_sharded(job, beside.model, mesh, beside=True)
-        named, scale = others[name].named_parameters(), width_transfer(beside.model)
+        named, scale = others[name].named_parameters(), find_width_transfer(beside.model)
         other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
     training = job.training
-    parameters, transfer = model.named_parameters(), width_transfer(job.model)
+    parameters, transfer = model.named_parameters(), find_width_transfer(job.model)
     optimizer = build_optimizer(parameters, training.optimizer, training.groups, transfer)
     return TrainState(
         model,
@@ -204,7 +204,7 @@ def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
         if job.adapter:
             adapt(model, job.adapter.lora)
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    whole = build_optimizer(named.items(), training.optimizer, (), width_transfer(job.model))
+    whole = build_optimizer(named.items(), training.optimizer, (), find_width_transfer(job.model))
     names = {parameter: name for name, parameter in named.items()}
     ordered = [each for group in whole.param_groups for each in group["params"]]
     return StageShare({names[each]: len(each) for each in ordered}, stage.copies_embedding)

@@ -170,7 +170,7 @@ class Stepper:
         training, state = self._training, self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
         tokens = local.denominators[TOKENS]
-        rate *= state.detector.rate_share(state.data_step)
+        rate *= state.detector.compute_rate_share(state.data_step)
         outlier = state.detector.observe(state.data_step, found.loss.total, found.norm)
         figures = StepFigures(found.loss, found.norm, rate, tokens, found.other_norms, outlier)
         if figures.why_skipped:
@@ -281,7 +281,7 @@ class Stepper:
             passed, samples_B = under_way.pop((chunk, number))
             self._drop_by(samples_B)  # in layers that are computed again
             with self.clock.time_phase("backward"):
-                loss = self._loss_of(passed, local)
+                loss = self._compute_loss(passed, local)
                 self._gradients.backward(loss, slot, number == count - 1, chunk)
                 self._passes.send_back(passed)
             del passed, loss  # nothing is kept of it while the next goes forward
@@ -298,7 +298,7 @@ class Stepper:
         for each in self._dropouts:
             each.samples_B = samples_B
 
-    def _loss_of(self, passed: StagePass, local: LocalBatch) -> Tensor:
+    def _compute_loss(self, passed: StagePass, local: LocalBatch) -> Tensor:
         """What this rank goes backward from: the loss, or the gradient of what it has passed on."""
         if passed.computed is None:
             return self._passes.receive_loss(passed)

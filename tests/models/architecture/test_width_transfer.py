@@ -19,7 +19,7 @@ from trainrig.models.initial_values import compute_initial_std
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import build_optimizer
-from trainrig.train.run_file import Training, width_transfer
+from trainrig.train.run_file import Training, find_width_transfer
 
 WIDTHS = (32, 64, 128, 256)
 MUP = MuP(base_channels=64)
@@ -97,7 +97,7 @@ def shares(optimizer, **changes):
     config = decoder(256, feedforward=MixtureOfExperts(experts=4, active=2), **changes)
     with torch.device("meta"):
         model = Decoder(config)
-    built = build_optimizer(model.named_parameters(), optimizer, (), width_transfer(config))
+    built = build_optimizer(model.named_parameters(), optimizer, (), find_width_transfer(config))
     by_name = {}
     for group in built.param_groups:
         for name in group["param_names"]:
@@ -135,7 +135,7 @@ def test_two_ways_to_follow_the_width_are_refused():
 
 def moved(config, optimizer, steps=3):
     """Root mean squares of what `steps` change of the last layer's stream, and of logits."""
-    model, transfer = Decoder(config), width_transfer(config)
+    model, transfer = Decoder(config), find_width_transfer(config)
     initialise(model, 0)
     built = build_optimizer(model.named_parameters(), optimizer, (), transfer)
     for group in built.param_groups:

@@ -28,8 +28,8 @@ from trainrig.train import checkpoint
 from trainrig.train.rollout_pool.requests import (
     RolloutRequest,
     delete_requests,
+    find_missing_units,
     find_open,
-    missing_units,
     raise_failure,
     read_unit,
     rollouts_of,
@@ -222,7 +222,7 @@ def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
     found = [(each.number, each.attempt, missing) for each, missing in find_open(rollouts)]
     assert found == [(3, 2, [0]), (3, 1, [0, 1]), (4, 1, [0, 1])]
     assert read_unit(newest, 0) is None and read_unit(newest, 1)["ids"].tolist() == [0, 1, 2]
-    assert missing_units(newest, 3) == [0, 2]
+    assert find_missing_units(newest, 3) == [0, 2]
     raise_failure(newest)
     write_failure(newest, DataError("rewards: 'exact' scored none"))
     assert [each.attempt for each, _ in find_open(rollouts)] == [1, 1]

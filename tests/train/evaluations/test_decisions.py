@@ -5,8 +5,8 @@ from trainrig.errors import ConfigError
 from trainrig.train.evaluations.decisions import (
     CheckpointScore,
     ScoredCheckpoint,
-    best_of,
-    why_stop,
+    choose_best,
+    find_stop_reason,
 )
 from trainrig.train.evaluations.settings import BestBy, RunEvaluation, StopIf
 from trainrig.train.run_file import Training
@@ -44,19 +44,19 @@ def rule(**changes):
 def test_a_run_ends_when_its_rule_has_held_for_as_many_scores_as_it_says(
     changes, values, higher, stops
 ):
-    assert (why_stop(rule(**changes), scored(*values, higher=higher)) is not None) is stops
+    assert (find_stop_reason(rule(**changes), scored(*values, higher=higher)) is not None) is stops
 
 
 def test_the_best_is_the_earliest_of_equals_and_never_one_without_a_number():
     best = BestBy(evaluation="quick", score="copa")
-    assert best_of(best, scored(0.2, 0.7, 0.7, float("nan"))).step == 20
-    assert best_of(best, scored(5.0, 3.0, 4.0, higher=False)).step == 20
-    assert best_of(best, []) is None
+    assert choose_best(best, scored(0.2, 0.7, 0.7, float("nan"))).step == 20
+    assert choose_best(best, scored(5.0, 3.0, 4.0, higher=False)).step == 20
+    assert choose_best(best, []) is None
 
 
 def test_a_score_that_is_not_there_is_named_beside_those_that_are():
     with pytest.raises(ConfigError, match=r"no score 'piqa'; it has copa"):
-        best_of(BestBy(evaluation="quick", score="piqa"), scored(0.5))
+        choose_best(BestBy(evaluation="quick", score="piqa"), scored(0.5))
 
 
 @pytest.mark.parametrize(

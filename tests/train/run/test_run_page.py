@@ -232,4 +232,4 @@ def test_a_file_that_is_no_plan_is_refused_before_the_run_begins(tmp_path):
     path.write_text('{"law": "x"}')
     run = Pretraining.model_construct(plan=str(path))
     with pytest.raises(DataError, match=r"other\.json: no plan"):
-        pretrain._plan(run, str(tmp_path))
+        pretrain._read_plan(run, str(tmp_path))

@@ -39,7 +39,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.shard_files import CLASSES as CLASS_ARRAY
 from trainrig.tokens.shards.shard_files import IN_ANSWER, IN_CONTEXT, SECOND_SEGMENT, RowKind
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
-from trainrig.train.held_out import HeldOutSets, nothing_held_out
+from trainrig.train.held_out import HeldOutSets, hold_nothing_out
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
     rows = run.training.held_out.rows
     held_out = HeldOutTexts(folder, kind, length, padding, rows, run.cache)
     there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
-    return TuningRows(kind, make, held_out if rows and there else nothing_held_out)
+    return TuningRows(kind, make, held_out if rows and there else hold_nothing_out)
 
 
 def labels_of(counts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def prepare(
     job = TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
-        training=run.training.at_absolute_paths(),
+        training=run.training.make_paths_absolute(),
         make_batches=functools.partial(open_rollouts, run, encoder, prompts),
         tokenizer=tokenizer,
         beside=files.beside,

@@ -36,7 +36,7 @@ def clean_up(
     held, passing = set[int](), set[int]()
     if training and training.evaluations:
         held, passing = held_for_scores(folder, training, {s: n for _, s, n in found[::-1]})
-    kept = settings.kept(whole.values(), held, passing)
+    kept = settings.select_kept(whole.values(), held, passing)
     for step_folder in storage.list_folders(place):
         step = STEP_FOLDER.fullmatch(step_folder.rpartition("/")[2])
         if step is None:

@@ -174,7 +174,7 @@ class Saver:
             "skipped": [list(each) for each in state.skipped],
             **({} if scale is None else {"loss_scale": [scale.factor, scale.clean]}),
             **({"carried": state.carried} if state.carried else {}),
-            "spikes": state.detector.entries(),
+            "spikes": state.detector.build_entries(),
             "seed": self._job.training.seed,
             "data": self._batches.data_before(state.data_step),
             "model": self._job.model_after(state.data_step).model_dump(mode="json"),

@@ -25,8 +25,8 @@ from trainrig.train.elastic.worker_agent import find_given_device
 from trainrig.train.job import TrainingJob
 from trainrig.train.rollout_pool.requests import (
     RolloutRequest,
+    choose_poll_interval,
     find_open,
-    look_often,
     rollouts_of,
     write_failure,
 )
@@ -113,7 +113,7 @@ class RolloutPool:
     def _look_on(self, turn: int) -> None:
         import ray
 
-        until, pause = time.monotonic() + TURN, look_often(self._rollouts)
+        until, pause = time.monotonic() + TURN, choose_poll_interval(self._rollouts)
         while turn == self._turn and not self._closing.is_set() and time.monotonic() < until:
             if not ray.is_initialized():  # between two clusters
                 self._actors = []

@@ -39,6 +39,6 @@ class ModelComparison(Protocol):
         None: all agreed to stop instead."""
 
 
-def nothing_compared() -> ModelComparison | None:
+def compare_nothing() -> ModelComparison | None:
     """No comparison: for runs whose reports show none."""
     return None

@@ -47,7 +47,7 @@ class ScoredCheckpoint:
         return self.scores[named.score]
 
 
-def why_stop(rule: StopIf, scored: Sequence[ScoredCheckpoint]) -> str | None:
+def find_stop_reason(rule: StopIf, scored: Sequence[ScoredCheckpoint]) -> str | None:
     """Why the run ends by `rule`, in words; None if it goes on. `scored`: in order of steps."""
     scores = [each.find(rule) for each in scored]
     if len(scores) < rule.patience:
@@ -68,7 +68,7 @@ def _holds(rule: StopIf, scores: Sequence[CheckpointScore], at: int) -> bool:
     return score.value < rule.value if rule.comparison == "below" else score.value > rule.value
 
 
-def best_of(named: NamedScore, scored: Sequence[ScoredCheckpoint]) -> ScoredCheckpoint | None:
+def choose_best(named: NamedScore, scored: Sequence[ScoredCheckpoint]) -> ScoredCheckpoint | None:
     """The checkpoint with the best score, of equals the earliest; None of none."""
     best: ScoredCheckpoint | None = None
     for each in scored:

@@ -38,7 +38,7 @@ class RunEvaluation(Settings):
             raise ValueError(f"evaluation '{self.name}': give either `tasks` or `task_list`")
         return self
 
-    def at_absolute_paths(self) -> Self:
+    def make_paths_absolute(self) -> Self:
         """The same, in which no path depends on the folder that it is read in."""
         tasks = tuple(storage.absolute(t) if t.endswith(".toml") else t for t in self.tasks)
         listed, rows = self.task_list, self.task_rows

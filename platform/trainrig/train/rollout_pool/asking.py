@@ -23,9 +23,9 @@ from trainrig.train.rollout_pool.requests import (
     FAILED,
     REQUEST,
     RolloutRequest,
+    choose_poll_interval,
     delete_requests,
-    look_often,
-    missing_units,
+    find_missing_units,
     raise_failure,
     read_unit,
     rollouts_of,
@@ -75,7 +75,9 @@ class RolloutsAhead:
         first = range(self.lag) if number == 0 else ()
         for wanted in (*first, number + self.lag):
             count, folder = self.maker.micro_batches(wanted), self._folder_of(wanted)
-            missing = self._told(functools.partial(_lacking, stored, wanted, folder, count))
+            missing = self._broadcast(
+                functools.partial(_find_lacking, stored, wanted, folder, count)
+            )
             if not missing:
                 continue
             if self._actors:
@@ -128,9 +130,9 @@ class RolloutsAhead:
     def check_asked(self, number: int) -> None:
         """Raise DataError unless what batch `number` lacks is going to be sampled."""
         folder, count = self._folder_of(number), self.maker.micro_batches(number)
-        missing, asked = self._told(
+        missing, asked = self._broadcast(
             lambda: (
-                missing_units(folder, count),
+                find_missing_units(folder, count),
                 storage.exists(storage.join(folder, REQUEST)),
             )
         )
@@ -160,7 +162,7 @@ class RolloutsAhead:
                     told = True
                     details = {"attempt": self._attempt.number, "batch": number, "unit": index}
                     self._folder.record("waiting_for_rollouts", **details)
-                time.sleep(look_often(folder))
+                time.sleep(choose_poll_interval(folder))
             found[index] = sampled
         # Collectives that follow have less patience than a pool without actors may need.
         dist.barrier(self._group)
@@ -208,13 +210,13 @@ class RolloutsAhead:
         for path in storage.list_files(self._rollouts, FAILED):
             storage.delete(path)
 
-    def _told(self, look: Callable[[], Any]) -> Any:
+    def _broadcast(self, look: Callable[[], Any]) -> Any:
         """What the first rank sees."""
         held = [look() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(held, src=0, group=self._group)
         return held[0]
 
 
-def _lacking(stored: Callable[[int], bool], number: int, folder: str, count: int) -> list[int]:
+def _find_lacking(stored: Callable[[int], bool], number: int, folder: str, count: int) -> list[int]:
     """Units of batch `number` that are to be sampled into `folder`: none of one that is stored."""
-    return [] if stored(number) else missing_units(folder, count)
+    return [] if stored(number) else find_missing_units(folder, count)

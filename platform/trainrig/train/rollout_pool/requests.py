@@ -51,7 +51,7 @@ class RolloutRequest:
         """The one in `folder`. Raises FileNotFoundError."""
         return cls(folder, **json.loads(storage.read(storage.join(folder, REQUEST))))
 
-    def asked(self) -> Arrays:
+    def read_asked(self) -> Arrays:
         """What its units are asked beside their numbers. Raises ClusterError if that is gone:
         then the request was withdrawn."""
         if not self.has_asked:
@@ -67,7 +67,7 @@ def rollouts_of(folder: RunFolder) -> str:
     return storage.join(folder.path, FOLDER, ROLLOUTS)
 
 
-def look_often(folder: str) -> float:
+def choose_poll_interval(folder: str) -> float:
     """Seconds between two looks at `folder`: in a bucket, each is a request."""
     return 1.0 if folder.startswith(storage.S3) else 0.01
 
@@ -107,7 +107,7 @@ def unit_name(index: int) -> str:
     return f"{index:05d}{UNIT}"
 
 
-def missing_units(folder: str, units: int) -> list[int]:
+def find_missing_units(folder: str, units: int) -> list[int]:
     """Those of so many that `folder` lacks."""
     names = {path.rpartition("/")[2] for path in storage.list_files(folder, UNIT)}
     return [n for n in range(units) if unit_name(n) not in names]

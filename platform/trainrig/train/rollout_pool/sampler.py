@@ -62,12 +62,14 @@ class RolloutSampler:
             read_weights(request.weights, self._state)
             self._maker.take_weights()
             self._loaded = request.weights
-        with self._gathered():
-            arrays = self._maker.sample(self._state.model, request.number, index, request.asked())
+        with self._keep_gathered():
+            arrays = self._maker.sample(
+                self._state.model, request.number, index, request.read_asked()
+            )
         write_unit(request.folder, index, arrays)
 
     @contextlib.contextmanager
-    def _gathered(self) -> Iterator[None]:
+    def _keep_gathered(self) -> Iterator[None]:
         try:
             with torch.no_grad(), keep_gathered(self._state.model, gather_once=True):
                 yield

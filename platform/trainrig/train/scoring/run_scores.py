@@ -9,7 +9,7 @@ import torch.distributed as dist
 from trainrig.errors import ClusterError
 from trainrig.parallel.stop_consensus import StopConsensus
 from trainrig.train.checkpoint import list_committed
-from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint, why_stop
+from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint, find_stop_reason
 from trainrig.train.evaluations.settings import NamedScore, RunEvaluation
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -54,17 +54,17 @@ class RunScores:
         self._first = dist.get_rank() == 0
         self._looked_at = -1  # the step that was last decided after
 
-    def after(self, step: int) -> Next:
+    def decide_after(self, step: int) -> Next:
         """Have the workers score the checkpoint of `step` where they are to, and decide what is to
         be decided after it. Waits for scores that decisions need."""
         if step == self._looked_at:  # data was skipped since
             return Next.GO_ON
         if not self.ask_workers(step):
             return Next.STOP
-        if not all(self._waited_for(each, step) for each in self._named()):
+        if not all(self._wait_for_score(each, step) for each in self._list_named()):
             return Next.STOP
         self._looked_at = step
-        return Next.END if self._ended(step) else Next.GO_ON
+        return Next.END if self._has_ended(step) else Next.GO_ON
 
     def ask_workers(self, step: int, to_the_end: bool = False) -> bool:
         """Have all ranks score the checkpoint of `step` by the evaluations that run on them; false:
@@ -75,10 +75,10 @@ class RunScores:
                 return False
         return True
 
-    def _named(self) -> list[NamedScore]:
+    def _list_named(self) -> list[NamedScore]:
         return [each for each in (self._training.stop_if, self._training.best) if each]
 
-    def _by_name(self, name: str) -> RunEvaluation:
+    def _find_evaluation(self, name: str) -> RunEvaluation:
         return next(each for each in self._training.evaluations if each.name == name)
 
     # --- by the workers
@@ -87,7 +87,7 @@ class RunScores:
         self._settle()
         found: list[tuple[str, int] | None] = [None]
         if self._first and not self._is_known(evaluation.name, step):
-            found = [self._checkpoint(step)]
+            found = [self._find_checkpoint(step)]
         dist.broadcast_object_list(found, src=0)
         if found[0] is None:  # known already, or it could not be saved
             return True
@@ -95,7 +95,7 @@ class RunScores:
         output = scorecard_folder(self._folder, evaluation.name, step, number)
         threads = self._training.threads
         scoring = make_scoring(ScoringRequest(evaluation, path, output, "auto", threads))
-        if not self._asked_by_all(scoring, to_the_end):
+        if not self._ask_by_all(scoring, to_the_end):
             return False
         if self._first:
             scores: Mapping[str, CheckpointScore] = scoring.finish()
@@ -103,7 +103,7 @@ class RunScores:
         self._agreed_to_stop("score")  # all wait for the first; who was asked to stop does so next
         return True
 
-    def _asked_by_all(self, scoring: Scoring, to_the_end: bool) -> bool:
+    def _ask_by_all(self, scoring: Scoring, to_the_end: bool) -> bool:
         if self._first:
             scoring.begin()
         self._agreement.any(False)  # it is ready
@@ -118,13 +118,13 @@ class RunScores:
 
     # --- decisions
 
-    def _waited_for(self, named: NamedScore, step: int) -> bool:
+    def _wait_for_score(self, named: NamedScore, step: int) -> bool:
         """Wait until the score that is decided by after `step` is known; false: all agreed to stop.
 
         Raises ClusterError if it could not be scored, ConfigError if that gave no such score. A
         checkpoint that was never saved has none, and nothing is decided by it.
         """
-        evaluation, scored = self._by_name(named.evaluation), step - named.lag
+        evaluation, scored = self._find_evaluation(named.evaluation), step - named.lag
         if not evaluation.due(scored, self._training.steps):
             return True
         while True:
@@ -132,7 +132,7 @@ class RunScores:
             if self._agreement.any(known):
                 break
             self._settle()
-            saved = self._first and self._checkpoint(scored) is not None
+            saved = self._first and self._find_checkpoint(scored) is not None
             if not self._agreement.any(saved):
                 if self._first:
                     self._record("evaluation_missing", evaluation=evaluation.name, step=scored)
@@ -154,20 +154,20 @@ class RunScores:
         found[0].find(named)  # raises on all ranks alike where it has no such score
         return True
 
-    def _ended(self, step: int) -> bool:
+    def _has_ended(self, step: int) -> bool:
         """Whether the run is at its end after `step`, by the scores up to `lag` steps before."""
         rule = self._training.stop_if
         if rule is None:
             return False
         scored = step - rule.lag
-        if not self._by_name(rule.evaluation).due(scored, self._training.steps):
+        if not self._find_evaluation(rule.evaluation).due(scored, self._training.steps):
             return False
         why: list[str | None] = [None]
         if self._first:
             known = usable_scores(self._folder, rule.evaluation)
             until = [each for each in known if each.step <= scored]
             if until and until[-1].step == scored:
-                why = [why_stop(rule, until)]
+                why = [find_stop_reason(rule, until)]
             if why[0]:
                 write_end(self._folder, EarlyEnd(step, self._attempt.number, why[0]))
                 self._record("run_ended_by_score", step=step, why=why[0])
@@ -177,7 +177,7 @@ class RunScores:
     def _is_known(self, evaluation: str, step: int) -> bool:
         return any(each.step == step for each in read_scores(self._folder, evaluation))
 
-    def _checkpoint(self, step: int) -> tuple[str, int] | None:
+    def _find_checkpoint(self, step: int) -> tuple[str, int] | None:
         """Folder and attempt of the checkpoint of `step` that counts."""
         for path, found, number in list_committed(self._folder, self._folder.checkpoints):
             if found == step:

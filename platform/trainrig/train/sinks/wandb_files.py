@@ -22,7 +22,7 @@ def read_history(folder: str | Path, run: str) -> Iterator[dict[str, Any]]:
     from wandb.proto.wandb_internal_pb2 import Record  # an extra
 
     for path in sorted(Path(folder).glob(f"offline-run-*/run-{run}.wandb")):
-        for entry in _entries(path.read_bytes()):
+        for entry in _read_entries(path.read_bytes()):
             record = Record.FromString(entry)
             if record.HasField("history"):
                 yield {
@@ -31,7 +31,7 @@ def read_history(folder: str | Path, run: str) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _entries(data: bytes) -> Iterator[bytes]:
+def _read_entries(data: bytes) -> Iterator[bytes]:
     at, entry = HEADER, b""
     while at + HEADER <= len(data):
         left = BLOCK - at % BLOCK

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trainrig import storage
-from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint, best_of
+from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint, choose_best
 from trainrig.train.evaluations.settings import BestBy
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -97,7 +97,7 @@ def find_best(
 ) -> ScoredCheckpoint | None:
     """The best checkpoint `among` those of these steps and attempts, by the scores that count."""
     scored = usable_scores(folder, best.evaluation)
-    return best_of(best, [each for each in scored if (each.step, each.attempt) in among])
+    return choose_best(best, [each for each in scored if (each.step, each.attempt) in among])
 
 
 def held_for_scores(
