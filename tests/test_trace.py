@@ -16,7 +16,7 @@ from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.trace import trace
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run.metrics import series
+from trainrig.train.run.metrics import read_series
 from trainrig.train.run.run_page import write_report
 from trainrig.train.run_file import Pretraining
 
@@ -117,7 +117,7 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     pretrain(run)
     traced, planned = trace(run.output, 2), trace(run_file, 2)
     assert traced.log == "agrees"
-    assert traced.loss == series(run.output)[1]["train/loss"]
+    assert traced.loss == read_series(run.output)[1]["train/loss"]
     assert traced.sequences == planned.sequences
     assert (planned.log, planned.loss) == ("not asked", None)
     assert "the workers' logs name the same samples" in traced.verdict

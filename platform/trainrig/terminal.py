@@ -209,7 +209,7 @@ def _follow(
         last_look = stop.wait(FOLLOW_SECONDS)
         progress = _look(follower)
         if progress and progress != before:
-            advance(progress.step, steps, f"steps, {progress.note()}")
+            advance(progress.step, steps, f"steps, {progress.describe()}")
         if last_look:
             return
 

@@ -47,8 +47,8 @@ from trainrig.tokens.row_view import RowPiece, padding, row_text
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
-from trainrig.train.run.stored_batches import StoredBatch, stored_batches
+from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches
 from trainrig.train.run_file import Pretraining
 
 RUN_FILE = "run.toml"
@@ -173,7 +173,7 @@ class TracedRun:
         steps = self.settings.training.steps
         if not 1 <= step <= steps:
             raise ConfigError(f"--step {step}: {self.path} has the steps 1 to {steps}")
-        for line in metrics.series(self.folder) if self.folder else ():
+        for line in metrics.read_series(self.folder) if self.folder else ():
             if line["step"] == step and "train/data_step" in line:
                 return int(line["train/data_step"])
         planned, past = step - 1, 0
@@ -206,7 +206,7 @@ def trace(
     `source`: those of this source alone. Raises ConfigError for a step or source that the run does
     not have, DataError where its tokens are gone.
     """
-    if step and not path.endswith(".toml") and (stored := stored_batches(RunFolder(path))):
+    if step and not path.endswith(".toml") and (stored := list_stored_batches(RunFolder(path))):
         return _trace_stored(path, stored, step, source)
     traced = open_traced(path)
     run, batches, encoder = traced.settings, traced.batches, traced.encoder
@@ -260,7 +260,7 @@ def _trace_stored(
     if source is not None and source not in batch.sources:
         raise ConfigError(f"--source: no source '{source}'{did_you_mean(source, batch.sources)}")
     encoder = Encoder(checkpoint.describe(checkpoint.resolve(path))[1])
-    micros = tuple(batch.micro_batch(index) for index in range(len(batch.files)))
+    micros = tuple(batch.read_micro_batch(index) for index in range(len(batch.files)))
     sequences = tuple(
         TracedSequence(
             sample=int(micro.samples[row]),
@@ -405,8 +405,8 @@ def _evidence(
     """What the run folder's logs say of the step."""
     if folder is None:
         return "not asked", None
-    losses = {line["step"]: line["train/loss"] for line in metrics.series(folder)}
-    logged = trained_samples(RunFolder(folder)).get(step)
+    losses = {line["step"]: line["train/loss"] for line in metrics.read_series(folder)}
+    logged = read_trained_samples(RunFolder(folder)).get(step)
     if logged is None:
         return "none", losses.get(step)
     computed = sorted(sample for micro in batch for sample in micro.samples.tolist())

@@ -45,10 +45,10 @@ def test_steps_beside_an_evaluation(
     often = {"epochs": {"web": 1000.0, "books": 1000.0}}  # the tokens are few
     run = make_run(folder, workers=workers, model=model, batches=often, training=training)
     pretrain(run)
-    events = RunFolder(folder).events()
+    events = RunFolder(folder).read_events()
     scored = [each for each in events if each["event"] == "evaluated"]
     spans = [(each["time"] - each["seconds"], each["time"]) for each in scored]
-    lines = metrics.series(folder)
+    lines = metrics.read_series(folder)
     saved = {each["step"] for each in events if each["event"] == "checkpoint"}
     beside, alone = [], []  # seconds by the evaluation that they are beside, or come after
     for line in lines[NOT_COUNTED:]:

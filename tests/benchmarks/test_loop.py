@@ -63,7 +63,9 @@ def make_job(made_up, tmp_path):
 
 def result_of(job):
     """What must be equal when a run is repeated."""
-    series = [(line["train/loss"], line["train/grad_norm"]) for line in metrics.series(job.folder)]
+    series = [
+        (line["train/loss"], line["train/grad_norm"]) for line in metrics.read_series(job.folder)
+    ]
     newest, _ = find_newest_valid(RunFolder(job.folder))
     return series, {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")}
 
@@ -82,8 +84,8 @@ def test_the_loop_on_one_device(alone, make_job):
     for job in jobs:
         train(job, RunFolder(job.folder).take_attempt(0), None)
     job = jobs[0]
-    lines = list(metrics.series(job.folder))
-    saves = [e for e in RunFolder(job.folder).events() if e["event"] == "checkpoint"]
+    lines = list(metrics.read_series(job.folder))
+    saves = [e for e in RunFolder(job.folder).read_events() if e["event"] == "checkpoint"]
     saved = {event["step"] for event in saves}
     seconds = [
         after["time"] - before["time"]

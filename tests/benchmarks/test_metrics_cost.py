@@ -104,7 +104,7 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     job = dataclasses.replace(job, training=training)
     seconds = CPUSeconds()
     loop.train(job, RunFolder(job.folder).take_attempt(0), None, seconds)
-    logged = metrics.series(job.folder)
+    logged = metrics.read_series(job.folder)
     assert [line["step"] for line in logged] == [s for s in range(1, steps + 1) if is_measured(s)]
     assert sum("noise/trace" in line for line in logged) == ROUNDS * ROUND // BLOCK // 2
     assert sum("layers/00/grad_norm" in line for line in logged) == ROUNDS

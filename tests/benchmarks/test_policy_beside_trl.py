@@ -84,7 +84,7 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
     torch.set_num_threads(1)
     try:
         for nth in range(ROUNDS):
-            lines = metrics.series(bench.reinforce(f"ours-{nth}", "fresh", STEPS, nth))
+            lines = metrics.read_series(bench.reinforce(f"ours-{nth}", "fresh", STEPS, nth))
             theirs, length = trl_run(tmp_path, bench.train_rows)
             pairs.append((rate([line["time"] for line in lines]), theirs))
             own = [line["train/diagnostics/completion_tokens"] for line in lines]

@@ -110,7 +110,7 @@ def ours(tokens, folder, seed, **model):
     began = time.process_time()
     train(job, RunFolder(job.folder).take_attempt(0), None)
     seconds = time.process_time() - began
-    last = metrics.held_out_series(job.folder)[-1]
+    last = metrics.read_held_out_series(job.folder)[-1]
     return seconds, last["eval/loss"]
 
 

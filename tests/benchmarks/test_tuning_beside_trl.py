@@ -97,7 +97,7 @@ class Started:
         """The lines of metrics of a run of ours."""
         run = self.run_file(name, objective, steps, batch, **changes)
         sft.posttrain(FineTuning.model_validate(run))
-        return metrics.series(str(self.at / name))
+        return metrics.read_series(str(self.at / name))
 
     def trl_arguments(self, steps, batch):
         """Of TRL's configuration: as it comes, without recomputation and bfloat16."""

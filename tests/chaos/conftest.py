@@ -23,7 +23,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 HERE = str(Path(__file__).parent)
 # The workers of Ray import `trouble` too.
@@ -65,16 +65,16 @@ def what_came_of(job: TrainingJob) -> dict[str, Any]:
     assert newest is not None and not damages
     names = ("step", "train/loss", "train/grad_norm", "train/lr", "train/tokens")
     return {
-        "updates": [[line[name] for name in names] for line in metrics.series(job.folder)],
+        "updates": [[line[name] for name in names] for line in metrics.read_series(job.folder)],
         "held out": [
             {
                 name: value
                 for name, value in line.items()
                 if name not in ("time", "attempt") and not name.startswith("speed/")
             }
-            for line in metrics.held_out_series(job.folder)
+            for line in metrics.read_held_out_series(job.folder)
         ],
-        "samples": trained_samples(folder),
+        "samples": read_trained_samples(folder),
         "tensors": {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")},
     }
 
@@ -99,7 +99,7 @@ class Events:
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         """Those of one kind so far."""
-        return [event for event in self.folder.events() if event["event"] == kind]
+        return [event for event in self.folder.read_events() if event["event"] == kind]
 
     def wait(self, kind: str, count: int = 1) -> dict[str, Any]:
         """The `count`-th of a kind, once it is there."""
@@ -114,7 +114,7 @@ class Events:
         until = time.monotonic() + PATIENCE
         while True:
             newest = max((event["attempt"] for event in self.all("attempt_started")), default=0)
-            own = {e["event"] for e in self.folder.events() if e.get("attempt") == newest}
+            own = {e["event"] for e in self.folder.read_events() if e.get("attempt") == newest}
             if "first_step" in own and not own & {"attempt_failed", "attempt_stopped"}:
                 return
             assert time.monotonic() < until, f"attempt {newest} takes no step"

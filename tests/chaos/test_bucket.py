@@ -15,7 +15,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -26,9 +26,9 @@ def what_counts(folder):
     assert newest.step == 40 and not damages
     tensors = storage.list_files(newest.path, ".safetensors")
     return {
-        "losses": [line["train/loss"] for line in metrics.series(folder)],
-        "held out": [line["eval/loss"] for line in metrics.held_out_series(folder)],
-        "samples": trained_samples(RunFolder(folder)),
+        "losses": [line["train/loss"] for line in metrics.read_series(folder)],
+        "held out": [line["eval/loss"] for line in metrics.read_held_out_series(folder)],
+        "samples": read_trained_samples(RunFolder(folder)),
         "tensors": {path.removeprefix(newest.path): storage.read(path) for path in tensors},
     }
 

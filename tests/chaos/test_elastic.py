@@ -71,7 +71,7 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     ways = ("its node is lost", "a node is gone", "its fork server ended, or its machine")
     assert any(way in lost["problem"] for way in ways), lost
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
-    resumed = [attempt.resumed_step for attempt in events.folder.attempts()]
+    resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
     assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is done twice
     assert outcome[0].checkpoint.step == 60
     found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)

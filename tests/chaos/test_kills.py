@@ -63,8 +63,8 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
     assert problems[1].startswith("Ray's controller of the attempt failed")
     assert problems[2].startswith("the process of rank 1 died")
     assert_equal(job, straight)
-    spent = goodput.goodput(job.folder)
-    stamps = [event["time"] for event in events.folder.events() if "attempt" in event]
+    spent = goodput.measure_goodput(job.folder)
+    stamps = [event["time"] for event in events.folder.read_events() if "attempt" in event]
     assert spent.wall == pytest.approx(max(stamps) - min(stamps), abs=0.01)
     assert spent.lost > 0 and spent.restart > spent.detection > 0
 
@@ -151,7 +151,7 @@ def test_a_run_whose_driver_is_killed_is_gone_on_with(
     first.wait()
     second = start_driver(job, 2)
     assert second.wait(timeout=300) == 0, second.stderr.read()
-    assert [attempt.resumed_step for attempt in events.folder.attempts()][1] >= 4
+    assert [attempt.resumed_step for attempt in events.folder.read_attempts()][1] >= 4
     assert_equal(job, straight)
 
 
@@ -180,7 +180,7 @@ def test_twenty_kills_at_random_instants(
     outcome = trainer.run(job, 2)
     aside.end()
     assert_equal(job, straight)
-    spent = goodput.goodput(job.folder)
+    spent = goodput.measure_goodput(job.folder)
     write_result(
         "kills.json",
         {

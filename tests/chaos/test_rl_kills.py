@@ -14,7 +14,7 @@ from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -23,7 +23,7 @@ def rollouts(job):
     """The bytes of each micro-batch that was trained on."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -81,6 +81,6 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
     second = start_driver(job, 1)
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert len(events.all("attempt_failed")) >= 2
-    assert events.folder.attempts()[-1].resumed_step >= 4
+    assert events.folder.read_attempts()[-1].resumed_step >= 4
     assert rollouts(job) == rollouts(straight)
     assert_equal(job, straight)

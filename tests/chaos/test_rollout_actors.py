@@ -17,7 +17,7 @@ from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 STEPS = 24
@@ -78,7 +78,7 @@ def rollouts(job):
     """The bytes of each micro-batch that was trained on."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -114,7 +114,7 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
     assert not events.all("finished")
     second = start_driver(job, 1)
     assert second.wait(timeout=300) == 0, second.stderr.read()
-    assert events.folder.attempts()[-1].resumed_step >= 4
+    assert events.folder.read_attempts()[-1].resumed_step >= 4
     assert rollouts(job) == rollouts(straight(**changes))
     assert_equal(job, straight(**changes))
 

@@ -76,7 +76,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     assert whys == [("start", 2), ("drain", 1)]
     assert not events.all("attempt_failed")
     left = events.all("attempt_stopped")[0]["step"]
-    resumed = [attempt.resumed_step for attempt in events.folder.attempts()]
+    resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
     assert resumed == [0, left] and left > 0
     assert outcome.checkpoint.step == 60
     assert "Ray drains this machine" in agent.read_text()

@@ -106,7 +106,7 @@ def ended(*processes):
 
 def what_it_cost(replay, job, chaos):
     """The storm and the run's goodput, term by term."""
-    spent = goodput.goodput(job.folder)
+    spent = goodput.measure_goodput(job.folder)
     events = chaos.events(job.folder)
     redone = sum(
         max(0, event["step"] - later["step"])

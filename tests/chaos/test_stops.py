@@ -73,7 +73,7 @@ def test_a_run_that_is_stopped_ten_times_goes_on_as_if_it_had_not(
     assert None not in stops
     assert not Path(job.folder, "stop").exists()
     trainer.run(job, 2)
-    resumed = [attempt.resumed_step for attempt in chaos.events(job.folder).folder.attempts()]
+    resumed = [attempt.resumed_step for attempt in chaos.events(job.folder).folder.read_attempts()]
     assert resumed == [0, *stops]  # nothing is done twice
     assert_equal(job, straight)
 
@@ -94,7 +94,7 @@ def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_unti
     stopped = events.all("run_stopped")[0]["step"]
     assert stopped > 0
     assert start_driver(job, 2).wait(timeout=300) == 0
-    assert [attempt.resumed_step for attempt in events.folder.attempts()] == [0, stopped]
+    assert [attempt.resumed_step for attempt in events.folder.read_attempts()] == [0, stopped]
     assert_equal(job, straight)
 
 

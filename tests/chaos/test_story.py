@@ -186,8 +186,8 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     page = live_page(run.output)
     for told in ("restart", "spike, rolled back", "resize, 2 → 1"):
         assert f">{told}<" in page, told
-    last = metrics.series(run.output)[-1]
-    held_out = metrics.held_out_series(run.output)[-1]["eval/loss"]
+    last = metrics.read_series(run.output)[-1]
+    held_out = metrics.read_held_out_series(run.output)[-1]["eval/loss"]
     assert f"{held_out:.3f}" in page and f"{last['train/loss']:.3f}" in page
     scored = read_scores(RunFolder(run.output), "pages")
     assert [each.step for each in scored] == list(range(20, 161, 20))

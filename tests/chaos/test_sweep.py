@@ -66,7 +66,7 @@ def killed_after(run: Sweep, runs: int, folder: Path) -> dict[str, int]:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return {folder: len(RunFolder(folder).attempts()) for folder in over(run)}
+    return {folder: len(RunFolder(folder).read_attempts()) for folder in over(run)}
 
 
 def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
@@ -74,7 +74,7 @@ def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
     a driver that was killed may live on for seconds."""
     while process.poll() is None:
         for folder in set(map(str, Path(run.output).glob("trials/*/*"))) - over(run):
-            for event in RunFolder(folder).events():
+            for event in RunFolder(folder).read_events():
                 ours = event["event"] == "numerics" and is_below(process.pid, event["pid"])
                 if ours and killed_inside(folder, event["pid"]):
                     return
@@ -156,7 +156,7 @@ def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
     assert 2 <= len(before) < len(pairs)
     gone_on(run, tmp_path, kill=True)
     assert timeless(run) == timeless(undisturbed)
-    after = {folder: len(RunFolder(folder).attempts()) for folder in before}
+    after = {folder: len(RunFolder(folder).read_attempts()) for folder in before}
     assert after == before  # nothing that was finished was trained again
 
 
@@ -268,9 +268,9 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     run = build(tokens, folder / "sweep", form.pairs, **form.settings)
     before = killed_after(run, form.kill_after, folder)
     printed = gone_on(run, folder)
-    assert {name: len(RunFolder(name).attempts()) for name in before} == before
+    assert {name: len(RunFolder(name).read_attempts()) for name in before} == before
     # One more of what was under way: nobody of the killed driver's has trained on.
-    attempts = max(len(RunFolder(name).attempts()) for name in over(run))
+    attempts = max(len(RunFolder(name).read_attempts()) for name in over(run))
     assert attempts <= 2
     law, told = law_of(read_table(run.output), form.largest)
     (folder / "foretold.json").write_text(json.dumps(told))

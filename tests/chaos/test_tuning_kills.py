@@ -111,5 +111,5 @@ def test_tuning_comes_to_the_same_after_kills_and_with_fewer_workers(
     second = start_driver(job, 1)
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert len(events.all("attempt_failed")) >= 2
-    assert events.folder.attempts()[-1].resumed_step >= 4
+    assert events.folder.read_attempts()[-1].resumed_step >= 4
     assert_equal(job, straight)

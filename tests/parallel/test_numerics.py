@@ -57,7 +57,7 @@ def test_on_a_gpu_the_fingerprint_tells_of_what_chooses_kernels_there(
 
 
 def events(job, name):
-    return [each for each in RunFolder(job.folder).events() if each["event"] == name]
+    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
 
 
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_job, tmp_path):
@@ -74,4 +74,5 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_
     (said,) = events(job, "numerics_changed")
     assert said["what"] == f"instructions: NEON → {there['found']['instructions']}"
     assert (said["attempt"], said["step"]) == (2, 1)
-    assert [line["step"] for line in metrics.series(job.folder)] == [1, 2, 3]  # the run goes on
+    steps = [line["step"] for line in metrics.read_series(job.folder)]
+    assert steps == [1, 2, 3]  # the run goes on

@@ -92,7 +92,7 @@ class Sums:
             },
         }  # fmt: skip
         posttrain(FineTuning.model_validate(run))
-        return run["output"], metrics.held_out_series(run["output"])[-1]
+        return run["output"], metrics.read_held_out_series(run["output"])[-1]
 
 
 def exact_match(folder):

@@ -99,9 +99,13 @@ def trained(output):
 
 
 def assert_close(found, expected):
-    series = [[line["train/loss"] for line in metrics.series(str(f))] for f in (found, expected)]
+    series = [
+        [line["train/loss"] for line in metrics.read_series(str(f))] for f in (found, expected)
+    ]
     np.testing.assert_allclose(*series, rtol=0, atol=1e-5)
-    held = [[x["eval/loss"] for x in metrics.held_out_series(str(f))] for f in (found, expected)]
+    held = [
+        [x["eval/loss"] for x in metrics.read_held_out_series(str(f))] for f in (found, expected)
+    ]
     np.testing.assert_allclose(*held, rtol=0, atol=1e-5)
     assert len(series[0]) == 6 and held[0]
     theirs = trained(expected)

@@ -74,12 +74,12 @@ def test_dpo_learns_and_has_the_same_bits_with_two_workers(
     posttrain(tuning(pairs, "two", lora=lora, workers=2))
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert all(torch.equal(one[name], two[name]) for name in one)
-    lines = metrics.series(str(tmp_path / "one"))
+    lines = metrics.read_series(str(tmp_path / "one"))
     first, last = lines[0], lines[-1]
     assert abs(first["train/diagnostics/chosen_drift"]) < (1e-3 if lora is None else 0.5)
     assert last["train/diagnostics/reward_margin"] > first["train/diagnostics/reward_margin"]
     assert last["train/loss"] < first["train/loss"]
-    measured = metrics.held_out_series(str(tmp_path / "one"))
+    measured = metrics.read_held_out_series(str(tmp_path / "one"))
     assert measured[-1]["eval/diagnostics/reward_accuracy"] >= 0.5
     if lora:
         assert made.counts["parameters_trained"] < made.counts["parameters"] / 2
@@ -89,7 +89,7 @@ def test_dpo_learns_and_has_the_same_bits_with_two_workers(
 @pytest.mark.parametrize("kind", ["IPO", "ORPO", "SimPO"])
 def test_other_objectives_of_pairs_run(kind, pairs, tuning, tmp_path, without_ray):
     posttrain(tuning(pairs, objective={"kind": kind}))
-    assert len(metrics.series(str(tmp_path / "tuned"))) == 6
+    assert len(metrics.read_series(str(tmp_path / "tuned"))) == 6
     assert (Path(pairs) / "references").exists() == (kind == "IPO")
 
 
@@ -97,7 +97,7 @@ def test_other_objectives_of_pairs_run(kind, pairs, tuning, tmp_path, without_ra
 def test_kto_learns_from_labels(encode_rows, tuning, tmp_path, without_ray):
     encode_rows(LABELLED, rows="labelled", sequence_length=47)
     posttrain(tuning(str(tmp_path / "encoded"), objective={"kind": "KTO"}))
-    lines = metrics.series(str(tmp_path / "tuned"))
+    lines = metrics.read_series(str(tmp_path / "tuned"))
     assert lines[0]["train/loss"] == pytest.approx(0.5, abs=1e-3)
     rewards = [f"train/diagnostics/{which}_reward" for which in ("chosen", "rejected")]
     wanted, unwanted = ([line[name] for line in lines if name in line] for name in rewards)

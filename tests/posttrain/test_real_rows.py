@@ -64,7 +64,7 @@ def tuning(name, checkpoint, rows, more, batch, lr):
 
 def curve(folder):
     """Held-out measures over the steps of a run."""
-    lines = metrics.held_out_series(str(folder))
+    lines = metrics.read_held_out_series(str(folder))
     return [{name: line[name] for name in KEPT if name in line} for line in lines]
 
 

@@ -83,7 +83,7 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     assert one["head.weight"].shape == (1, 32)
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines, measured = (
-        read(str(tmp_path / "one")) for read in (metrics.series, metrics.held_out_series)
+        read(str(tmp_path / "one")) for read in (metrics.read_series, metrics.read_held_out_series)
     )
     assert lines[0]["train/terms/ranking"] == pytest.approx(np.log(2), abs=0.4)
     assert lines[-1]["train/terms/ranking"] < 0.3
@@ -155,10 +155,10 @@ def test_a_reward_model_of_steps_learns_which_are_right(encode_rows, tuning, tmp
     first = trace(str(tmp_path / "reward"), 1).sequences[0]
     trained = [at for at, each in enumerate(first.target_ids) if each != IGNORE]
     assert len(trained) == first.targets == 3
-    lines = metrics.series(str(tmp_path / "reward"))
+    lines = metrics.read_series(str(tmp_path / "reward"))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert lines[0]["train/tokens"] == 12
-    measured = metrics.held_out_series(str(tmp_path / "reward"))
+    measured = metrics.read_held_out_series(str(tmp_path / "reward"))
     assert measured[-1]["eval/diagnostics/step_accuracy"] >= 0.6
 
 
@@ -170,7 +170,7 @@ def test_kto_is_measured_on_held_out_rows(encode_rows, tuning, tmp_path, without
     ]
     encode_rows(rows, rows="labelled", sequence_length=47, held_out=0.4)
     posttrain(tuning(objective={"kind": "KTO"}))
-    first, last = metrics.held_out_series(str(tmp_path / "reward"))
+    first, last = metrics.read_held_out_series(str(tmp_path / "reward"))
     assert first["eval/loss"] > 0 and last["eval/diagnostics/reference_point"] >= 0
 
 

@@ -227,7 +227,7 @@ def run(fresh, folder, tmp_path):
 
 
 def losses(run):
-    return [line["train/loss"] for line in metrics.series(run.output)]
+    return [line["train/loss"] for line in metrics.read_series(run.output)]
 
 
 @pytest.mark.slow
@@ -342,7 +342,7 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
     assert 0 < count < len(ROWS)
     training = run.training.model_copy(update={"held_out": HeldOutSettings(every=5, rows=100)})
     posttrain(run.model_copy(update={"conversations": folder, "training": training}))
-    measured = metrics.held_out_series(run.output)
+    measured = metrics.read_held_out_series(run.output)
     assert [line["step"] for line in measured] == [5, 10]
     model = open_model(run.output).build()
     shards = TokenShards.open(f"{folder}/held_out")
@@ -410,7 +410,7 @@ def test_fine_tuning_on_ray_that_loses_a_worker_ends_as_one_rank_that_does_not(
     places = (Path(pair.output) / "checkpoints", tmp_path / "died")
     job = dataclasses.replace(job, make_batches=Deadly(job.make_batches, 7, *places))
     outcome = run_on_ray(job, 2)
-    assert [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()] == [0, 5]
+    assert [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()] == [0, 5]
     assert outcome.restarts == 1
     assert losses(pair) == losses(run)
     weights = [open_model(each.output).weights for each in (run, pair)]

@@ -10,7 +10,7 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes import append_log
 from trainrig.processes.append_log import append_line, lines, open_appender
-from trainrig.train.run.metrics import MetricsWriter, held_out_series, series
+from trainrig.train.run.metrics import MetricsWriter, read_held_out_series, read_series
 from trainrig.train.run.run_folder import RunFolder
 
 APPEND = """
@@ -156,8 +156,8 @@ def test_events_in_a_bucket_are_in_the_order_of_their_times(s3):
     run = RunFolder(f"{s3}/run")
     for number in range(12):
         RunFolder(f"{s3}/run").record("event", number=number)
-    assert [event["number"] for event in run.events()] == list(range(12))
-    assert {event["pid"] for event in run.events()} == {os.getpid()}
+    assert [event["number"] for event in run.read_events()] == list(range(12))
+    assert {event["pid"] for event in run.read_events()} == {os.getpid()}
 
 
 def test_metrics_in_a_bucket_come_back_attempt_by_attempt(s3):
@@ -167,10 +167,10 @@ def test_metrics_in_a_bucket_come_back_attempt_by_attempt(s3):
             writer.write(step, {"train/loss": loss})
         writer.write(first + 3, {"eval/loss": loss, "eval/books/old/loss": loss})
         writer.close()
-    found = [(line["step"], line["train/loss"]) for line in series(f"{s3}/run")]
+    found = [(line["step"], line["train/loss"]) for line in read_series(f"{s3}/run")]
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0), (6, 2.0)]
     held_out = [
-        (line["step"], line["eval/books/old/loss"]) for line in held_out_series(f"{s3}/run")
+        (line["step"], line["eval/books/old/loss"]) for line in read_held_out_series(f"{s3}/run")
     ]
     assert held_out == [(4, 1.0), (6, 2.0)]
     boards = storage.list_files(f"{s3}/run/tensorboard")
@@ -183,7 +183,7 @@ def test_metrics_are_in_a_bucket_once_they_are_flushed(s3, monkeypatch):
     writer = MetricsWriter(f"{s3}/run", 1, 0)
     writer.write(1, {"train/loss": 1.0})
     writer.flush()
-    assert [line["step"] for line in series(f"{s3}/run")] == [1]
+    assert [line["step"] for line in read_series(f"{s3}/run")] == [1]
     writer.close()
 
 
@@ -252,7 +252,7 @@ def test_events_that_meet_a_full_disk_are_written_with_the_next(small_disk):
         folder.record("many", number=number, filling="x" * 200)
     (small_disk / "other").unlink()
     folder.record("last")
-    found = list(folder.events())
+    found = list(folder.read_events())
     assert [event["event"] for event in found] == ["first", *["many"] * 50, "last"]
     assert [event["number"] for event in found[1:-1]] == list(range(50))
 
@@ -265,8 +265,8 @@ def test_metrics_that_meet_a_full_disk_are_all_there_when_it_has_room_again(smal
         writer.write(step, {"train/loss": 1 / step, "train/lr": 0.1})
         if step % 20 == 0:
             writer.flush()
-    assert len(series(str(small_disk))) < 100
+    assert len(read_series(str(small_disk))) < 100
     (small_disk / "other").unlink()
     writer.close()
-    assert [line["step"] for line in series(str(small_disk))] == list(range(1, 101))
+    assert [line["step"] for line in read_series(str(small_disk))] == list(range(1, 101))
     assert "torn" not in caplog.text

@@ -77,7 +77,7 @@ def write_steps(folder: Path, attempt: int, *steps: int) -> None:
 
 
 def kills(folder: Path) -> list[dict[str, object]]:
-    return [event for event in RunFolder(str(folder)).events() if event["event"] == KILLED]
+    return [event for event in RunFolder(str(folder)).read_events() if event["event"] == KILLED]
 
 
 def test_the_last_rank_is_killed_once_the_step_is_done(

@@ -12,7 +12,7 @@ from trainrig.config import to_toml
 from trainrig.corpus.signals import measure
 from trainrig.errors import ConfigError
 from trainrig.runs.culprits import find_culprits, find_url, rules_broken
-from trainrig.train.run.metrics import series
+from trainrig.train.run.metrics import read_series
 from trainrig.train.run_file import Pretraining
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
@@ -53,7 +53,7 @@ def printed(*arguments: str) -> Any:
 
 
 def test_an_update_after_skipped_data_is_traced_to_what_it_learned_from(trained: str) -> None:
-    assert [line["train/data_step"] for line in series(trained)] == [0, 1, 4, 5, 6, 7]
+    assert [line["train/data_step"] for line in read_series(trained)] == [0, 1, 4, 5, 6, 7]
     third = printed(trained, "--step", "3")
     assert (third["data_step"], third["log"]) == (4, "agrees")
     planned = printed(f"{trained}/run.toml", "--step", "3")

@@ -235,7 +235,7 @@ def test_both_models_learnt_something(first: Walk) -> None:
 
 def test_the_tuned_model_learns_of_right_and_wrong_answers(first: Walk) -> None:
     assert 0 <= first.summary["pairs_right"] <= 1
-    lines = metrics.series(f"{first.out}/aligned")
+    lines = metrics.read_series(f"{first.out}/aligned")
     assert len(lines) == 4  # too few to learn from: that it is measured from is what counts
     assert lines[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-6)
     page = (first.out / "report.html").read_text(encoding="utf-8")
@@ -245,7 +245,7 @@ def test_the_tuned_model_learns_of_right_and_wrong_answers(first: Walk) -> None:
 def test_a_worker_is_killed_and_no_sample_is_lost_or_repeated(first: Walk) -> None:
     summary = first.summary
     assert (summary["restarts"], summary["samples_lost"], summary["samples_repeated"]) == (1, 0, 0)
-    events = [event["event"] for event in RunFolder(f"{first.out}/model").events()]
+    events = [event["event"] for event in RunFolder(f"{first.out}/model").read_events()]
     assert events.count("killed_by_quickstart") == events.count("attempt_failed") == 1
     assert "the process of rank 1 died" in first.stderr
 

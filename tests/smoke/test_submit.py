@@ -161,7 +161,7 @@ def stop_in_the_middle(user: User) -> dict[str, Any]:
     user.does("submit", "pretrain", "pretrain.toml", "--detach")
     (run,) = [r for r in Home(user.environment["TRAINRIG_HOME"]).list() if "pretrain" in r.id]
     until = time.monotonic() + PATIENCE
-    while not metrics.series(str(user.folder / "model")):
+    while not metrics.read_series(str(user.folder / "model")):
         assert time.monotonic() < until, list(run.events())
         time.sleep(0.02)
     return dict(json.loads(user.does("stop", run.id, "--json")))
@@ -204,7 +204,7 @@ def counts_of(folder: Path) -> Any:
 
 
 def losses_of(folder: Path) -> Any:
-    return [(line["step"], line["train/loss"]) for line in metrics.series(str(folder))]
+    return [(line["step"], line["train/loss"]) for line in metrics.read_series(str(folder))]
 
 
 def weights_of(folder: Path) -> dict[str, bytes]:

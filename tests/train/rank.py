@@ -686,7 +686,7 @@ def waits_in_vain(folder: str) -> list[dict[str, Any]]:
     attempt, record = TrainingAttempt(3, 0), RunFolder(folder)
     until = time.monotonic() + TIMEOUT.total_seconds()
     if dist.get_rank():
-        while not any(e["event"] == "collectives_dumped" for e in record.events()):
+        while not any(e["event"] == "collectives_dumped" for e in record.read_events()):
             assert time.monotonic() < until
             time.sleep(0.01)
         dist.all_reduce(torch.ones(5))
@@ -699,7 +699,7 @@ def waits_in_vain(folder: str) -> list[dict[str, Any]]:
     reporter.heartbeat(0, "train")
     dist.all_reduce(torch.ones(5))
     reporter.close()
-    return list(record.events())
+    return list(record.read_events())
 
 
 def mesh(**degrees: int) -> dict[str, Any]:

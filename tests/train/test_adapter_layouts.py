@@ -114,15 +114,15 @@ def contents(job):
 
 
 def figures(job, name="train/loss"):
-    return [line[name] for line in metrics.series(job.folder)]
+    return [line[name] for line in metrics.read_series(job.folder)]
 
 
 def held_out(job):
-    return [line["eval/loss"] for line in metrics.held_out_series(job.folder)]
+    return [line["eval/loss"] for line in metrics.read_held_out_series(job.folder)]
 
 
 def layer_norms(job):
-    last = metrics.series(job.folder)[-1]
+    last = metrics.read_series(job.folder)[-1]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
@@ -252,7 +252,7 @@ def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_pa
     job = dataclasses.replace(straight, folder=str(tmp_path))
     go_on(job, 2, ranks, told=(1, "train", 14))
     go_on(job, 4, ranks)
-    resumed = [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()]
+    resumed = [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()]
     assert len(resumed) == 2 and 0 < resumed[1] < STEPS
     assert_same_bits(job, straight)
 
@@ -271,6 +271,6 @@ def test_a_run_goes_on_in_another_layout(kind, layouts, trained, ranks, tmp_path
         asked = 2 if layout.pipeline else 9  # once a step, or before each micro-batch
         more = {} if number == len(layouts) else {"told": (0, "train", asked)}
         go_on(job, layout.replica, ranks, **more)
-    steps = [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()]
+    steps = [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()]
     assert steps == sorted(set(steps)) and len(steps) == len(layouts)
     assert_close(job, alone)

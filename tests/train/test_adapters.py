@@ -75,7 +75,7 @@ def contents(job):
 
 
 def losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_a_frozen_model_beside_is_the_reference_and_is_not_saved(make_job, ranks
         attempt=RunFolder(job.folder).take_attempt(0),
         tuning="pairs without references",
     )
-    line = metrics.series(job.folder)[0]
+    line = metrics.read_series(job.folder)[0]
     assert abs(line["train/diagnostics/chosen_drift"]) < 1e-4
     found, _ = find_newest_valid(RunFolder(job.folder))
     header = next(Path(found.path).glob("*.safetensors")).read_bytes()

@@ -14,7 +14,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 20  # of the undisturbed runs
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
@@ -22,11 +22,13 @@ HELD_OUT = ("eval/loss", "eval/books/loss", "eval/web/loss")
 
 
 def exact(job):
-    return [(line["step"], *(line[name] for name in EXACT)) for line in metrics.series(job.folder)]
+    return [
+        (line["step"], *(line[name] for name in EXACT)) for line in metrics.read_series(job.folder)
+    ]
 
 
 def held_out(job):
-    lines = metrics.held_out_series(job.folder)
+    lines = metrics.read_held_out_series(job.folder)
     return [(line["step"], *(line[name] for name in HELD_OUT)) for line in lines]
 
 
@@ -59,7 +61,9 @@ def same(straight, contents):
         assert exact(job) == exact(alone)
         assert held_out(job) == held_out(alone) != []
         assert contents(job) == contents(alone)
-        assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+        assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+            RunFolder(alone.folder)
+        )
 
     return check
 
@@ -215,7 +219,9 @@ def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, st
     assert [line[1] for line in exact(job)] == pytest.approx(
         [line[1] for line in exact(alone)], rel=1e-5
     )
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(alone.folder)
+    )
 
 
 @pytest.mark.slow

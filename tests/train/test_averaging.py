@@ -71,7 +71,7 @@ def test_averages_change_no_bit_of_the_weights(kept, ranks, make_job, tmp_path):
         return {n: w.numpy().tobytes() for n, w in open_model(path).weights.items()}
 
     assert weights(plain) == weights(kept)
-    mine, other = (metrics.held_out_series(job.folder) for job in (kept, plain))
+    mine, other = (metrics.read_held_out_series(job.folder) for job in (kept, plain))
     assert [line["eval/loss"] for line in mine] == [line["eval/loss"] for line in other]
 
 
@@ -80,16 +80,16 @@ def test_they_are_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_
     job = make_job(tmp_path / "run", training=KEPT)
     train(2, job, ranks, told=(0, "train", 9))
     train(1, job, ranks)
-    assert len(RunFolder(job.folder).attempts()) == 2
+    assert len(RunFolder(job.folder).read_attempts()) == 2
     for horizon in ("4", "100"):
         mine = averaged(job, tmp_path / f"mine-{horizon}", "--horizon", horizon)
         assert mine == averaged(kept, tmp_path / f"kept-{horizon}", "--horizon", horizon)
     losses = [
-        [line[f"averages/{HORIZON}/loss"] for line in metrics.held_out_series(each.folder)]
+        [line[f"averages/{HORIZON}/loss"] for line in metrics.read_held_out_series(each.folder)]
         for each in (job, kept)
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 2
-    assert losses[0][0] != metrics.held_out_series(kept.folder)[0]["eval/loss"]
+    assert losses[0][0] != metrics.read_held_out_series(kept.folder)[0]["eval/loss"]
 
 
 def test_the_mean_of_the_last_checkpoints_is_their_mean(kept, tmp_path):

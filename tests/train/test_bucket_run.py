@@ -7,7 +7,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # another run has others
 TRAINING = {
@@ -33,7 +33,7 @@ def without_times(lines):
 
 
 def said(folder):
-    events = RunFolder(folder).events()
+    events = RunFolder(folder).read_events()
     return sorted((event["event"], event.get("attempt"), event.get("step")) for event in events)
 
 
@@ -48,8 +48,10 @@ def test_it_leaves_the_same_bytes_figures_samples_and_events(s3, mortal_ranks, m
     for folder in (on_disk, in_bucket):
         train_in_two_attempts(folder, make_run, mortal_ranks)
     assert files_of(in_bucket) == files_of(on_disk) != {}
-    for read in (metrics.series, metrics.held_out_series):
+    for read in (metrics.read_series, metrics.read_held_out_series):
         assert without_times(read(in_bucket)) == without_times(read(on_disk)) != []
-    assert trained_samples(RunFolder(in_bucket)) == trained_samples(RunFolder(on_disk)) != {}
+    assert (
+        read_trained_samples(RunFolder(in_bucket)) == read_trained_samples(RunFolder(on_disk)) != {}
+    )
     assert said(in_bucket) == said(on_disk) != []
     assert len(storage.list_files(f"{in_bucket}/tensorboard")) == 2

@@ -297,4 +297,4 @@ def test_supervisors_that_take_attempts_at_once_get_different_ones(run):
     for thread in threads:
         thread.join()
     assert sorted(attempt.number for attempt in taken) == list(range(1, 9))
-    assert run.attempts() == sorted(taken, key=lambda attempt: attempt.number)
+    assert run.read_attempts() == sorted(taken, key=lambda attempt: attempt.number)

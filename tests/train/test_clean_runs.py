@@ -67,7 +67,7 @@ def alarms_of(folder: str) -> set[str]:
     rules, held = AlarmRules(STEPS), set()
     for raw in Path(folder, metrics.METRICS).read_text().splitlines():
         rules.hear(json.loads(raw))
-        held |= {alarm.name for alarm in rules.holding(None)}
+        held |= {alarm.name for alarm in rules.list_holding(None)}
     return held - OF_THE_MACHINE
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ra
     job = prepare(run_file(crawl_tokens, tmp_path / "run", seed))
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
-    lines = metrics.series(job.folder)
+    lines = metrics.read_series(job.folder)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     outliers = {
         "loss": {d: count_outliers(lines, loss_deviations=d) for d in DEVIATIONS["loss"]},
@@ -85,8 +85,8 @@ def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ra
             d: count_outliers(lines, norm_deviations=d) for d in DEVIATIONS["gradient norm"]
         },
     }
-    events = [event["event"] for event in RunFolder(job.folder).events()]
-    held_out = [round(each["eval/loss"], 3) for each in metrics.held_out_series(job.folder)]
+    events = [event["event"] for event in RunFolder(job.folder).read_events()]
+    held_out = [round(each["eval/loss"], 3) for each in metrics.read_held_out_series(job.folder)]
     alarms = sorted(alarms_of(job.folder))
     sizes = {"steps": STEPS, "rows": ROWS, "sequence_length": LENGTH}
     found = {"held_out": held_out, "outliers": outliers, "alarms": alarms}

@@ -7,7 +7,7 @@ from trainrig.errors import ConfigError
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
 
@@ -49,11 +49,11 @@ def plain(job):
 
 
 def losses(job, name="train/loss"):
-    return [line[name] for line in metrics.series(job.folder)]
+    return [line[name] for line in metrics.read_series(job.folder)]
 
 
 def held_out(job):
-    lines = metrics.held_out_series(job.folder)
+    lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
@@ -64,7 +64,9 @@ def assert_close(found, expected):
     np.testing.assert_allclose(*norms, rtol=1e-4)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
     assert held_out(job)
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(alone.folder)
+    )
     weights = [name for name in whole if name.startswith("model.")]
     assert weights
     for name in weights:

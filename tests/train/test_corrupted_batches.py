@@ -146,7 +146,7 @@ def test_a_trace_shows_the_rows_that_were_trained_on(
     (tmp_path / "run" / "run.toml").write_text(to_toml(run))
     traced = trace(str(tmp_path / "run"), 3)
     assert traced.log == "agrees"
-    assert traced.loss == metrics.series(job.folder)[-1]["train/loss"]
+    assert traced.loss == metrics.read_series(job.folder)[-1]["train/loss"]
     micros = job.make_batches().at(2)
     of_samples = {
         int(sample): [ids.tolist()]
@@ -251,12 +251,12 @@ def test_a_run_of_several_objectives_goes_on_to_the_same_bits_and_reports_each(
         run_file = Path(job.folder) / "run.toml"
         run_file.write_text(to_toml(make_run(tmp_path / name, **changes)))
         folders.append(job.folder)
-    whole, parts = (metrics.series(folder) for folder in folders)
+    whole, parts = (metrics.read_series(folder) for folder in folders)
     for one, other in zip(whole, parts, strict=True):
         assert {n: one[n] for n in one if "loss" in n} == {
             n: other[n] for n in other if "loss" in n
         }
-    held_out, alone = (metrics.held_out_series(folder)[-1:] for folder in reversed(folders))
+    held_out, alone = (metrics.read_held_out_series(folder)[-1:] for folder in reversed(folders))
     unlike = {n: held_out[-1][n] for n in ("attempt", "time", "speed/held_out_seconds")}
     assert held_out[-1] == alone[-1] | unlike
     page = Path(write_report(folders[1])).read_text()

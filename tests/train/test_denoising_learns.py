@@ -179,7 +179,7 @@ def measure(job: Any) -> Mapping[str, Any]:
     """The last figures of what is held out, of a run of `job`."""
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
-    return metrics.held_out_series(job.folder)[-1]
+    return metrics.read_held_out_series(job.folder)[-1]
 
 
 def losses_of(

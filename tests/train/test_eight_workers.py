@@ -13,7 +13,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import Adapter
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WORLD, STEPS = 8, 50
@@ -115,7 +115,7 @@ def greatest(found, expected):
 
 
 def losses(job):
-    return np.array([line["train/loss"] for line in metrics.series(job.folder)])
+    return np.array([line["train/loss"] for line in metrics.read_series(job.folder)])
 
 
 def test_eight_workers_train_as_one_process_does(trained, write_result):
@@ -132,8 +132,8 @@ def test_eight_workers_train_as_one_process_does(trained, write_result):
             found[name] = {
                 "losses": float(np.abs(losses(job) / losses(alone) - 1).max()),
                 "weights": greatest(weights, expected),
-                "same samples": trained_samples(RunFolder(job.folder))
-                == trained_samples(RunFolder(alone.folder)),
+                "same samples": read_trained_samples(RunFolder(job.folder))
+                == read_trained_samples(RunFolder(alone.folder)),
             }
             print(name, found[name], flush=True)
         assert losses(alone)[-5:].mean() < 0.9 * losses(alone)[:5].mean()

@@ -13,7 +13,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
 MIXTURES = {
@@ -78,11 +78,11 @@ def plain(job):
 
 
 def losses(job, name="train/loss"):
-    return [line[name] for line in metrics.series(job.folder)]
+    return [line[name] for line in metrics.read_series(job.folder)]
 
 
 def held_out(job):
-    lines = metrics.held_out_series(job.folder)
+    lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
@@ -93,7 +93,9 @@ def assert_close(found, expected):
     np.testing.assert_allclose(*norms, rtol=1e-4)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
     assert held_out(job)
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(alone.folder)
+    )
     weights = [name for name in whole if name.startswith("model.")]
     assert any("experts" in name for name in weights)
     for name in weights:
@@ -143,7 +145,9 @@ def assert_same(found, expected):
     assert losses(job) == losses(other)
     assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
     assert held_out(job) == held_out(other)
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(other.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(other.folder)
+    )
     assert whole.keys() == others.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, others[name], err_msg=name)

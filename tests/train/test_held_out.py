@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path
     opened = open_model(newest.path)
     model, encoder = opened.build(), Encoder(opened.tokenizer)
     scores = {each: score_source(run, model, encoder, each) for each in ("books", "web")}
-    last = metrics.held_out_series(job.folder)[-1]
+    last = metrics.read_held_out_series(job.folder)[-1]
     for source, scored in scores.items():
         assert last[f"eval/{source}/loss"] == pytest.approx(scored.loss, rel=1e-6)
     nats = sum(scored.loss * scored.tokens for scored in scores.values())
@@ -110,7 +110,7 @@ def test_by_document_the_loss_is_that_of_each_piece_alone(ranks, make_job, shard
             pieces += [(i[None], t[None]) for i, t in parts]
     assert len(pieces) > sum(len(micro.ids) for micro in sets.batches)
     scored = score(opened.build(), pieces, lengths)
-    last = metrics.held_out_series(job.folder)[-1]
+    last = metrics.read_held_out_series(job.folder)[-1]
     assert last["eval/loss"] == pytest.approx(scored.loss, rel=1e-6)
 
 
@@ -126,7 +126,7 @@ SECONDS = "speed/held_out_seconds"
 def held_out_of(folder):
     return [
         {name: value for name, value in line.items() if name not in ("attempt", "time", SECONDS)}
-        for line in metrics.held_out_series(folder)
+        for line in metrics.read_held_out_series(folder)
     ]
 
 
@@ -140,8 +140,8 @@ def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, 
         set(line) == {"step", "eval/loss", "eval/books/loss", "eval/web/loss"} for line in lines
     )
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
-    assert all(line[SECONDS] > 0 for line in metrics.held_out_series(job.folder))
-    assert len(metrics.series(job.folder)) == 12  # updates are lines of their own
+    assert all(line[SECONDS] > 0 for line in metrics.read_held_out_series(job.folder))
+    assert len(metrics.read_series(job.folder)) == 12  # updates are lines of their own
 
 
 @pytest.mark.slow
@@ -151,10 +151,10 @@ def test_measuring_changes_nothing_of_the_training(ranks, make_job, last_weights
         job = make_job(tmp_path / name, training={"held_out": held_out})
         ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
         made.append(
-            (last_weights(job), [line["train/loss"] for line in metrics.series(job.folder)])
+            (last_weights(job), [line["train/loss"] for line in metrics.read_series(job.folder)])
         )
     assert made[0] == made[1]
-    assert metrics.held_out_series(job.folder) == []
+    assert metrics.read_held_out_series(job.folder) == []
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
             path.write_text("".join(kept))
         go_on(2, job)
         assert held_out_of(job.folder) == held_out_of(straight.folder)
-        raw = [at for at in metrics._all_lines(job.folder) if "eval/loss" in at]
+        raw = [at for at in metrics._read_all_lines(job.folder) if "eval/loss" in at]
         assert len(raw) == 3  # none is measured twice
 
 
@@ -194,7 +194,7 @@ def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
         job = prepare(run)
     assert "nothing is held out, so no held-out loss will be measured" in caplog.text
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    assert metrics.held_out_series(job.folder) == []
+    assert metrics.read_held_out_series(job.folder) == []
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def test_rows_give_the_score_of_the_same_rows(ranks, make_job, shards, tmp_path)
     job = make_job(tmp_path, training={"held_out": {"every": 12, "rows": 5}})
     ranks(3, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     opened = open_model(job.folder)
-    last = metrics.held_out_series(job.folder)[-1]
+    last = metrics.read_held_out_series(job.folder)[-1]
     sets = open_held_out(shards, SIZES)
     lengths = Encoder(opened.tokenizer).byte_lengths
     for source in sets.sources:

@@ -61,11 +61,11 @@ def test_it_begins_with_the_weights_and_nothing_else(make_continued, earlier, ra
 def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
     run = make_continued()
     manifest = pretrain(run)
-    lines = metrics.series(run.output)
+    lines = metrics.read_series(run.output)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert max(line["train/lr"] for line in lines) == pytest.approx(0.002)
     # Fresh weights begin near ln(vocabulary); these know something.
-    assert lines[0]["train/loss"] < metrics.series(earlier)[0]["train/loss"] - 0.3
+    assert lines[0]["train/loss"] < metrics.read_series(earlier)[0]["train/loss"] - 0.3
     assert manifest.inputs["continue_from"] == checkpoint.compute_content_key(
         checkpoint.resolve(earlier)
     )

@@ -97,7 +97,7 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
     job = prepare(run_file(crawl_tokens, tmp_path / "run"))
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
-    lines = metrics.series(job.folder)
+    lines = metrics.read_series(job.folder)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     rows = long_rows(crawl_tokens, tmp_path)
     assert len(rows) == 2 * HELD_OUT and all(ids.shape == (1, LONG) for ids, _ in rows)

@@ -17,7 +17,7 @@ from trainrig.train import checkpoint
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.run_page import read_report_data, run_page
+from trainrig.train.run.run_page import build_run_page, read_report_data
 from trainrig.train.run_file import Pretraining
 
 YARN = {"kind": "YaRN", "factor": 4.0, "original_positions": 48}
@@ -83,7 +83,7 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
     with pytest.raises(ValueError, match="128 tokens for a model of 48 positions"):
         there[3].build()(torch.zeros(1, 128, dtype=torch.int64))
     # The loss of step 4, by the weights before it, under the new angles and under the old.
-    lines = {line["step"]: line for line in metrics.series(job.folder)}
+    lines = {line["step"]: line for line in metrics.read_series(job.folder)}
     plain = there[3].config.model_copy(update={"positions": 192})
     losses = {"new": there[6].config, "old": plain}
     for name, config in losses.items():
@@ -184,7 +184,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
     continued = build(Pretraining, whole, "run.toml")
     pretrain(continued)
     assert checkpoint.open_model(continued.output).config.positions == 512
-    lines = metrics.held_out_series(continued.output)
+    lines = metrics.read_held_out_series(continued.output)
     assert [line["step"] for line in lines] == [0, 4]
     # The same documents and tokenizer, so the same loss by either name.
     for line in lines:
@@ -192,7 +192,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
             assert line[f"eval/tokens/{source}/loss"] == line[f"eval/{source}/loss"]
         of_each = [line[f"eval/{source}/loss"] for source in ("books", "web")]
         assert min(of_each) <= line["eval/loss"] <= max(of_each)
-    page = run_page(read_report_data(continued.output))
+    page = build_run_page(read_report_data(continued.output))
     assert "before the first step and at step 4" in page and "tokens/web" in page
 
 

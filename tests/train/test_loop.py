@@ -15,7 +15,7 @@ from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loop import LoopResult, train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 20  # of the undisturbed runs
 
@@ -24,11 +24,13 @@ EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 
 
 def exact(job):
-    return [(line["step"], *(line[name] for name in EXACT)) for line in metrics.series(job.folder)]
+    return [
+        (line["step"], *(line[name] for name in EXACT)) for line in metrics.read_series(job.folder)
+    ]
 
 
 def losses(job):
-    return [line["train/loss"] for line in metrics.series(job.folder)]
+    return [line["train/loss"] for line in metrics.read_series(job.folder)]
 
 
 def begin(world, ranks, job, **arguments):
@@ -62,11 +64,11 @@ def test_resuming_from_any_checkpoint_gives_the_run_that_never_stopped(
             [STEPS] * world
         )
         assert exact(job) == exact(undisturbed)[step:]
-        begun = [event["step"] for event in folder.events() if event["event"] == "first_step"]
+        begun = [event["step"] for event in folder.read_events() if event["event"] == "first_step"]
         assert begun == [step + 1]
         assert last_weights(job) == last_weights(undisturbed)
-        straight_samples = trained_samples(RunFolder(undisturbed.folder))
-        assert trained_samples(folder) == {
+        straight_samples = read_trained_samples(RunFolder(undisturbed.folder))
+        assert read_trained_samples(folder) == {
             at: samples for at, samples in straight_samples.items() if at > step
         }
 
@@ -128,10 +130,12 @@ def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(
     newest, damages = find_newest_valid(RunFolder(job.folder))
     assert (newest.step, damages) == (8, [])
     go_on(world, job)
-    assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 8]
+    assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 8]
     assert exact(job) == exact(undisturbed)
     assert last_weights(job) == last_weights(undisturbed)
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(undisturbed.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(undisturbed.folder)
+    )
 
 
 @pytest.mark.chaos
@@ -157,7 +161,7 @@ def test_a_checkpoint_cut_short_by_a_kill_does_not_count(
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_step_says_how_many_ranks_took_it(world, straight):
     job = straight(world)
-    workers = {line["cluster/workers"] for line in metrics.series(job.folder)}
+    workers = {line["cluster/workers"] for line in metrics.read_series(job.folder)}
     assert len(losses(job)) == STEPS and workers == {world}
 
 
@@ -282,7 +286,7 @@ def test_the_loop_does_what_a_plain_torch_loop_does(straight):
     job = straight(1)
     plain = list(plain_losses(job, fresh_model(job), STEPS))
     assert losses(job) == pytest.approx([loss for loss, _ in plain], rel=1e-5)
-    norms = [line["train/grad_norm"] for line in metrics.series(job.folder)]
+    norms = [line["train/grad_norm"] for line in metrics.read_series(job.folder)]
     assert norms == pytest.approx([norm for _, norm in plain], rel=1e-4)
     clipped = [norm > job.training.clip_norm for norm in norms]
     assert any(clipped) and not all(clipped)  # else nothing is known of one of the two cases
@@ -290,7 +294,7 @@ def test_the_loop_does_what_a_plain_torch_loop_does(straight):
 
 def test_the_learning_rate_follows_the_schedule(straight):
     job = straight(1)
-    rates = [line["train/lr"] for line in metrics.series(job.folder)]
+    rates = [line["train/lr"] for line in metrics.read_series(job.folder)]
     expected = [0.01 * cosine(step, job.training) for step in range(STEPS)]
     assert rates == pytest.approx(expected, rel=1e-12)
     assert rates[:3] == pytest.approx([0.005, 0.01, 0.01], rel=0.01)
@@ -302,7 +306,7 @@ def test_the_targets_of_a_step_are_counted_once(straight):
     batches = job.make_batches()
     assert batches.targets(0) == 8 * 32
     assert sum(int((micro.targets != IGNORE).sum()) for micro in batches.at(0)) == 8 * 32
-    assert [line["train/tokens"] for line in metrics.series(job.folder)] == list(
+    assert [line["train/tokens"] for line in metrics.read_series(job.folder)] == list(
         itertools.accumulate([8 * 32] * STEPS)
     )
 
@@ -330,5 +334,5 @@ def test_a_run_may_start_from_the_weights_of_another(alone, straight, make_job, 
     plain = list(plain_losses(job, open_model(trained).build(), job.training.steps))
     assert losses(job) == pytest.approx([loss for loss, _ in plain], rel=1e-5)
     assert losses(job)[0] < 1.2 * losses(straight(1))[-1]
-    first = metrics.series(job.folder)[0]
+    first = metrics.read_series(job.folder)[0]
     assert (first["step"], first["train/tokens"]) == (1, 8 * 32)

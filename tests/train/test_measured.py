@@ -28,7 +28,7 @@ def measured(ranks, make_job, tmp_path_factory):
 @pytest.mark.slow
 def test_all_of_it_changes_no_bit_of_the_run(measured, last_weights):
     def exact(job):
-        return [[line[name] for name in EXACT] for line in metrics.series(job.folder)]
+        return [[line[name] for name in EXACT] for line in metrics.read_series(job.folder)]
 
     assert exact(measured[1]) == exact(measured[0])
     assert last_weights(measured[1]) == last_weights(measured[0])
@@ -37,7 +37,7 @@ def test_all_of_it_changes_no_bit_of_the_run(measured, last_weights):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_layers_norms_make_up_the_whole_gradients(world, measured):
-    for line in metrics.series(measured[world].folder):
+    for line in metrics.read_series(measured[world].folder):
         for kind in ("layers", "kinds"):
             parts = [
                 value**2
@@ -54,7 +54,7 @@ def test_the_layers_norms_make_up_the_whole_gradients(world, measured):
 
 
 def test_figures_are_the_same_at_any_number_of_ranks_to_rounding(measured):
-    one, two = (metrics.series(measured[world].folder) for world in (1, 2))
+    one, two = (metrics.read_series(measured[world].folder) for world in (1, 2))
     for mine, other in zip(one, two, strict=True):
         for name in mine:
             if name.startswith(("layers/", "kinds/", "noise/", "train/loss_variance")):
@@ -65,7 +65,7 @@ ACTIVATIONS = ("activation_rms", "activation_max", "saturated", "attention_entro
 
 
 def test_what_passes_through_the_model_is_measured_by_layer(measured):
-    one, two = (metrics.series(measured[world].folder) for world in (1, 2))
+    one, two = (metrics.read_series(measured[world].folder) for world in (1, 2))
     for mine, other in zip(one, two, strict=True):
         for name in ACTIVATIONS:
             found = [mine[n] for n in mine if n.startswith("layers/") and n.endswith(name)]
@@ -78,10 +78,10 @@ def test_what_passes_through_the_model_is_measured_by_layer(measured):
 
 
 def test_the_variance_is_that_of_the_micro_batches(measured):
-    for line in metrics.series(measured[1].folder):
+    for line in metrics.read_series(measured[1].folder):
         assert 0 < line["train/loss_variance"] < line["train/loss"] ** 2
     exact = [
-        [line["train/loss_variance"] for line in metrics.series(measured[world].folder)]
+        [line["train/loss_variance"] for line in metrics.read_series(measured[world].folder)]
         for world in (0, 1, 2)
     ]
     assert exact[0] == exact[1] == exact[2]
@@ -90,18 +90,18 @@ def test_the_variance_is_that_of_the_micro_batches(measured):
 def test_utilisation_is_the_models_flops_over_the_peak(measured):
     offers, job = hardware.load(), measured[2].folder
     device = offers.devices[hardware.local_device(offers)]
-    for line in metrics.series(job):
+    for line in metrics.read_series(job):
         of_a_target = token_flops(measured[2].model, 32).training
         expected = of_a_target * line["speed/tokens_per_second"] / (2 * device.peak("float32"))
         assert line["speed/mfu"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_every_figure_is_in_the_table_and_shares_are_shares(measured):
-    (*_, line) = metrics.series(measured[2].folder)
+    (*_, line) = metrics.read_series(measured[2].folder)
     assert {"noise/trace", "cluster/slowest_rank", "memory/peak_gib"} <= set(line)
     shares = [value for name, value in line.items() if name.startswith("time/")]
     assert len(shares) == 5 and 0.3 < sum(shares) <= 1.01
-    none = metrics.series(measured[0].folder)[-1]
+    none = metrics.read_series(measured[0].folder)[-1]
     assert not [n for n in none if n.startswith(("layers/", "noise/", "memory/", "cluster/slow"))]
 
 

@@ -64,7 +64,7 @@ def test_an_objective_of_several_terms_has_the_same_bits_at_any_number_of_ranks(
 def test_the_loss_of_each_source_is_that_of_its_own_rows(straight):
     job = straight(2)
     batches = job.make_batches()
-    lines = metrics.series(job.folder)
+    lines = metrics.read_series(job.folder)
     names = {f"train/{source}/loss": source for source in batches.sources}
     seen = set()
     for line in lines:
@@ -80,7 +80,7 @@ def test_the_loss_of_each_source_is_that_of_its_own_rows(straight):
         else:
             assert not names.keys() & line.keys()
     assert seen == set(batches.sources)
-    assert RunFolder(job.folder).attempts()
+    assert RunFolder(job.folder).read_attempts()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from trainrig.trace import trace
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 100}}
 UPDATES = 2
@@ -28,14 +28,14 @@ def whole(ranks, make_job, tmp_path_factory):
 
 
 def losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
 def stored(job):
     """The bytes of each micro-batch of each batch, whichever attempt wrote them."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -49,11 +49,11 @@ def go_on(ranks, job, world):
 
 @pytest.mark.slow
 def test_each_batch_is_made_once_of_the_weights_before_it(whole):
-    made = stored_batches(RunFolder(whole.folder))
+    made = list_stored_batches(RunFolder(whole.folder))
     assert [(each.number, each.step, each.attempt) for each in made] == [
         (n, n * UPDATES, 1) for n in range(4)
     ]
-    assert len({each.micro_batch(0).ids[:, 3:].tobytes() for each in made}) == 4
+    assert len({each.read_micro_batch(0).ids[:, 3:].tobytes() for each in made}) == 4
     assert len(losses(whole)) == 8
     assert made[0].denominators == {"tokens": 5 * 2 * 5}
 
@@ -96,10 +96,10 @@ def test_killed_between_storing_and_training_it_reads_what_is_there(
         2, "train", job=job, attempt=attempt, online=UPDATES, fault=fault
     )
     assert processes[0].wait() == -signal.SIGKILL
-    before = stored_batches(RunFolder(job.folder))
+    before = list_stored_batches(RunFolder(job.folder))
     assert before[-1].number == step // UPDATES
     go_on(ranks, job, world)
-    after = stored_batches(RunFolder(job.folder))
+    after = list_stored_batches(RunFolder(job.folder))
     assert after[: len(before)] == before
     assert [each.attempt for each in after[len(before) :]] == [2] * (4 - len(before))
     assert stored(job) == stored(whole)
@@ -121,14 +121,14 @@ def test_a_batch_that_is_gone_in_the_midst_of_its_updates_is_asked_for(whole, ra
 def test_a_damaged_batch_is_not_trained_on(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole.folder, folder)
-    batch = stored_batches(RunFolder(str(folder)))[2]
+    batch = list_stored_batches(RunFolder(str(folder)))[2]
     path = Path(batch.folder) / batch.files[1]["name"]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match="other bytes than were written"):
-        batch.micro_batch(1)
-    assert batch.micro_batch(0).samples.tolist() == [20, 21]
+        batch.read_micro_batch(1)
+    assert batch.read_micro_batch(0).samples.tolist() == [20, 21]
 
 
 def test_a_checkpoint_of_other_online_settings_is_refused(whole, ranks, tmp_path):
@@ -140,12 +140,12 @@ def test_a_checkpoint_of_other_online_settings_is_refused(whole, ranks, tmp_path
 
 
 def test_trace_reads_the_batch_that_was_stored(whole):
-    batches = stored_batches(RunFolder(whole.folder))
+    batches = list_stored_batches(RunFolder(whole.folder))
     for step in (5, 6):  # two updates of one batch
         traced = trace(whole.folder, step)
         assert traced.log == "agrees"
         assert traced.loss == dict(losses(whole))[step]
-        assert traced.sequences[2].ids == tuple(batches[2].micro_batch(1).ids[0].tolist())
+        assert traced.sequences[2].ids == tuple(batches[2].read_micro_batch(1).ids[0].tolist())
         assert {each.source for each in traced.sequences} == {"rollouts"}
     with pytest.raises(ConfigError, match=r"--step 9: .* holds no batch of it"):
         trace(whole.folder, 9)

@@ -11,7 +11,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
 # No gradient of this seed's steps stands out. Seed 0 has one of norm 6.9 among ones of about 1,
@@ -57,16 +57,16 @@ def trained(make_job, ranks, tmp_path_factory):
 
 
 def losses(job, name="train/loss"):
-    return [line[name] for line in metrics.series(job.folder)]
+    return [line[name] for line in metrics.read_series(job.folder)]
 
 
 def held_out(job):
-    lines = metrics.held_out_series(job.folder)
+    lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
 def by_layer(job):
-    last = metrics.series(job.folder)[-1]
+    last = metrics.read_series(job.folder)[-1]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
@@ -80,7 +80,9 @@ def assert_close(found, expected):
     assert by_layer(job).keys() == by_layer(alone).keys()
     for name, value in by_layer(alone).items():
         assert by_layer(job)[name] == pytest.approx(value, rel=1e-3), name
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(alone.folder)
+    )
     assert whole.keys() == expected_whole.keys()
     for name in whole:
         if name.startswith("model."):
@@ -193,7 +195,7 @@ def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
     model = UNTIED | {"feedforward": MIXTURE}
     found, expected = trained(world, pipeline, model), trained(1, model=model)
     assert_equal(found, expected)
-    mine, other = (metrics.series(job.folder) for job, _ in (found, expected))
+    mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
     added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
     assert len(added) > 4
     for line, same in zip(mine, other, strict=True):

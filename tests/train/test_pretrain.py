@@ -36,7 +36,7 @@ def refuse_to_train(*_):
 def test_a_finished_run_says_what_it_made(finished):
     run, manifest = finished
     last = "checkpoints/step_00000012/attempt-0001"
-    losses = [line["train/loss"] for line in metrics.series(run.output)]
+    losses = [line["train/loss"] for line in metrics.read_series(run.output)]
     assert manifest.counts == {
         "steps": 12,
         "train_tokens": 12 * 8 * 32,
@@ -198,7 +198,7 @@ def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
     assert pretrain(added).counts["steps"] == 12
     pretrain(from_start)
     series = [
-        [(at["train/loss"], at["train/tokens"]) for at in metrics.series(run.output)]
+        [(at["train/loss"], at["train/tokens"]) for at in metrics.read_series(run.output)]
         for run in (added, from_start)
     ]
     assert series[0] == series[1] and len(series[0]) == 12
@@ -283,13 +283,13 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
     assert again.returncode == 0, said.decode()
     counts = json.loads(out)
     assert (counts["steps"], counts["restarts"]) == (100, 1)
-    resumed = RunFolder(run.output).attempts()[1].resumed_step
+    resumed = RunFolder(run.output).read_attempts()[1].resumed_step
     assert 10 <= resumed < 100 and resumed % 10 == 0
 
     undisturbed = make_job(tmp_path / "undisturbed", training=training, batches=often)
     ranks(1, "train", job=undisturbed, attempt=RunFolder(undisturbed.folder).take_attempt(0))
     series = [
-        [line["train/loss"] for line in metrics.series(folder)]
+        [line["train/loss"] for line in metrics.read_series(folder)]
         for folder in (run.output, undisturbed.folder)
     ]
     assert series[0] == series[1] and len(series[0]) == 100

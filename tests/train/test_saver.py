@@ -45,7 +45,7 @@ class Alone:
         return fresh
 
     def events(self, kind):
-        return [each for each in self.folder.events() if each["event"] == kind]
+        return [each for each in self.folder.read_events() if each["event"] == kind]
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_uploads_of_several_ranks_outlast_a_bad_day(
     assert mortal_ranks(2, "saved", job=job, attempt=folder.take_attempt(0)) == ["", ""]
     assert proxy.times == 0
     assert any("partNumber" in line for line in proxy.seen)
-    assert list(folder.events())[-1]["event"] == "checkpoint"
+    assert list(folder.read_events())[-1]["event"] == "checkpoint"
     there = folder_of(f"{s3}/second", 0, 1)
     here = Path(folder_of(folder.checkpoints, 0, 1))
     assert find_newest_valid(folder, copy=f"{s3}/second", below=s3)[0].path == there

@@ -13,7 +13,7 @@ from trainrig.errors import Diverged
 from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.spikes import DataRange, SpikeDetector, Spikes
 
 FEW = Spikes(window=16, confirm=3, margin=2, longest=20)
@@ -190,11 +190,11 @@ def left_by(job):
 
 
 def losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
 def event_of(job, name):
-    return [each for each in RunFolder(job.folder).events() if each["event"] == name]
+    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,9 @@ def test_a_poisoned_window_ends_as_the_run_that_was_told_to_skip_it(
     assert [spike[name] for name in ("first", "last", "skip", "back_to")] == [26, 29, [24, 32], 20]
     assert left_by(job) == left_by(by_hand)
     assert losses(job) == losses(by_hand)
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(by_hand.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(by_hand.folder)
+    )
     assert left_by(job)[1]["skipped"] == [[24, 32]]
 
 

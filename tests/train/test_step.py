@@ -11,7 +11,7 @@ from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.step import StepFigures
 
 STEPS = 8
@@ -20,7 +20,9 @@ EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 
 
 def exact(job):
-    return [(line["step"], *(line[name] for name in EXACT)) for line in metrics.series(job.folder)]
+    return [
+        (line["step"], *(line[name] for name in EXACT)) for line in metrics.read_series(job.folder)
+    ]
 
 
 def newest(job):
@@ -37,7 +39,7 @@ def entries(job):
 
 
 def events(job, name):
-    return [each for each in RunFolder(job.folder).events() if each["event"] == name]
+    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
 
 
 def attempt(world, job, group, **arguments):
@@ -96,14 +98,17 @@ def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, 
         assert metrics.is_measured(job.folder, STEPS)
     assert set(attempt(2, job, ranks)) == {STEPS}
     assert exact(job) == exact(undisturbed)
-    for made in (metrics.held_out_series(job.folder), metrics.held_out_series(undisturbed.folder)):
+    for made in (
+        metrics.read_held_out_series(job.folder),
+        metrics.read_held_out_series(undisturbed.folder),
+    ):
         assert [line["step"] for line in made] == [4, STEPS]
-    assert [line["eval/loss"] for line in metrics.held_out_series(job.folder)] == [
-        line["eval/loss"] for line in metrics.held_out_series(undisturbed.folder)
+    assert [line["eval/loss"] for line in metrics.read_held_out_series(job.folder)] == [
+        line["eval/loss"] for line in metrics.read_held_out_series(undisturbed.folder)
     ]
     assert weights(job) == weights(undisturbed)
-    samples = trained_samples(RunFolder(undisturbed.folder))
-    assert trained_samples(RunFolder(job.folder)) == samples
+    samples = read_trained_samples(RunFolder(undisturbed.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == samples
 
 
 def test_ranks_that_have_time_ask_each_other_once_a_step(ranks, make_job, tmp_path):
@@ -138,7 +143,9 @@ def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make
     attempt(1, clean, ranks, lacking=(2, 5, 6))
     assert exact(job) == exact(clean)
     assert weights(job) == weights(clean)
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(clean.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(clean.folder)
+    )
     there = entries(job)
     assert (there["step"], there["data_step"]) == (STEPS, STEPS + 3)
     assert there["skipped"] == [[2, 3], [5, 7]]

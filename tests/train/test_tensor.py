@@ -13,7 +13,7 @@ from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
 # Of runs with experts: none of their tokens has a second and a third expert that are alike to
@@ -102,22 +102,22 @@ def laid_out(job, layout):
 
 
 def losses(job, name="train/loss"):
-    return [line[name] for line in metrics.series(job.folder)]
+    return [line[name] for line in metrics.read_series(job.folder)]
 
 
 def held_out(job):
-    lines = metrics.held_out_series(job.folder)
+    lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
 def layer_norms(job):
-    (last,) = [line for line in metrics.series(job.folder) if line["step"] == STEPS]
+    (last,) = [line for line in metrics.read_series(job.folder) if line["step"] == STEPS]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
 def experts_of(job):
     """Shares of the tokens of the first step that experts are sent."""
-    first = metrics.series(job.folder)[0]
+    first = metrics.read_series(job.folder)[0]
     return {name: value for name, value in first.items() if name.startswith("experts/")}
 
 
@@ -132,7 +132,9 @@ def assert_close(found, expected):
     assert by_layer.keys() == expected_by_layer.keys() and len(by_layer) > 3
     for name, value in by_layer.items():
         assert value == pytest.approx(expected_by_layer[name], rel=1e-3), name
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(alone.folder)
+    )
     assert tensors.keys() == expected_tensors.keys()
     for name, value in tensors.items():
         np.testing.assert_allclose(value, expected_tensors[name], rtol=0, atol=1e-4, err_msg=name)
@@ -213,7 +215,9 @@ def assert_same_bits(found, expected):
     assert losses(job) == losses(other)
     assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
     assert held_out(job) == held_out(other) != []
-    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(other.folder))
+    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+        RunFolder(other.folder)
+    )
     assert tensors.keys() == others.keys()
     for name, value in tensors.items():
         np.testing.assert_array_equal(value, others[name], err_msg=name)
@@ -248,7 +252,7 @@ def test_replicas_may_come_and_go(layout, trained, ranks, tmp_path):
     go_on(job, 2, ranks, told=(1, "train", 14))
     go_on(job, 4, ranks, told=(2, "train", 7))
     go_on(job, 2, ranks)
-    assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 3, 6]
+    assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 3, 6]
     assert_same_bits((job, whole(ranks, job)), straight)
 
 
@@ -275,7 +279,7 @@ def test_a_rank_that_was_killed_changes_nothing(
     processes[1].wait()
     mortal_ranks.end()
     go_on(job, world, mortal_ranks)
-    assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 4]
+    assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 4]
     assert_same_bits((job, whole(ranks, job)), straight)
 
 

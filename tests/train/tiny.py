@@ -290,7 +290,7 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
         ranks(workers, "train", job=job, attempt=attempt, resume_from=path)
         last, _ = find_newest_valid(folder)
         assert last is not None
-        return trainer.TrainingResult(last, restarts=len(folder.attempts()) - 1)
+        return trainer.TrainingResult(last, restarts=len(folder.read_attempts()) - 1)
 
     monkeypatch.setattr(trainer, "run", run)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)

@@ -39,7 +39,7 @@ def _kill(folder: RunFolder, after_step: int, before: int, over: threading.Event
         lines = list(metrics.read_lines(folder.path))[before:]
         if not lines or lines[-1]["step"] < after_step:
             continue
-        events = list(folder.events())
+        events = list(folder.read_events())
         if any(event["event"] == KILLED for event in events):
             return
         started = [e for e in events if e["event"] == "worker_started"]

@@ -131,7 +131,7 @@ def find_url(path: str, url: str) -> Sightings:
     if not wanted:
         raise ConfigError(f"--url {url}: no document of {run.batches.shards.folder} has this URL")
     steps = []
-    for line in metrics.series(run.folder):
+    for line in metrics.read_series(run.folder):
         micros = run.batches.at(run.data_step_of(line["step"], None))
         if any(key in wanted for micro in micros for key, _ in _documents(micro, run.batches)):
             steps.append(line["step"])

@@ -12,7 +12,7 @@ from trainrig.processes import lease
 from trainrig.train.evaluations.decisions import CheckpointScore
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import EVENTS, RunFolder
-from trainrig.train.run.scores.records import usable_scores
+from trainrig.train.run.scores.records import read_usable_scores
 
 RUN_FILE = "run.toml"
 WAYS_TO_END = {"run_stopped": "stopped", "attempt_failed": "failed", "finished": "finished"}
@@ -77,10 +77,10 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
     """What the files of the run in `folder` say of it; its cost is that of `instance`."""
     run = tomllib.loads(storage.read(storage.join(folder, RUN_FILE)).decode())
     lines = list(metrics.read_lines(folder))
-    updates = metrics.series(folder)
+    updates = metrics.read_series(folder)
     measured = [
         (line["eval/loss"], line["step"])
-        for line in metrics.held_out_series(folder)
+        for line in metrics.read_held_out_series(folder)
         if line["eval/loss"] is not None
     ]
     last: dict[str, Any] = updates[-1] if updates else {}
@@ -106,7 +106,7 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
 
 def _paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
     """Workers times hours, from the start of each attempt to the last that was heard of it."""
-    events = list(RunFolder(folder).events())
+    events = list(RunFolder(folder).read_events())
     last: dict[int, float] = {}
     for entry in (*events, *lines):
         if "attempt" in entry and "time" in entry:
@@ -129,7 +129,7 @@ def _best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> Itera
     """The best headline score of each task of each evaluation, of those that count."""
     for evaluation in evaluations:
         best: dict[str, tuple[CheckpointScore, int]] = {}
-        for scored in usable_scores(RunFolder(folder), evaluation["name"]):
+        for scored in read_usable_scores(RunFolder(folder), evaluation["name"]):
             for task, score in scored.scores.items():
                 # A task's headline goes by the task's name, its other scores by TASK/METRIC.
                 if "/" not in task and (task not in best or score.is_better_than(best[task][0])):
@@ -144,7 +144,7 @@ def state_of(folder: str) -> str:
         return "finished"
     if lease.is_held(folder):
         return "running"
-    ends = [e["event"] for e in RunFolder(folder).events() if e["event"] in WAYS_TO_END]
+    ends = [e["event"] for e in RunFolder(folder).read_events() if e["event"] in WAYS_TO_END]
     return WAYS_TO_END[ends[-1]] if ends else "left"
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import POLICY
 from trainrig.runs.overlay import overlay_page, read_runs
-from trainrig.train.run.run_page import read_report_data, run_page
+from trainrig.train.run.run_page import build_run_page, read_report_data
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 10
@@ -41,7 +41,7 @@ def live_page(*folders: str, seconds: int = REFRESH_SECONDS) -> str:
     asks for itself again."""
     try:
         if len(folders) == 1:
-            page = run_page(read_report_data(folders[0]))
+            page = build_run_page(read_report_data(folders[0]))
         else:
             page = overlay_page(read_runs(folders))
     except DataError as problem:  # not one update yet

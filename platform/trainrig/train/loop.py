@@ -178,7 +178,7 @@ class _RankLoop:
             missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
             self._stopped = self._stops.consensus.any(missing) and not self._measure()
         if not self._stopped:
-            self._stopped = not self._comparison.before(state.model, state.step)
+            self._stopped = not self._comparison.see_before(state.model, state.step)
 
     @property
     def _held_out_due(self) -> bool:
@@ -207,7 +207,7 @@ class _RankLoop:
         state, stepper = self._state, self._stepper
         self._logger.begin_step()
         stepper.begin()
-        with self._recorder.step(state.step + 1):
+        with self._recorder.record_step(state.step + 1):
             with stepper.clock.time_phase("data"):
                 if self._online:
                     self._online.prepare(state, lambda: self._stops.tell("sample"))
@@ -266,7 +266,7 @@ class _RankLoop:
         if self._at_the_end:
             self._scores.ask_workers(state.step, to_the_end=True)
         if complete:
-            self._comparison.after(state.model, state.step)
+            self._comparison.see_after(state.model, state.step)
         self._logger.close()
 
 

@@ -121,7 +121,7 @@ class OnlineBatches:
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """See tokens.batches.Batches."""
-        return self._find_batch(step).micro_batch(index)
+        return self._find_batch(step).read_micro_batch(index)
 
     def data_before(self, step: int) -> Mapping[str, Any]:
         """See tokens.batches.Batches."""

@@ -34,8 +34,8 @@ from trainrig.train.held_out import HeldOutSets, RowSizes, hold_nothing_out, ope
 from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
 from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
-from trainrig.train.run.alarms import alarmed, repetition_alarms
-from trainrig.train.run.export import exported
+from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
+from trainrig.train.run.export import export_figures
 from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file import Pretraining, build_model_stages
@@ -321,13 +321,13 @@ def drive(
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Here, as each worker imports this module and would load matplotlib for it.
-        from trainrig.train.run.run_page import reported
+        from trainrig.train.run.run_page import report_at_end
 
-        training, alarms = job.training, repetition_alarms(job.epochs)
+        training, alarms = job.training, find_repetition_alarms(job.epochs)
         with (
-            reported(job.folder),
-            alarmed(job.folder, training.steps, alarms),
-            exported(job.folder, training.metrics.sinks, training.spikes),
+            report_at_end(job.folder),
+            watch_alarms(job.folder, training.steps, alarms),
+            export_figures(job.folder, training.metrics.sinks, training.spikes),
         ):
             outcome = trainer.run(job, workers)
         return finish(stage, job, outcome, counted)
@@ -340,7 +340,7 @@ def finish(
     counted: Mapping[str, int] | None = None,
 ) -> Manifest:
     """Write the manifest of a run folder whose last checkpoint is whole, with `counted` in it."""
-    losses = metrics.series(job.folder)
+    losses = metrics.read_series(job.folder)
     if not losses:
         raise DataError(f"{job.folder}/{metrics.METRICS}: gone, though the run is at its end")
     counts = {

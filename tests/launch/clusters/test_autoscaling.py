@@ -129,7 +129,7 @@ def test_a_run_grows_onto_nodes_that_come_and_outlives_one_that_goes(
     began = time.monotonic()
     aside = chaos.aside(lambda: trainer.run(job, (1, 2)))
     while (at_two := workers(events)[-1:]) != [2]:
-        assert time.monotonic() - began < 200, events.folder.events()
+        assert time.monotonic() - began < 200, events.folder.read_events()
         time.sleep(0.2)
     events.wait_for_a_step()
     attempts = len(workers(events))

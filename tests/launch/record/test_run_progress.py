@@ -62,7 +62,7 @@ def test_what_is_saved_is_the_newest_whole_checkpoint(tmp_path, ranks, make_job)
     reached = RunProgress("pretrain", job.folder)
     saved = reached.find_saved()
     assert saved.step == 6 and reached.progress() == 6
-    assert saved.tokens == metrics.series(job.folder)[-1]["train/tokens"]
+    assert saved.tokens == metrics.read_series(job.folder)[-1]["train/tokens"]
     (newest,) = Path(job.folder, "checkpoints", "step_00000006").glob("*/manifest.json")
     newest.unlink()
-    assert reached.find_saved() == Saved(4, metrics.series(job.folder)[3]["train/tokens"])
+    assert reached.find_saved() == Saved(4, metrics.read_series(job.folder)[3]["train/tokens"])

@@ -104,10 +104,10 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
     assert one.config.labels == ("question", "sea", "sport")
     assert one.weights["head.weight"].shape == (3, 32) and "pooler.weight" in one.weights
     assert all(torch.equal(one.weights[name], two.weights[name]) for name in one.weights)
-    lines = metrics.series(str(tmp_path / "run"))
+    lines = metrics.read_series(str(tmp_path / "run"))
     assert lines[0]["train/loss"] == pytest.approx(np.log(3), abs=0.3)
     assert lines[0]["train/tokens"] == 8 and "train/diagnostics/f1" not in lines[0]
-    last = metrics.held_out_series(str(tmp_path / "run"))[-1]
+    last = metrics.read_held_out_series(str(tmp_path / "run"))[-1]
     assert lines[-1]["train/loss"] < 0.5 * lines[0]["train/loss"]
     assert last["eval/diagnostics/accuracy"] >= 0.6 and last["eval/diagnostics/f1"] >= 0.5
     assert {f"eval/diagnostics/f1/{n}" for n in range(3)} <= set(last)
@@ -221,10 +221,10 @@ def test_a_finder_of_answers_learns_and_is_transformers(
 ):
     encode(QUESTIONS, rows="questions")
     posttrain(tuning(objective={"kind": "AnswerSpan"}, steps=60))
-    lines = metrics.series(str(tmp_path / "run"))
+    lines = metrics.read_series(str(tmp_path / "run"))
     assert lines[-1]["train/loss"] < 0.3 * lines[0]["train/loss"]
     assert lines[-1]["train/diagnostics/exact"] >= 0.7
-    last = metrics.held_out_series(str(tmp_path / "run"))[-1]
+    last = metrics.read_held_out_series(str(tmp_path / "run"))[-1]
     assert last["eval/diagnostics/f1"] >= last["eval/diagnostics/exact"]
     counts, found = scored(
         tmp_path, str(tmp_path / "run"), "questions", write_rows("asked", QUESTIONS)

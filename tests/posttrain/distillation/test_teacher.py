@@ -168,11 +168,11 @@ def test_a_student_comes_to_expect_what_its_teacher_does(
     teacher = other_model(encoder, str(tmp_path / "teacher"))
     store_teacher(scoring(checkpoint=teacher, temperature=2.0))
     posttrain(tuning())
-    lines = metrics.series(str(tmp_path / "student"))
+    lines = metrics.read_series(str(tmp_path / "student"))
     first, last = (lines[n]["train/loss"] for n in (0, -1))
     assert last < 0.7 * first
     assert "train/diagnostics/teacher_agreement" in lines[-1]
-    measured = metrics.held_out_series(str(tmp_path / "student"))
+    measured = metrics.read_held_out_series(str(tmp_path / "student"))
     assert measured[-1]["eval/diagnostics/student_cross_entropy"] > 0
     assert trace(str(tmp_path / "student"), 2).log == "agrees"
     posttrain(tuning(output=str(tmp_path / "two"), workers=2))

@@ -34,7 +34,7 @@ def begin(bench, seed):
 def taught(bench, name, start, seed, steps=STEPS, **changes):
     """What a run made of `start`."""
     folder = bench.reinforce(name, start, steps, seed, **changes)
-    lines = metrics.series(folder)
+    lines = metrics.read_series(folder)
     some = max(1, steps // 10)
 
     def mean(of, part):

@@ -19,7 +19,7 @@ from trainrig.tokens.chat.messages import Conversation, Message
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 CONFIG = DecoderConfig(layers=2, channels=32, heads=4, positions=96, vocabulary=320)
 
@@ -85,7 +85,7 @@ def test_a_run_learns_of_a_reward_model(ranks, make_run, reward_model, tmp_path)
     key = checkpoint.compute_content_key(checkpoint.resolve(reward_model))
     assert inputs["rewards[0].checkpoint"] == key
     ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    micro = stored_batches(RunFolder(job.folder))[0].micro_batch(0)
+    micro = list_stored_batches(RunFolder(job.folder))[0].read_micro_batch(0)
     np.testing.assert_array_equal(micro.arrays[REWARDS], micro.arrays[f"{REWARD_PART}reward_model"])
     assert f"{REWARD_PART}exact" in micro.arrays
 

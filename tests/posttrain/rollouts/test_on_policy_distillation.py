@@ -18,7 +18,7 @@ from trainrig.tokens.batches import IGNORE, OLD, TEACHER_TOKENS, TOKEN_ADVANTAGE
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 AWAY = "train/diagnostics/teacher_divergence"
 
@@ -64,7 +64,7 @@ def outcome(job):
     """The bytes of its batches and of its last weights."""
     stored = [
         (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for file in batch.files
     ]
     weights = checkpoint.open_model(job.folder).build().state_dict()
@@ -91,7 +91,7 @@ def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
     (last,) = (tmp_path / "run/online").glob("batch_00000001-*")
     shutil.rmtree(last)
     found = trained(ranks, run, 2, resume=True)
-    attempts = [batch.attempt for batch in stored_batches(RunFolder(found.folder))]
+    attempts = [batch.attempt for batch in list_stored_batches(RunFolder(found.folder))]
     assert attempts == [1, 2]
     assert outcome(found) == outcome(job)
 
@@ -100,7 +100,7 @@ def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
 def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(whole, teacher):
     estimator, job = whole
     model = checkpoint.open_model(teacher).build()
-    micro = stored_batches(RunFolder(job.folder))[0].micro_batch(0)
+    micro = list_stored_batches(RunFolder(job.folder))[0].read_micro_batch(0)
     if estimator == "full":
         assert TEACHER_TOKENS not in micro.arrays
         return
@@ -121,7 +121,7 @@ def test_a_student_comes_close_to_its_teacher(ranks, make_student, tmp_path):
         rollouts={"updates": 1, "micro_batch": 16},
         training={"steps": 30, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
-    lines = metrics.series(trained(ranks, run, 1).folder)
+    lines = metrics.read_series(trained(ranks, run, 1).folder)
     away = [line[AWAY] for line in lines]
     assert np.mean(away[-5:]) < 0.4 * np.mean(away[:3])
     assert away == pytest.approx([line["train/loss"] for line in lines], rel=1e-5)

@@ -58,7 +58,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.charts.rollout_charts import rollout_charts
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.run_page import read_report_data
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 STEPS, LONGEST, BUDGET, LIMIT = 6, 13, 3, 1.02
 ADDED = {BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT, STALENESS, UNFINISHED, WAVES}
@@ -106,12 +106,12 @@ def came_to(job):
     """The bytes of each micro-batch and of what each batch left, losses, and bytes of the last
     weights."""
     batches = {}
-    for batch in stored_batches(RunFolder(job.folder)):
+    for batch in list_stored_batches(RunFolder(job.folder)):
         for index, file in enumerate((*batch.files, batch.left)):
             data = (Path(batch.folder) / file["name"]).read_bytes()
             batches[batch.number, batch.waves, index] = data
     weights = checkpoint.open_model(job.folder).build().state_dict()
-    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return batches, losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
@@ -277,11 +277,11 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
     found = trained(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
     assert came_to_losses(found) == came_to_losses(whole)
     for ours, theirs in zip(
-        *(stored_batches(RunFolder(each.folder)) for each in (found, whole)), strict=True
+        *(list_stored_batches(RunFolder(each.folder)) for each in (found, whole)), strict=True
     ):
         assert ours.waves == 1 and ours.denominators == theirs.denominators
         for index in range(2):
-            mine, other = ours.micro_batch(index), theirs.micro_batch(index)
+            mine, other = ours.read_micro_batch(index), theirs.read_micro_batch(index)
             assert mine.arrays.keys() == other.arrays.keys() | ADDED
             for name, array in other.arrays.items():
                 np.testing.assert_array_equal(mine.arrays[name], array, err_msg=name, strict=True)
@@ -292,20 +292,20 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
 
 def came_to_losses(job):
     weights = checkpoint.open_model(job.folder).build().state_dict()
-    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
 @pytest.mark.slow
 def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
     """Read anew, segment by segment, by the checkpoint that sampled it."""
-    batches = stored_batches(RunFolder(alone.folder))
+    batches = list_stored_batches(RunFolder(alone.folder))
     models = [checkpoint.open_model(fresh).build()]
     for step in range(1, STEPS):
         models.append(checkpoint.open_model(f"{alone.folder}/checkpoints/step_{step:08d}").build())
     oldest, partial = [], 0
     for batch, index in itertools.product(batches, range(2)):
-        micro = batch.micro_batch(index)
+        micro = batch.read_micro_batch(index)
         arrays, there = micro.arrays, micro.targets != IGNORE
         stale = arrays[STALENESS]
         expected = np.zeros(stale.shape, dtype=np.float32)
@@ -334,9 +334,9 @@ def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
 @pytest.mark.slow
 def test_metrics_say_how_much_was_taken_over_and_how_old_it_is(alone):
     for batch, line in zip(
-        stored_batches(RunFolder(alone.folder)), metrics.series(alone.folder), strict=True
+        list_stored_batches(RunFolder(alone.folder)), metrics.read_series(alone.folder), strict=True
     ):
-        micros = [batch.micro_batch(index) for index in range(2)]
+        micros = [batch.read_micro_batch(index) for index in range(2)]
         there = [micro.targets != IGNORE for micro in micros]
         rows = [
             micro.arrays[STALENESS][row][mask[row]]
@@ -359,7 +359,7 @@ EXPECTED = ("staleness", "stale_tokens", "partial", "unfinished", "waves")
 
 
 def test_the_report_shows_how_much_was_taken_over(alone):
-    lines = metrics.series(alone.folder)
+    lines = metrics.read_series(alone.folder)
     *_, chart, _ = rollout_charts(read_report_data(alone.folder))
     shares = [line["train/diagnostics/stale_tokens"] for line in lines]
     assert [row[1] for row in chart.table.rows] == shares
@@ -374,7 +374,7 @@ def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
-    assert stored_batches(RunFolder(str(tmp_path / "run")))[-1].read_left()[PLACE].size
+    assert list_stored_batches(RunFolder(str(tmp_path / "run")))[-1].read_left()[PLACE].size
     job = trained(ranks, left_off(make_run, tmp_path / "run"), 2)
     assert came_to(job) == came_to(alone)
 
@@ -426,7 +426,7 @@ def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, t
             training={"steps": 3},
         )  # fmt: skip
         job = trained(ranks, run, 2)
-        lines = metrics.series(job.folder)
+        lines = metrics.read_series(job.folder)
         assert all(np.isfinite(line["train/loss"]) for line in lines)
         assert json.dumps(lines[-1]) and len(lines) == 3
 

@@ -25,7 +25,7 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 ADAPTIVE = {"target": 0.05, "horizon": 40.0}
 PPO = {
@@ -69,7 +69,7 @@ def whole(ranks, make_ppo, tmp_path_factory):
 def stored(job):
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -93,15 +93,15 @@ def test_the_critic_is_trained_and_saved_with_its_optimizer(whole, ranks, fresh)
     for weights in (tensors[f"model.{name}"], tensors[f"beside.critic.model.{name}"]):
         assert np.abs(weights - start[f"model.{name}"]).max() > 1e-4
     assert not np.array_equal(tensors[f"model.{name}"], tensors[f"beside.critic.model.{name}"])
-    line = metrics.series(job.folder)[-1]
+    line = metrics.read_series(job.folder)[-1]
     assert line["beside/critic/grad_norm"] > 0
     assert {"train/terms/policy", "train/terms/value"} <= line.keys()
 
 
 @pytest.mark.slow
 def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
-    for batch in stored_batches(RunFolder(whole[0].folder)):
-        micro = batch.micro_batch(0)
+    for batch in list_stored_batches(RunFolder(whole[0].folder)):
+        micro = batch.read_micro_batch(0)
         there = micro.targets != IGNORE
         arrays = {name: each.astype(np.float64) for name, each in micro.arrays.items()}
         weight = arrays[DIVERGENCE_WEIGHT][0]
@@ -118,9 +118,9 @@ def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
 @pytest.mark.slow
 def test_the_weight_of_the_divergence_goes_from_batch_to_batch_and_into_checkpoints(whole):
     job, _ = whole
-    batches = stored_batches(RunFolder(job.folder))
-    weights = [b.micro_batch(0).arrays[DIVERGENCE_WEIGHT][0] for b in batches]
-    lines = metrics.series(job.folder)
+    batches = list_stored_batches(RunFolder(job.folder))
+    weights = [b.read_micro_batch(0).arrays[DIVERGENCE_WEIGHT][0] for b in batches]
+    lines = metrics.read_series(job.folder)
     away = [line["train/diagnostics/completion_divergence"] for line in lines]
     assert away[0] == away[1] == 0  # both updates of the batch that the reference sampled
     expected = [0.1]
@@ -202,7 +202,7 @@ def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run
         training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
     job, _ = trained(ranks, run, 1)
-    lines = metrics.series(job.folder)
+    lines = metrics.read_series(job.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
     values = [line["train/diagnostics/value"] for line in lines]
     assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
@@ -219,4 +219,4 @@ def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_
     )
     job, _ = trained(ranks, run, 1)
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
-    assert stored_batches(RunFolder(job.folder))[0].micro_batch(0).ids.shape[0] == 8
+    assert list_stored_batches(RunFolder(job.folder))[0].read_micro_batch(0).ids.shape[0] == 8

@@ -17,7 +17,7 @@ def weights(folder):
 
 
 def events(folder, kind):
-    return [each for each in RunFolder(str(folder)).events() if each["event"] == kind]
+    return [each for each in RunFolder(str(folder)).read_events() if each["event"] == kind]
 
 
 def test_the_model_is_the_same_with_an_actor_as_without_also_of_adapters(make_run, tmp_path):
@@ -30,7 +30,7 @@ def test_the_model_is_the_same_with_an_actor_as_without_also_of_adapters(make_ru
     assert len(events(tmp_path / "1", "rollout_actor_started")) == 1
     assert not events(tmp_path / "1", "rollout_actor_lost")
     assert weights(tmp_path / "1") == weights(tmp_path / "0")
-    lines = [metrics.series(str(tmp_path / name)) for name in ("0", "1")]
+    lines = [metrics.read_series(str(tmp_path / name)) for name in ("0", "1")]
     kept = ("train/loss", "train/diagnostics/sampler_gap", "train/diagnostics/importance")
     assert [[line[name] for name in kept] for line in lines[0]] == [
         [line[name] for name in kept] for line in lines[1]
@@ -41,7 +41,7 @@ def test_sampling_from_another_model_than_is_trained_ends_the_run(make_run, tmp_
     run = make_run(tmp_path / "run", rollouts={"actors": 1, "lag": 1, "largest_gap": 1e-12})
     with pytest.raises(DataError, match="more than largest_gap"):
         reinforce(run)
-    assert len(RunFolder(str(tmp_path / "run")).attempts()) == 1
+    assert len(RunFolder(str(tmp_path / "run")).read_attempts()) == 1
 
 
 def test_a_reward_that_an_actor_can_compute_for_nothing_ends_the_run(make_run, tmp_path):
@@ -50,4 +50,4 @@ def test_a_reward_that_an_actor_can_compute_for_nothing_ends_the_run(make_run, t
     run = make_run(tmp_path / "run", rollouts={"actors": 1}, rewards=(mine,))
     with pytest.raises(DataError, match=r"'mine' scored none of 8 completions.*division by zero"):
         reinforce(run)
-    assert len(RunFolder(str(tmp_path / "run")).attempts()) == 1
+    assert len(RunFolder(str(tmp_path / "run")).read_attempts()) == 1

@@ -39,7 +39,7 @@ from trainrig.train.rollout_pool.requests import (
 )
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 STEPS, LAG = 5, 2
 LIMIT = 1.01  # low, so that steep steps are beyond it
@@ -85,7 +85,7 @@ def stored(job):
     """The bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -93,7 +93,7 @@ def stored(job):
 def came_to(job):
     """Losses and the bytes of the last weights."""
     weights = checkpoint.open_model(job.folder).build().state_dict()
-    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
@@ -127,8 +127,8 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
     """The first three of those that the run began with, each token weighed for what it became."""
     model = checkpoint.open_model(fresh).build()
     weights = []
-    for batch in stored_batches(RunFolder(lagged.folder)):
-        micro = batch.micro_batch(1)
+    for batch in list_stored_batches(RunFolder(lagged.folder)):
+        micro = batch.read_micro_batch(1)
         arrays, there = micro.arrays, micro.targets != IGNORE
         ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
         with torch.no_grad():
@@ -144,7 +144,7 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
         weights.append(arrays[IMPORTANCE][there])
     assert (weights[0] == 1).all()
     assert all(each.min() < 0.99 and each.max() == np.float32(LIMIT) for each in weights[1:])
-    lines = metrics.series(lagged.folder)
+    lines = metrics.read_series(lagged.folder)
     assert [line["train/diagnostics/importance_truncated"] > 0 for line in lines] == [
         False,
         *[True] * (STEPS - 1),

@@ -37,9 +37,9 @@ from trainrig.train.run import metrics
 from trainrig.train.run.charts.answer_samples import answer_samples
 from trainrig.train.run.charts.rollout_charts import REWARD, rollout_charts
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.run_page import read_report_data, run_page
+from trainrig.train.run.run_page import build_run_page, read_report_data
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
 
@@ -68,7 +68,7 @@ def stored(job):
     """The bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -104,11 +104,11 @@ def test_log_probabilities_are_those_of_a_pass_over_the_whole():
 @pytest.mark.slow
 def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
     encoder = checkpoint_encoder(fresh)
-    first, *_ = stored_batches(RunFolder(whole.folder))
+    first, *_ = list_stored_batches(RunFolder(whole.folder))
     assert len(first.files) == 2
     model = checkpoint.open_model(fresh).build()
     for index in range(2):
-        micro = first.micro_batch(index)
+        micro = first.read_micro_batch(index)
         there = micro.targets != IGNORE
         for row, reward in enumerate(micro.arrays[REWARDS]):
             ids = micro.targets[row][there[row]].tolist()
@@ -132,7 +132,7 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
             read = read_tokens(model, ids, targets, 1.0, int(micro.arrays[ENTRIES][0]))
         np.testing.assert_allclose(read.log_probabilities_BT, micro.arrays[OLD], atol=1e-5)
     assert first.denominators[TOKENS] == sum(
-        int((first.micro_batch(i).targets != IGNORE).sum()) for i in range(2)
+        int((first.read_micro_batch(i).targets != IGNORE).sum()) for i in range(2)
     )
 
 
@@ -140,10 +140,10 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
 def test_trace_shows_each_completion_with_its_reward(whole):
     traced = trace(whole.folder, 2)
     assert traced.log == "agrees"
-    batch = stored_batches(RunFolder(whole.folder))[1]
+    batch = list_stored_batches(RunFolder(whole.folder))[1]
     assert [each.sample for each in traced.sequences] == list(range(16, 32))
     for each, text in zip(traced.sequences, traced.texts(None), strict=True):
-        micro = batch.micro_batch(each.micro_batch)
+        micro = batch.read_micro_batch(each.micro_batch)
         assert f"reward {micro.arrays[REWARDS][each.row]:g}, advantage" in text.plain
         assert f"prompt {micro.pieces[each.row, 2]}: " in text.plain
 
@@ -157,13 +157,17 @@ def checkpoint_encoder(path):
 def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, problems):
     asked = [
         number
-        for batch in stored_batches(RunFolder(whole.folder))
+        for batch in list_stored_batches(RunFolder(whole.folder))
         for index in range(len(batch.files))
-        for number in batch.micro_batch(index).pieces[::4, 2].tolist()
+        for number in batch.read_micro_batch(index).pieces[::4, 2].tolist()
     ]
     can_be = {0, 1, 3, 4, 6, 7, 8}  # rows 2 and 5 can't
     assert set(asked[:7]) == can_be and len(asked) == 12
-    samples = [s for b in stored_batches(RunFolder(whole.folder)) for s in b.micro_batch(1).samples]
+    samples = [
+        s
+        for b in list_stored_batches(RunFolder(whole.folder))
+        for s in b.read_micro_batch(1).samples
+    ]
     assert samples == [*range(8, 16), *range(24, 32), *range(40, 48)]
 
 
@@ -172,8 +176,8 @@ def test_rollouts_and_weights_are_the_same_at_any_number_of_ranks(whole, ranks, 
     job = trained(ranks, make_run(tmp_path / "run", objective=HELD), 2)
     assert stored(job) == stored(whole)
     assert (
-        metrics.series(job.folder)[-1]["train/loss"]
-        == (metrics.series(whole.folder)[-1]["train/loss"])
+        metrics.read_series(job.folder)[-1]["train/loss"]
+        == (metrics.read_series(whole.folder)[-1]["train/loss"])
     )
     assert tensors(job) == tensors(whole)
 
@@ -192,7 +196,7 @@ def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
         (last,) = (tmp_path / "run/online").glob("batch_00000002-*")
         shutil.rmtree(last)
     trained(ranks, run, 1, resume=True)
-    attempts = [batch.attempt for batch in stored_batches(RunFolder(job.folder))]
+    attempts = [batch.attempt for batch in list_stored_batches(RunFolder(job.folder))]
     assert attempts == [1, 1, 2 if gone else 1]
     assert stored(job) == stored(whole)
     assert tensors(job) == tensors(whole)
@@ -208,11 +212,11 @@ def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
         training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
     job = trained(ranks, run, 1)
-    rewards = [line["train/diagnostics/reward"] for line in metrics.series(job.folder)]
-    assert len(stored_batches(RunFolder(job.folder))) == 20
+    rewards = [line["train/diagnostics/reward"] for line in metrics.read_series(job.folder)]
+    assert len(list_stored_batches(RunFolder(job.folder))) == 20
     assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
     assert rewards == [
-        line["train/diagnostics/reward_pattern"] for line in metrics.series(job.folder)
+        line["train/diagnostics/reward_pattern"] for line in metrics.read_series(job.folder)
     ]
 
 
@@ -225,7 +229,10 @@ def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
         for n in (0, 6)
     )
     flat = [
-        [stored_batches(RunFolder(j.folder))[0].micro_batch(i).arrays[FLAT].sum() for i in (0, 1)]
+        [
+            list_stored_batches(RunFolder(j.folder))[0].read_micro_batch(i).arrays[FLAT].sum()
+            for i in (0, 1)
+        ]
         for j in (kept, drawn)
     ]
     assert sum(flat[1]) < sum(flat[0])
@@ -286,7 +293,7 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
     checkpoint.keep_base(job.adapter, job.folder)
     assert counted["prompts"] == 7 and counted["prompts_left_out"] == 2
     trained(ranks, run, 2)
-    line = metrics.series(job.folder)[-1]
+    line = metrics.read_series(job.folder)[-1]
     assert line["train/diagnostics/reference_divergence"] > 0
 
 
@@ -294,7 +301,7 @@ def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     run_data = read_report_data(whole.folder)
     reward, exploration, price, gap = rollout_charts(run_data)
     assert reward.table.columns == ("step", "reward", "exact", "pattern")
-    lines = metrics.series(whole.folder)
+    lines = metrics.read_series(whole.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
     assert [row[1] for row in reward.table.rows] == rewards
     assert reward.title == f"Completions are worth {rewards[-1]:.3g}; at first {rewards[0]:.3g}"
@@ -310,8 +317,8 @@ def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
 def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     run_data = read_report_data(whole.folder)
     assert [batch.step for batch in run_data.answers] == [0, 1, 2]
-    last = stored_batches(RunFolder(whole.folder))[-1]
-    rewards = np.concatenate([last.micro_batch(i).arrays[REWARDS] for i in (0, 1)])
+    last = list_stored_batches(RunFolder(whole.folder))[-1]
+    rewards = np.concatenate([last.read_micro_batch(i).arrays[REWARDS] for i in (0, 1)])
     said = run_data.answers[-1]
     assert [each.reward for each in said.answers] == rewards.tolist()
     assert all("is " in each.prompt for each in said.answers)
@@ -320,10 +327,10 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     worst, best = low.samples[0], high.samples[0]
     assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
     assert best.note.startswith(f"reward {rewards.max():.3g}, advantage")
-    assert best.text.endswith(said.by_worth()[-1].text) and len(earlier) == 2
-    page = run_page(run_data)
+    assert best.text.endswith(said.sort_by_worth()[-1].text) and len(earlier) == 2
+    page = build_run_page(run_data)
     assert "Among the worst" in page and "after 1 updates" in page
-    assert f"3 of 3 steps; reward {metrics.series(whole.folder)[-1][REWARD]:.3g}, at" in page
+    assert f"3 of 3 steps; reward {metrics.read_series(whole.folder)[-1][REWARD]:.3g}, at" in page
 
 
 def fooled(step):

@@ -24,7 +24,7 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 # Every third letter or so of a model that knows nothing ends a turn of this.
 SOURCE = """
@@ -72,7 +72,7 @@ def trained(ranks, run, world):
 def stored(job):
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
 
@@ -86,10 +86,10 @@ def whole(ranks, make_turns, tmp_path_factory):
 def test_an_environments_tokens_are_read_and_not_trained_on(whole, fresh):
     encoder = Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(fresh)))
     turns = []
-    for batch in stored_batches(RunFolder(whole.folder)):
+    for batch in list_stored_batches(RunFolder(whole.folder)):
         trained_on = 0
         for index in range(len(batch.files)):
-            micro = batch.micro_batch(index)
+            micro = batch.read_micro_batch(index)
             there = micro.targets != IGNORE
             trained_on += int(there.sum())
             for row in range(len(there)):
@@ -114,12 +114,12 @@ def test_an_environments_tokens_are_read_and_not_trained_on(whole, fresh):
             assert there.sum(1).min() >= 1
         assert batch.denominators[TOKENS] == trained_on
     assert {1, 2} <= set(turns) and max(turns) <= 3
-    line = metrics.series(whole.folder)[-1]
+    line = metrics.read_series(whole.folder)[-1]
     assert line["train/diagnostics/turns"] == pytest.approx(np.mean(turns[16:]))
 
 
 def test_its_reward_is_a_part_of_the_sum(whole):
-    micro = stored_batches(RunFolder(whole.folder))[0].micro_batch(0)
+    micro = list_stored_batches(RunFolder(whole.folder))[0].read_micro_batch(0)
     worth, shape = (micro.arrays[f"{REWARD_PART}{n}"] for n in ("environment", "pattern"))
     np.testing.assert_allclose(micro.arrays[REWARDS], worth + shape)
     for reward, turns in zip(worth, micro.arrays[TURNS], strict=True):
@@ -137,7 +137,7 @@ def test_turns_are_the_same_at_any_number_of_ranks(whole, ranks, make_turns, tmp
 @pytest.mark.slow
 def test_a_critic_goes_over_turns(ranks, make_turns, tmp_path):
     run = make_turns(tmp_path / "run", objective={"kind": "PPO"}, rewards=())
-    assert metrics.series(trained(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
+    assert metrics.read_series(trained(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
 
 
 @pytest.mark.slow
@@ -148,8 +148,8 @@ def test_a_calculator_needs_no_file(ranks, make_run, tmp_path):
         rollouts={"maximum_tokens": 12, "prompt_tokens": 30},
         training={"steps": 1},
     )
-    batch = stored_batches(RunFolder(trained(ranks, run, 1).folder))[0]
-    assert max(batch.micro_batch(i).arrays[TURNS].max() for i in (0, 1)) == 2
+    batch = list_stored_batches(RunFolder(trained(ranks, run, 1).folder))[0]
+    assert max(batch.read_micro_batch(i).arrays[TURNS].max() for i in (0, 1)) == 2
 
 
 def test_its_source_is_hashed_and_named_by_check(make_turns, tmp_path):

@@ -19,7 +19,7 @@ from trainrig.train import checkpoint
 from trainrig.train.rollout_pool.requests import rollouts_of
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 STEPS, MOST = 6, 4
 # Half of the groups of the fresh model have an answer with a vowel and one without.
@@ -64,11 +64,11 @@ def came_to(job):
     """The bytes of each micro-batch that was trained on, losses, and bytes of the last weights."""
     batches = {
         (batch.number, batch.waves, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in stored_batches(RunFolder(job.folder))
+        for batch in list_stored_batches(RunFolder(job.folder))
         for index, file in enumerate(batch.files)
     }
     weights = checkpoint.open_model(job.folder).build().state_dict()
-    losses = [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+    losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return batches, losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
@@ -120,7 +120,7 @@ def test_a_batch_is_of_the_first_groups_that_are_not_flat():
 @pytest.mark.slow
 def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     """Of the first: the same groups as one by one, by the model that the run began with."""
-    batches = stored_batches(RunFolder(alone.folder))
+    batches = list_stored_batches(RunFolder(alone.folder))
     assert any(each.waves > 1 for each in batches)
     maker, model = alone.make_batches(), checkpoint.open_model(fresh).build()
     expected, waves = [], 0
@@ -135,7 +135,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
         ]
         waves += 1
     assert len(expected) >= 4 and batches[0].waves == waves
-    kept = [batches[0].micro_batch(index).targets for index in range(2)]
+    kept = [batches[0].read_micro_batch(index).targets for index in range(2)]
     said = [row[row != IGNORE].tolist() for micro in kept for row in micro]
     assert said == [row[row != IGNORE].tolist() for group in expected[:4] for row in group]
     saved = list(Path(alone.folder, "checkpoints").rglob("manifest.json"))
@@ -145,7 +145,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
         step = entries["step"]
         drawn = sum(each.waves for each in batches if each.step + each.updates <= step)
         assert entries.get("carried", {}).get("waves_drawn", 0) == drawn
-    line = metrics.series(alone.folder)[0]
+    line = metrics.read_series(alone.folder)[0]
     assert line["train/diagnostics/waves"] == batches[0].waves
     assert line["train/diagnostics/flat"] == 0
 
@@ -158,7 +158,7 @@ def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, mak
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     assert checkpoint.find_newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
-    assert len(stored_batches(RunFolder(str(tmp_path / "run")))) == 2
+    assert len(list_stored_batches(RunFolder(str(tmp_path / "run")))) == 2
     job = trained(ranks, run_of(make_run, tmp_path / "run"), 2)
     assert came_to(job) == came_to(alone)
 

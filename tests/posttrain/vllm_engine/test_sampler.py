@@ -14,7 +14,7 @@ from trainrig.models.decoder import Decoder
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.train import checkpoint
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import stored_batches
+from trainrig.train.run.stored_batches import list_stored_batches
 
 FAST = {"deterministic": False}
 
@@ -62,7 +62,7 @@ def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, sta
         job, _, _ = prepare(run_of(make_run, tmp_path / name, vllm=vllm))
         with actor(revived_ranks, job, stand_in if vllm else ""):
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-        batches = stored_batches(RunFolder(job.folder))
+        batches = list_stored_batches(RunFolder(job.folder))
         found.append(
             [
                 (batch.number, index, Path(batch.folder, file["name"]).read_bytes())

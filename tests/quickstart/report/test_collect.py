@@ -51,7 +51,7 @@ def run(at: Folders) -> RunFolder:
 
 def record_kill(run: RunFolder, attempt: int, victim: int) -> float:
     run.record(KILLED, attempt=attempt, step=0, rank=0, target=victim)
-    return float(list(run.events())[-1]["time"])
+    return float(list(run.read_events())[-1]["time"])
 
 
 def test_a_restart_lasts_until_the_first_step_that_is_new(run: RunFolder) -> None:

@@ -53,7 +53,7 @@ def timeless(run: Sweep) -> bytes:
 
 def count_attempts(run: Sweep) -> dict[str, int]:
     folders = map(str, Path(run.output).glob("trials/*/*"))
-    return {folder: len(RunFolder(folder).attempts()) for folder in folders}
+    return {folder: len(RunFolder(folder).read_attempts()) for folder in folders}
 
 
 @pytest.mark.slow

@@ -156,11 +156,11 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
             continue
     assert rows_of(table(other, [trial], data)) == rows_of(whole)
     trunk = RunFolder(folder_of(other, trial, trial.trunk))
-    assert len(trunk.attempts()) > 2
+    assert len(trunk.read_attempts()) > 2
     # What is finished is left alone.
-    before = len(trunk.attempts())
+    before = len(trunk.read_attempts())
     train_trial(other, trial, data, Alone())
-    assert len(trunk.attempts()) == before
+    assert len(trunk.read_attempts()) == before
 
 
 def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_path):
@@ -179,11 +179,11 @@ def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_
     train_trial(sweep, trial, data, Alone())
     wanted = rows_of(table(sweep, [trial], data))
     short = folder_of(sweep, trial, trial.lengths[0])
-    assert metrics.series(short)[0]["step"] > 1
+    assert metrics.read_series(short)[0]["step"] > 1
     storage.delete_folder(short)
     storage.delete_folder(folder_of(sweep, trial, trial.trunk) + "/checkpoints")
     train_trial(sweep, trial, data, Alone())
-    assert metrics.series(short)[0]["step"] == 1
+    assert metrics.read_series(short)[0]["step"] == 1
     assert rows_of(table(sweep, [trial], data)) == wanted
 
 
@@ -200,7 +200,7 @@ def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
     monkeypatch.setattr(trial_module, "train", train_while_another_begins)
     with pytest.raises(ClusterError, match="another process took the run over from attempt 1"):
         train_trial(sweep, trial, data, Alone())
-    assert [each.number for each in folder.attempts()] == [1, 2]
+    assert [each.number for each in folder.read_attempts()] == [1, 2]
 
 
 def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
@@ -276,7 +276,7 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     again = table(other, [trial], data)
     assert rows_of(again) == rows_of(whole)
     assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
-    attempts = RunFolder(folder_of(other, trial, trial.trunk)).attempts()
+    attempts = RunFolder(folder_of(other, trial, trial.trunk)).read_attempts()
     assert len(attempts) == 1  # what was trained was not trained again
 
 

@@ -50,7 +50,7 @@ def weights(folder):
 
 
 def events(folder, name):
-    return [each for each in RunFolder(folder).events() if each["event"] == name]
+    return [each for each in RunFolder(folder).read_events() if each["event"] == name]
 
 
 def scores(folder):

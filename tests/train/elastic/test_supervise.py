@@ -185,20 +185,20 @@ def newest_of(cluster, damages=()):
 
 
 def kinds(folder):
-    return [event["event"] for event in folder.events()]
+    return [event["event"] for event in folder.read_events()]
 
 
 def only(folder, kind):
-    (found,) = [event for event in folder.events() if event["event"] == kind]
+    (found,) = [event for event in folder.read_events() if event["event"] == kind]
     return found
 
 
 def resumed(folder):
-    return [attempt.resumed_step for attempt in folder.attempts()]
+    return [attempt.resumed_step for attempt in folder.read_attempts()]
 
 
 def whys(folder):
-    return [event["why"] for event in folder.events() if event["event"] == "attempt_started"]
+    return [event["why"] for event in folder.read_events() if event["event"] == "attempt_started"]
 
 
 def test_a_run_without_faults_is_one_attempt(play):
@@ -265,7 +265,10 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_run(play):
 def test_back_off_is_waited_and_put_on_record(play):
     began = play.clock.now
     _, outcome = play(*[Play(0, "killed", saves=False)] * 3, Play(), back_off=8.0)
-    assert [e["seconds"] for e in play.folder.events() if e["event"] == "back_off"] == [8.0, 16.0]
+    assert [e["seconds"] for e in play.folder.read_events() if e["event"] == "back_off"] == [
+        8.0,
+        16.0,
+    ]
     assert play.clock.now - began >= 24 + STEPS
     assert outcome.checkpoint.step == STEPS
 
@@ -278,9 +281,9 @@ def test_what_the_user_must_mend_ends_the_run_at_once_and_leaves_no_one_behind(p
 
 def test_a_damage_found_in_a_checkpoint_is_put_on_record(play):
     play(Play(), damages=["c8/shard: torn"])
-    assert {e["problem"] for e in play.folder.events() if e["event"] == "checkpoint_damaged"} == {
-        "c8/shard: torn"
-    }
+    assert {
+        e["problem"] for e in play.folder.read_events() if e["event"] == "checkpoint_damaged"
+    } == {"c8/shard: torn"}
 
 
 def test_a_checkpoint_that_the_ranks_cannot_read_uses_up_no_restart(play):
@@ -341,7 +344,7 @@ def test_a_run_grows_when_nodes_come_without_losing_a_step(play):
     )
     first, second = cluster.groups
     assert (first.workers, second.workers) == (1, 2)
-    stopped = [e["step"] for e in play.folder.events() if e["event"] == "attempt_stopped"]
+    stopped = [e["step"] for e in play.folder.read_events() if e["event"] == "attempt_stopped"]
     assert resumed(play.folder) == [0, stopped[0]] and 4 < stopped[0] < 8
     assert whys(play.folder) == ["start", "grow"]
     assert first.killed == 0
@@ -556,7 +559,7 @@ def _one_life(data, clock, patch):
     except ClusterError as error:
         assert "no progress beyond step" in str(error) or "no room for" in str(error)
         outcome = None
-    steps = [attempt.resumed_step for attempt in folder.attempts()]
+    steps = [attempt.resumed_step for attempt in folder.read_attempts()]
     assert steps == sorted(steps)
     assert all(1 <= group.workers <= 2 for group in cluster.groups)
     if outcome:
@@ -570,10 +573,10 @@ class FakeFolder:
     def record(self, event, **details):
         pass
 
-    def events(self):
+    def read_events(self):
         return []
 
-    def attempts(self):
+    def read_attempts(self):
         return self.taken
 
     def is_gone(self, attempt):

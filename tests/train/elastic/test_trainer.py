@@ -100,7 +100,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_pat
     job = dataclasses.replace(make_job(tmp_path), make_batches=batches_that_are_gone)
     with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
         run(job)
-    assert len(RunFolder(job.folder).attempts()) == 1
+    assert len(RunFolder(job.folder).read_attempts()) == 1
     assert all_free()
 
 
@@ -114,7 +114,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_me
     faulty = Faulty(job.make_batches, step=6, mendable=True)
     with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
         run(dataclasses.replace(job, make_batches=faulty), workers=2)
-    assert len(RunFolder(job.folder).attempts()) == 1
+    assert len(RunFolder(job.folder).read_attempts()) == 1
     assert all_free()
 
 
@@ -128,7 +128,7 @@ def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_j
     )
     with pytest.raises(ClusterError, match=reason):
         run(job)
-    assert len(RunFolder(job.folder).attempts()) == 2
+    assert len(RunFolder(job.folder).read_attempts()) == 2
     assert all_free()
 
 
@@ -136,7 +136,7 @@ def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_j
 def test_more_workers_than_there_are_cpus_are_refused(cluster, make_job, tmp_path):
     with pytest.raises(ConfigError, match="workers: 999 workers of 1 CPU each, but Ray has"):
         run(make_job(tmp_path), workers=999)
-    assert RunFolder(str(tmp_path)).attempts() == []
+    assert RunFolder(str(tmp_path)).read_attempts() == []
 
 
 @pytest.mark.ray
@@ -146,4 +146,4 @@ def test_more_actors_than_there_are_cpus_beside_the_workers_are_refused(
     job = dataclasses.replace(make_job(tmp_path), rollout_actors=(998, 1200))
     with pytest.raises(ConfigError, match=r"^rollouts.actors: 998 beside 1 workers, and Ray has"):
         run(job)
-    assert RunFolder(str(tmp_path)).attempts() == []
+    assert RunFolder(str(tmp_path)).read_attempts() == []

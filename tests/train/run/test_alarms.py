@@ -11,8 +11,8 @@ import pytest
 from trainrig.train.run.alarms import (
     AlarmRules,
     AlarmWatch,
-    effective_epochs,
-    repetition_alarms,
+    compute_effective_epochs,
+    find_repetition_alarms,
 )
 from trainrig.train.run.notification import notify_to, send
 from trainrig.train.run.prediction import Prediction
@@ -36,7 +36,7 @@ def named(lines, free=None, **arguments):
     rules = AlarmRules(400, **arguments)
     for line in lines:
         rules.hear(line)
-    return [alarm.name for alarm in rules.holding(free)]
+    return [alarm.name for alarm in rules.list_holding(free)]
 
 
 def updates(count, change=lambda step: {}):
@@ -91,7 +91,7 @@ def test_each_alarm_is_raised_by_what_it_is_for(lines, alarm):
     found = []
     for line in lines:
         rules.hear(line)
-        found += rules.holding(GIB)
+        found += rules.list_holding(GIB)
     assert {each.name for each in found} == {alarm}
     assert all(each.what and each.action and len(str(each)) < 160 for each in found)
 
@@ -130,8 +130,10 @@ def test_what_epochs_are_worth():
     """Of Muennighoff et al. 2023 at R_D* = 15.387756; the limit is 1 + R_D*."""
     known = {0.5: 0.5, 1: 1, 4: 3.7257, 16: 10.5825, 40: 15.1675, 100: 16.3630}
     for epochs, worth in known.items():
-        assert effective_epochs(epochs) == pytest.approx(worth, abs=1e-4)
-    assert [each.name for each in repetition_alarms({"a": 3.9, "b": 4.2})] == ["too_many_epochs"]
+        assert compute_effective_epochs(epochs) == pytest.approx(worth, abs=1e-4)
+    assert [each.name for each in find_repetition_alarms({"a": 3.9, "b": 4.2})] == [
+        "too_many_epochs"
+    ]
 
 
 def fill(folder, lines):
@@ -139,7 +141,7 @@ def fill(folder, lines):
 
 
 def told(folder):
-    return [e["name"] for e in RunFolder(str(folder)).events() if e["event"] == "alarm"]
+    return [e["name"] for e in RunFolder(str(folder)).read_events() if e["event"] == "alarm"]
 
 
 def test_an_alarm_is_told_once_also_by_who_looks_later(tmp_path, caplog):
@@ -198,4 +200,4 @@ def test_a_url_is_sent_what_is_wrong_as_json():
 def test_null_losses_are_no_numbers(tmp_path):
     lines = updates(300, lambda step: keys(train__loss=None if step % 7 == 0 else 3.0))
     assert named([*lines, {"step": 1, "eval/loss": None}]) == []
-    assert not math.isnan(effective_epochs(0.0))
+    assert not math.isnan(compute_effective_epochs(0.0))

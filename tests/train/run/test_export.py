@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.train.run.export import Exporter, SettledSteps, exported
+from trainrig.train.run.export import Exporter, SettledSteps, export_figures
 from trainrig.train.run.metrics import TABLE, MetricsWriter, describe
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.sinks import Prometheus
@@ -156,7 +156,7 @@ def test_a_live_sink_gets_the_newest_step_at_once(run):
 
 def test_whoever_drives_sends_all_before_it_ends(run):
     sink = Recorder()
-    with exported(run, [sink], SPIKES):
+    with export_figures(run, [sink], SPIKES):
         log_steps(run, range(1, 6))
     assert [step for step, _ in sink.got] == [1, 2, 3, 4, 5] and sink.closed == 1
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.train.run.goodput import Goodput, account_time, goodput
+from trainrig.train.run.goodput import Goodput, account_time, measure_goodput
 
 
 def event(name, time, **details):
@@ -149,4 +149,4 @@ def test_it_is_read_from_the_run_folder(tmp_path):
     (tmp_path / "events.jsonl").write_text(lines_of([started(1, 0.0), ended]))
     updates = [each | {"train/loss": 1.0} for each in steps(1, 1, 4, begin=3.0)]
     (tmp_path / "metrics.jsonl").write_text(lines_of(updates))
-    assert goodput(str(tmp_path)) == Goodput(productive=4.0, detection=2.0, restart=3.0)
+    assert measure_goodput(str(tmp_path)) == Goodput(productive=4.0, detection=2.0, restart=3.0)

@@ -10,10 +10,10 @@ from trainrig.train.run.metrics import (
     METRICS,
     NAMES,
     MetricsWriter,
-    attempt_seconds,
-    expert_loads,
+    measure_attempt_seconds,
+    measure_expert_loads,
     read_lines,
-    series,
+    read_series,
 )
 
 # Names of figures that not every line of every run has.
@@ -31,7 +31,7 @@ def write(folder, attempt, resumed_step, losses):
 
 
 def loss_by_step(folder):
-    return {line["step"]: line["train/loss"] for line in series(str(folder))}
+    return {line["step"]: line["train/loss"] for line in read_series(str(folder))}
 
 
 def board_events(folder):
@@ -62,15 +62,17 @@ def events(folder):
 def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
     loss = Loss(2.0, {}, {}, counts={"expert_tokens/1": (6, 2), "expert_tokens/2": (4, 4)})
     ends = {"experts/highest_load": 1.5, "experts/lowest_load": 0.5}
-    assert expert_loads(loss, each=False) == ends
-    assert expert_loads(loss, each=True) == ends | {
+    assert measure_expert_loads(loss, each=False) == ends
+    assert measure_expert_loads(loss, each=True) == ends | {
         "experts/1/0/load": 1.5,
         "experts/1/1/load": 0.5,
         "experts/2/0/load": 1.0,
         "experts/2/1/load": 1.0,
     }
-    assert all(LOSSES.fullmatch(name) or name in NAMES for name in expert_loads(loss, each=True))
-    assert expert_loads(Loss(2.0, {}, {}), each=True) == {}
+    assert all(
+        LOSSES.fullmatch(name) or name in NAMES for name in measure_expert_loads(loss, each=True)
+    )
+    assert measure_expert_loads(Loss(2.0, {}, {}), each=True) == {}
 
 
 def test_what_is_written_comes_back_to_the_last_digit(tmp_path):
@@ -169,7 +171,7 @@ def test_all_figures_of_a_step_are_one_tensorboard_event(tmp_path):
 @pytest.mark.slow
 def test_a_run_logs_every_figure_that_has_a_name(straight):
     sampled = {n for n in NAMES if n.startswith(UNUSUAL)}
-    for line in series(straight(1).folder):
+    for line in read_series(straight(1).folder):
         several = {name for name in line if LOSSES.fullmatch(name)} - NAMES.keys()
         assert {"train/books/loss", "time/forward"} & several
         there = set(line) - several - {"step", "attempt", "time"}
@@ -199,7 +201,7 @@ def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
 
 
 def test_a_folder_without_metrics_has_none(tmp_path):
-    assert series(str(tmp_path)) == []
+    assert read_series(str(tmp_path)) == []
 
 
 def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
@@ -213,6 +215,6 @@ def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
         {"step": 3, "attempt": 2, "time": 15.5, **measured},
     ]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert attempt_seconds(str(tmp_path), 1) == 4.0
-    assert attempt_seconds(str(tmp_path), 2) == 7.5
-    assert attempt_seconds(str(tmp_path), 3) == 0.0
+    assert measure_attempt_seconds(str(tmp_path), 1) == 4.0
+    assert measure_attempt_seconds(str(tmp_path), 2) == 7.5
+    assert measure_attempt_seconds(str(tmp_path), 3) == 0.0

@@ -42,7 +42,7 @@ TOLD = TrainingProgress(
     ],
 )
 def test_a_line_says_what_there_is_to_say(changes, words):
-    assert dataclasses.replace(TOLD, **changes).note() == words
+    assert dataclasses.replace(TOLD, **changes).describe() == words
 
 
 class Run:

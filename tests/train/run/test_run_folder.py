@@ -31,7 +31,7 @@ def test_events_of_several_processes_stay_whole_lines(tmp_path):
     for writer in writers:
         writer.stdin.close()
     assert [writer.wait() for writer in writers] == [0] * 4
-    events = list(RunFolder(str(tmp_path)).events())
+    events = list(RunFolder(str(tmp_path)).read_events())
     assert len(events) == 4 * 1_000
     for number, writer in enumerate(writers):
         mine = [event for event in events if event["writer"] == number]
@@ -42,7 +42,7 @@ def test_events_of_several_processes_stay_whole_lines(tmp_path):
 def test_an_event_tells_when_who_and_what(tmp_path):
     folder = RunFolder(str(tmp_path))
     folder.record("checkpoint", step=4)
-    (event,) = folder.events()
+    (event,) = folder.read_events()
     assert (event["event"], event["step"], event["pid"]) == ("checkpoint", 4, os.getpid())
     assert event["host"] and abs(event["time"] - (tmp_path / EVENTS).stat().st_mtime) < 5
 
@@ -53,22 +53,22 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
     folder.record("two")
     path = tmp_path / EVENTS
     path.write_bytes(path.read_bytes()[:-1])
-    assert [event["event"] for event in folder.events()] == ["one"]
+    assert [event["event"] for event in folder.read_events()] == ["one"]
 
 
 def test_an_event_too_long_to_be_appended_whole_is_refused(tmp_path):
     folder = RunFolder(str(tmp_path))
     with pytest.raises(AssertionError, match="line of 5"):
         folder.record("event", filling="x" * 5_000)
-    assert list(folder.events()) == []
+    assert list(folder.read_events()) == []
 
 
 def test_attempts_are_numbered_in_a_row_and_remembered(tmp_path):
     folder = RunFolder(str(tmp_path))
-    assert folder.attempts() == []
+    assert folder.read_attempts() == []
     taken = [folder.take_attempt(step) for step in (0, 8, 8)]
     assert [(a.number, a.resumed_step) for a in taken] == [(1, 0), (2, 8), (3, 8)]
-    assert RunFolder(str(tmp_path)).attempts() == taken
+    assert RunFolder(str(tmp_path)).read_attempts() == taken
 
 
 def test_an_event_torn_by_a_full_disk_costs_no_other(tmp_path, caplog):
@@ -77,8 +77,8 @@ def test_an_event_torn_by_a_full_disk_costs_no_other(tmp_path, caplog):
     with (tmp_path / EVENTS).open("a") as file:
         file.write('{"event": "torn", "ti\n')
     folder.record("last")
-    assert [event["event"] for event in folder.events()] == ["first", "last"]
-    list(folder.events())  # nor is it said again each time that somebody looks
+    assert [event["event"] for event in folder.read_events()] == ["first", "last"]
+    list(folder.read_events())  # nor is it said again each time that somebody looks
     assert len([m for m in caplog.messages if "passed over a torn line" in m]) == 1
 
 

@@ -16,7 +16,12 @@ from trainrig.train.run.charts.run_charts import RunReportData
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.prediction import Prediction, read_prediction
-from trainrig.train.run.run_page import read_report_data, reported, run_page, write_report
+from trainrig.train.run.run_page import (
+    build_run_page,
+    read_report_data,
+    report_at_end,
+    write_report,
+)
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt
 from trainrig.train.run_file import Pretraining
 
@@ -72,7 +77,7 @@ def text_of(page):
 
 
 def test_a_page_says_how_the_run_went_and_where_its_time():
-    page = text_of(run_page(run_data()))
+    page = text_of(build_run_page(run_data()))
     assert "40 of 40 steps; held-out loss 3.250 nats per token." in page
     assert "Held-out loss 3.50 → 3.25 nats per token" in page
     assert "Hardest to predict: web, 4.25 nats per token" in page
@@ -88,14 +93,14 @@ def test_what_checkpoints_said_to_the_same_prompt_stands_below_their_scores():
     ]
     said = tuple(AnswerAt(each.step, f"{each.step}!", "acc", 0.0) for each in scored)
     followed = {"quick": [FollowedPrompt("sums, row 1", "1+1=", "2", said)]}
-    page = text_of(run_page(run_data(evaluated=[scored], followed=followed)))
+    page = text_of(build_run_page(run_data(evaluated=[scored], followed=followed)))
     told = ("What it can do", "quick: sums 0.500 → 1.000", "1+1=", "Step 20", "20!", "40!")
     places = [page.index(each) for each in told]
     assert places == sorted(places)
 
 
 def test_a_run_that_is_not_at_its_end_says_how_to_go_on():
-    page = text_of(run_page(run_data(steps=50)))
+    page = text_of(build_run_page(run_data(steps=50)))
     assert "40 of 50 steps" in page and "Not at its last step" in page
     assert "trainrig pretrain runs/one/run.toml" in page and "generate" not in page
 
@@ -110,7 +115,7 @@ def test_what_went_wrong_is_among_the_events_and_the_warnings():
         event("numerics_changed", 106.0, attempt=2, step=20, what="torch 1 → 2"),
     ]
     dead = [update(21, 1, 9.0), update(22, 1, 9.5)]
-    html = run_page(run_data(events=events, thrown_away=[dead]))
+    html = build_run_page(run_data(events=events, thrown_away=[dead]))
     page = text_of(html)
     assert "Global batches that no update was made from: 1;" in page
     assert "Machine or libraries changed on the way" in page
@@ -123,20 +128,22 @@ def test_what_went_wrong_is_among_the_events_and_the_warnings():
 @pytest.mark.parametrize("loss", [None, 3.0])
 def test_a_run_without_held_out_loss_or_with_a_loss_that_is_no_number_has_a_page(loss):
     updates = [*run_data().updates[:-1], update(40) | {"train/loss": loss}]
-    page = text_of(run_page(run_data(held_out=[], updates=updates)))
+    page = text_of(build_run_page(run_data(held_out=[], updates=updates)))
     assert "eval" not in page and "Training loss 5.00 →" in page
 
 
 def test_a_run_of_one_step_and_of_many_sources_has_a_page():
     many = held_out(1, 3.0) | {f"eval/source-{n}/loss": 2.0 + n / 10 for n in range(9)}
-    page = text_of(run_page(run_data(updates=[update(1)], held_out=[many], goodput=Goodput())))
+    page = text_of(
+        build_run_page(run_data(updates=[update(1)], held_out=[many], goodput=Goodput()))
+    )
     assert "Drawn: the 4 with the highest loss." in page and "source-0" in page
     assert "of the time went" not in page
 
 
 @pytest.mark.slow
 def test_the_same_story_gives_the_same_bytes():
-    assert run_page(run_data()) == run_page(run_data())
+    assert build_run_page(run_data()) == build_run_page(run_data())
 
 
 @pytest.mark.slow
@@ -146,7 +153,7 @@ def test_a_real_run_is_drawn_from_its_folder(straight, make_run):
     told = read_report_data(folder)
     assert (told.verb, told.steps, len(told.updates), told.thrown_away) == ("pretrain", 20, 20, [])
     assert write_report(folder) == f"{folder}/report.html"
-    assert Path(folder, "report.html").read_text() == run_page(told)
+    assert Path(folder, "report.html").read_text() == build_run_page(told)
 
 
 def test_updates_that_were_taken_again_are_told_apart(tmp_path):
@@ -174,13 +181,13 @@ def test_a_run_is_reported_however_its_driving_ends(straight, make_run, tmp_path
     folder = shutil.copytree(straight(1).folder, tmp_path / "run")
     (folder / "run.toml").write_text(to_toml(make_run(folder, training={"steps": 40})))
     (folder / "report.html").unlink(missing_ok=True)
-    with pytest.raises(Unfinished), reported(str(folder)):
+    with pytest.raises(Unfinished), report_at_end(str(folder)):
         raise Unfinished("stopped")
     assert "20 of 40 steps" in text_of((folder / "report.html").read_text())
 
 
 def test_a_run_that_ends_before_its_first_update_has_no_report(tmp_path):
-    with pytest.raises(Unfinished), reported(str(tmp_path)):
+    with pytest.raises(Unfinished), report_at_end(str(tmp_path)):
         raise Unfinished("stopped")
     assert not list(tmp_path.iterdir())
 
@@ -191,10 +198,10 @@ def predicted(low: float = 1.9) -> Prediction:
 
 
 def test_a_planned_run_is_compared_with_what_the_law_said():
-    page = text_of(run_page(run_data(prediction=predicted())))
+    page = text_of(build_run_page(run_data(prediction=predicted())))
     assert "Held-out loss 3.250; the law besiroglu said 2.000 [1.900, 2.100]: +62.5%" in page
     assert "Predicted loss 2.000 nats per token 3.250 came, +62.5%" in page
-    assert "besiroglu" not in run_page(run_data())
+    assert "besiroglu" not in build_run_page(run_data())
 
 
 def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
@@ -206,7 +213,7 @@ def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"law": "x", "curve": points, "more": 1}))
     found = read_prediction(str(tmp_path))
     assert found is not None
-    loss, low, _ = found.at(100.0)
+    loss, low, _ = found.interpolate(100.0)
     assert loss == pytest.approx(3.0)
     assert np.isnan(low)
     (tmp_path / "plan.json").write_text("{}")

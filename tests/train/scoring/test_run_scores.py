@@ -149,9 +149,11 @@ def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
     assert end.step == 5  # the second score is of step 4, and decided by one step later
     assert "up to step 4, above -1" in end.why
     assert find_newest_valid(folder)[0].step == 5
-    assert [line["step"] for line in metrics.series(job.folder)][-1] == 5
-    losses = {line["step"]: line["train/loss"] for line in metrics.series(without.folder)}
-    assert all(line["train/loss"] == losses[line["step"]] for line in metrics.series(job.folder))
+    assert [line["step"] for line in metrics.read_series(job.folder)][-1] == 5
+    losses = {line["step"]: line["train/loss"] for line in metrics.read_series(without.folder)}
+    assert all(
+        line["train/loss"] == losses[line["step"]] for line in metrics.read_series(job.folder)
+    )
 
 
 def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.train.run.export import Exporter
-from trainrig.train.run.metrics import MetricsWriter, series
+from trainrig.train.run.metrics import MetricsWriter, read_series
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.sinks import MLflow, WandB
 from trainrig.train.sinks.wandb_files import read_history
@@ -87,7 +87,7 @@ def run(tmp_path, monkeypatch):
 
 
 def counted(folder):
-    return {line["step"]: line["train/loss"] for line in series(folder)}
+    return {line["step"]: line["train/loss"] for line in read_series(folder)}
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_wandb_has_each_step_once_as_it_counts(run):
     files = sorted(Path(run, "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2  # one a driver
     assert b"train/loss" in files[0].read_bytes()  # all but what W&B still had in memory
-    assert all(RunFolder(run).identity() in file.name for file in files)
-    found = list(read_history(Path(run, "wandb"), RunFolder(run).identity()))
+    assert all(RunFolder(run).read_identity() in file.name for file in files)
+    found = list(read_history(Path(run, "wandb"), RunFolder(run).read_identity()))
     assert [line["_step"] for line in found] == list(range(1, 46))
     assert {line["_step"]: line["train/loss"] for line in found} == counted(run)
     assert [line["_step"] for line in found if "eval/loss" in line] == list(range(5, 46, 5))

@@ -115,7 +115,7 @@ def bill(
 
 def _seconds(starts: Sequence[float], output: str) -> dict[str, float]:
     """Of the run folder's time since the first of our tries, which began at `starts`."""
-    events = [e for e in RunFolder(output).events() if e["time"] >= starts[0]]
+    events = [e for e in RunFolder(output).read_events() if e["time"] >= starts[0]]
     lines = [line for line in metrics.read_lines(output) if line["time"] >= starts[0]]
     whole = account_time(events, lines)
     found = {

@@ -84,13 +84,13 @@ def sum_spent(record: RunRecord, status: RunStatus) -> Spent:
 
 
 def _training(record: RunRecord, output: str) -> tuple[int | None, int | None, float | None]:
-    from trainrig.train.run.goodput import goodput
+    from trainrig.train.run.goodput import measure_goodput
     from trainrig.train.run.progress import ProgressFollower
 
     try:
         steps = _steps(record)
         progress = ProgressFollower(output, steps).look()
-        share = goodput(output).share if progress else None
+        share = measure_goodput(output).share if progress else None
     except (TrainrigError, OSError, KeyError):
         return None, None, None
     return progress.step if progress else 0, steps, share

@@ -59,7 +59,9 @@ class RunProgress:
         step = self._newest_checkpoint()
         if step is None:
             return Saved(None, None)
-        at = next((line for line in metrics.series(self._output) if line["step"] == step), None)
+        at = next(
+            (line for line in metrics.read_series(self._output) if line["step"] == step), None
+        )
         return Saved(step, int(at["train/tokens"]) if at else None)
 
     def figures(self) -> dict[str, Any]:

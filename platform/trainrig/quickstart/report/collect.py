@@ -29,7 +29,7 @@ from trainrig.quickstart.site.planted import Plant, read_plants
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.run_file import Pretraining
 
 EXAMPLES = 3  # dropped texts shown for each reason
@@ -108,14 +108,14 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
         restarts=_restarts(run, lines),
         speed=tuple(
             results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
-            for line in metrics.series(at.model)
+            for line in metrics.read_series(at.model)
         ),
         samples_checked=checked,
         samples_lost=lost,
         samples_repeated=repeated,
         tuning=tuple(
             results.TuningPoint(line["step"], line["train/loss"])
-            for line in metrics.series(at.tuned)
+            for line in metrics.read_series(at.tuned)
         ),
         preferences=_preferences(at, made.pairs.counts["held_out_pairs"]),
         scores=_scores(at),
@@ -264,9 +264,9 @@ def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.H
 
 def _restarts(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> tuple[results.Restart, ...]:
     """Each attempt that ended by our own kill, and what it cost."""
-    kills = [event for event in run.events() if event["event"] == KILLED]
+    kills = [event for event in run.read_events() if event["event"] == KILLED]
     restarts = []
-    for before, after in itertools.pairwise(run.attempts()):
+    for before, after in itertools.pairwise(run.read_attempts()):
         last = max((li["step"] for li in lines if li["attempt"] == before.number), default=0)
         again = next(
             (li for li in lines if li["attempt"] > before.number and li["step"] > last), None
@@ -283,7 +283,7 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
     trainings there were beyond one each."""
     pretraining = config.load(Pretraining, storage.join(at.model, "run.toml"))
     batches = open_batches(at.tokens, pretraining.batches)
-    trained = trained_samples(RunFolder(at.model))
+    trained = read_trained_samples(RunFolder(at.model))
     checked = lost = repeated = 0
     for step in range(1, steps + 1):
         prescribed = Counter(int(s) for micro in batches.at(step - 1) for s in micro.samples)
@@ -296,10 +296,12 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
 
 def _preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
     """How rewards of right and wrong answers came apart, as the run's metrics say."""
-    measured = metrics.held_out_series(at.aligned)[-1]
+    measured = metrics.read_held_out_series(at.aligned)[-1]
     told = "eval/diagnostics/"
     return results.Preferences(
-        steps=tuple(_preference(line, "train/diagnostics/") for line in metrics.series(at.aligned)),
+        steps=tuple(
+            _preference(line, "train/diagnostics/") for line in metrics.read_series(at.aligned)
+        ),
         held_out=_preference(measured, told),
         held_out_pairs=held_out_pairs,
         right_drift=measured[f"{told}chosen_drift"],

@@ -84,5 +84,5 @@ def _losses(folder: str) -> dict[int, float]:
     """Held-out losses by step; what is no number is infinite."""
     return {
         line["step"]: math.inf if line["eval/loss"] is None else line["eval/loss"]
-        for line in metrics.held_out_series(folder)
+        for line in metrics.read_held_out_series(folder)
     }

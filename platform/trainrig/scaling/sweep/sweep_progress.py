@@ -75,7 +75,7 @@ class SweepProgress:
             progress = follower.look()
             row["tokens"] = f"{length.tokens:,}"
             row["step"] = f"{progress.step if progress else 0:,} of {length.steps:,}"
-            row[""] = progress.note() if progress else "starting"
+            row[""] = progress.describe() if progress else "starting"
         return row
 
 

@@ -41,7 +41,7 @@ def table(
     """
     rows: list[Row] = []
     for trial in trials:
-        trunk = metrics.series(folder_of(sweep, trial, trial.trunk))
+        trunk = metrics.read_series(folder_of(sweep, trial, trial.trunk))
         for length in trial.lengths:
             rows += _rows(sweep, trial, length, trunk, failed.get(trial.name))
     sources = sorted({source for row in rows for source in row["losses"]})
@@ -115,9 +115,9 @@ def _rows(
         return [] if failed is None else [common | _make_failed_row(name, length, failed)]
     stable = stable_steps(sweep, trial, length)
     updates = {line["step"]: line for line in trunk if line["step"] <= stable}
-    updates |= {line["step"]: line for line in metrics.series(folder)}
+    updates |= {line["step"]: line for line in metrics.read_series(folder)}
     rows = []
-    for line in metrics.held_out_series(folder):
+    for line in metrics.read_held_out_series(folder):
         ends = line["step"] == length.steps
         if not ends and line["step"] > stable:
             continue  # neither at the constant rate nor at the end of the fall

@@ -100,7 +100,7 @@ def is_complete(sweep: Sweep, folder: str) -> bool:
 
 def write_diverged(folder: str, reason: str) -> None:
     """Put on record that the run in `folder` was given up, and where."""
-    losses = metrics.series(folder)
+    losses = metrics.read_series(folder)
     last = losses[-1] if losses else {"step": 0, "train/tokens": 0}
     entries = {"reason": reason, "step": last["step"], "tokens": last["train/tokens"]}
     storage.write(storage.join(folder, DIVERGED), json.dumps(entries, indent=1).encode())
@@ -167,7 +167,7 @@ class Alone:
         newest, _ = find_newest_valid(folder, thorough=False)
         assert newest is not None
         check_sane(job)
-        finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.attempts()) - 1)))
+        finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.read_attempts()) - 1)))
 
     def reaches(self, job: TrainingJob, step: int) -> bool:
         """Train until `step` updates are saved; false: asked to stop before.
@@ -188,8 +188,8 @@ class Alone:
             except DamagedCheckpoint:
                 continue  # it is marked as such: the one before is taken
             finally:
-                self.training_seconds += metrics.attempt_seconds(job.folder, attempt.number)
-            if folder.attempts()[-1].number > attempt.number:
+                self.training_seconds += metrics.measure_attempt_seconds(job.folder, attempt.number)
+            if folder.read_attempts()[-1].number > attempt.number:
                 raise ClusterError(
                     f"{job.folder}: another process took the run over from attempt "
                     f"{attempt.number}; that one goes on, and this one ends"
@@ -245,7 +245,7 @@ class StopFile:
 
 def check_sane(job: TrainingJob) -> None:
     """Raise Diverged if the model ended worse than one that has learnt nothing."""
-    measured = metrics.held_out_series(job.folder)
+    measured = metrics.read_held_out_series(job.folder)
     if not measured:
         return
     guess = math.log(job.model.shape.vocabulary)

@@ -6,7 +6,7 @@ from trainrig import storage
 from trainrig.train.checkpoint.manifest import KEPT, MANIFEST, find_damage, list_committed
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.scores.records import held_for_scores
+from trainrig.train.run.scores.records import find_held_for_scores
 from trainrig.train.run_file import Training
 
 STEP_FOLDER = re.compile(r"step_(\d+)")
@@ -35,7 +35,7 @@ def clean_up(
     whole = {path: step for path, step, _ in found}
     held, passing = set[int](), set[int]()
     if training and training.evaluations:
-        held, passing = held_for_scores(folder, training, {s: n for _, s, n in found[::-1]})
+        held, passing = find_held_for_scores(folder, training, {s: n for _, s, n in found[::-1]})
     kept = settings.select_kept(whole.values(), held, passing)
     for step_folder in storage.list_folders(place):
         step = STEP_FOLDER.fullmatch(step_folder.rpartition("/")[2])

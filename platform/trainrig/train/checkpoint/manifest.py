@@ -153,7 +153,7 @@ def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[st
     takes the manifest first, but never of the newest.
     """
     found = []
-    for event in folder.events():
+    for event in folder.read_events():
         if event["event"] != "checkpoint" or event["step"] <= after:
             continue
         path = folder_of(folder.checkpoints, event["step"], event["attempt"])
@@ -169,7 +169,7 @@ def list_committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, in
     It counts only if no later attempt resumed from before it: what an outlived worker commits
     behind its successors' backs is ignored (fencing), and so is what they found to be damaged.
     """
-    attempts = folder.attempts()
+    attempts = folder.read_attempts()
     found = []
     for path in storage.list_files(place, f"/{MANIFEST}"):
         if match := COMMIT.fullmatch(path):

@@ -21,7 +21,7 @@ def watch_for_spikes(job: TrainingJob, state: TrainState) -> None:
     data that the run file or an earlier spike says. Every rank calls it."""
     recorded: list[tuple[DataRange, ...]] = [()]
     if dist.get_rank() == 0:  # a rank that saw another record than the others would part from them
-        attempts = RunFolder(job.folder).attempts()
+        attempts = RunFolder(job.folder).read_attempts()
         recorded = [tuple(DataRange(*each.skip) for each in attempts if each.skip)]
     dist.broadcast_object_list(recorded, src=0)
     by_hand = tuple(DataRange(*each) for each in job.training.skip_data)

@@ -45,7 +45,7 @@ class Quarantine:
 
     def count(self) -> None:
         """Learn of what has failed since, before the next attempt is placed."""
-        self._faults = count_faults(self._folder.events())
+        self._faults = count_faults(self._folder.read_events())
 
     def choose(self, nodes: Sequence[WorkerNode]) -> Choice:
         """Where on `nodes` an attempt could be now."""

@@ -245,7 +245,7 @@ class RayAttempt:
         """Steps done by each rank when it raised."""
         return {
             event["rank"]: event["step"]
-            for event in self._folder.events()
+            for event in self._folder.read_events()
             if event["event"] == "worker_raised" and event["attempt"] == self._attempt.number
         }
 

@@ -91,7 +91,7 @@ class ScoringTasks:
                     self._score_oldest(evaluation)
                 else:
                     self._closing.wait(LOOK_EVERY)
-        newest = self._folder.attempts()[-1]
+        newest = self._folder.read_attempts()[-1]
         settings = self._training.checkpoints
         clean_up(self._folder, self._folder.checkpoints, newest, settings, self._training)
 

@@ -29,7 +29,7 @@ from trainrig.train.elastic.restart_policy import (
 )
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.scores.records import last_step
+from trainrig.train.run.scores.records import find_last_step
 from trainrig.train.worker_bounds import WorkerBounds
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Run:
             newest = self._find_newest()
             why = self._record_end(attempt, newest.step if newest else 0, asked, failure, policy)
         self.folder.record("finished", step=newest.step)
-        attempts = [each for each in self.folder.attempts() if not each.skip]
+        attempts = [each for each in self.folder.read_attempts() if not each.skip]
         return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
 
     def _run_attempt(
@@ -176,11 +176,11 @@ class _Run:
     def _find_last_step(self) -> int:
         """Of the run file, or earlier where scores have ended the run."""
         training = self.job.training
-        return last_step(self.folder, training.steps) if training.stop_if else training.steps
+        return find_last_step(self.folder, training.steps) if training.stop_if else training.steps
 
     def _tell_of(self, damages: Sequence[str]) -> None:
         """Each once: every look meets them again."""
-        events = self.folder.events()
+        events = self.folder.read_events()
         known = {event["problem"] for event in events if event["event"] == "checkpoint_damaged"}
         for damage in damages:
             if damage[:500] not in known:
@@ -344,7 +344,7 @@ class _AttemptWatcher:
         )
         self._wait = min(pauses, default=POLL)
         if hang := self._hangs.update(heartbeats, now):
-            events, step = self._run.folder.events(), self._find_step(heartbeats)
+            events, step = self._run.folder.read_events(), self._find_step(heartbeats)
             absent = find_absent_ranks(events, self._attempt.number, self._workers)
             self._kill(find_hang_cause(hang, absent, heartbeats, step), "hang_seen", now)
         elif now > self._grace_over:

@@ -88,33 +88,35 @@ class AlarmRules:
         elif "eval/loss" in line:
             self._held_out.append(line)
 
-    def holding(self, free_bytes: int | None) -> list[Alarm]:
+    def list_holding(self, free_bytes: int | None) -> list[Alarm]:
         """The alarms that hold; `free_bytes`: of the run folder's disk, None of a bucket."""
         rules: tuple[Callable[[], Alarm | None], ...] = (
-            self._norm_rises,
-            self._gap_grows,
-            self._layer_is_dead,
-            self._expert_is_dead,
-            self._throughput_falls,
-            self._rank_is_slow,
-            lambda: self._disk_fills(free_bytes),
-            self._above_prediction,
+            self._check_norm,
+            self._check_gap,
+            self._check_layers,
+            self._check_experts,
+            self._check_throughput,
+            self._check_ranks,
+            lambda: self._check_disk(free_bytes),
+            self._check_prediction,
         )
         return [alarm for rule in rules if (alarm := rule())]
 
-    def _norm_rises(self) -> Alarm | None:
+    def _check_norm(self) -> Alarm | None:
         if len(self._updates) < NOW + BEFORE:
             return None
         before, now = list(self._updates)[:BEFORE], list(self._updates)[BEFORE:]
-        old, new = (_median(part, "train/grad_norm") for part in (before, now))
-        flat = _median(now, "train/loss") <= FLAT_LOSS * _median(before, "train/loss")
+        old, new = (_compute_median(part, "train/grad_norm") for part in (before, now))
+        flat = _compute_median(now, "train/loss") <= FLAT_LOSS * _compute_median(
+            before, "train/loss"
+        )
         if not (new > NORM_RISE * old and flat):
             return None
         what = f"the gradient norm rose from {old:.3g} to {new:.3g}, the loss not yet"
         action = "expect a spike: lower training.optimizer.lr or training.clip_norm"
         return Alarm("gradient_norm_rises", what, action)
 
-    def _gap_grows(self) -> Alarm | None:
+    def _check_gap(self) -> Alarm | None:
         losses = [each["eval/loss"] for each in self._held_out if each["eval/loss"] is not None]
         if len(losses) <= RISING or any(a >= b for a, b in itertools.pairwise(losses)):
             return None
@@ -123,7 +125,7 @@ class AlarmRules:
         action = f"take the checkpoint of about step {first['step']:,}, or give more data"
         return Alarm("validation_gap_grows", what, action)
 
-    def _layer_is_dead(self) -> Alarm | None:
+    def _check_layers(self) -> Alarm | None:
         norms = {
             name: value
             for name, value in self._layers.items()
@@ -137,7 +139,7 @@ class AlarmRules:
         what = f"layer {dead[0]} gets no gradient{more}"
         return Alarm("dead_layers", what, "lower the rate, or begin again from other weights")
 
-    def _expert_is_dead(self) -> Alarm | None:
+    def _check_experts(self) -> Alarm | None:
         if len(self._experts) < DEAD_LOOKS:
             return None
         most = {name: max(e.get(name, 1.0) for e in self._experts) for name in self._experts[-1]}
@@ -150,19 +152,19 @@ class AlarmRules:
         action = "raise model.feedforward.balance_loss, or set balance_bias = true"
         return Alarm("dead_experts", what, action)
 
-    def _throughput_falls(self) -> Alarm | None:
+    def _check_throughput(self) -> Alarm | None:
         recent = list(self._updates)[-20:]
         if len(recent) < 20 or len({each["cluster/workers"] for each in recent}) > 1:
             return None
         workers = int(recent[0]["cluster/workers"])
-        speed = _median(recent, "speed/tokens_per_second")
+        speed = _compute_median(recent, "speed/tokens_per_second")
         best = self._best[workers] = max(speed, self._best.get(workers, 0.0))
         if speed >= SLOWER * best:
             return None
         what = f"{speed:,.0f} tokens/s; with as many workers ({workers}) it did {best:,.0f}"
         return Alarm("throughput_falls", what, "see the time shares in the report for what grew")
 
-    def _rank_is_slow(self) -> Alarm | None:
+    def _check_ranks(self) -> Alarm | None:
         ranks = {each["cluster/slowest_rank"] for each in self._slowest}
         least = min((each["cluster/slowest_excess"] for each in self._slowest), default=0.0)
         if len(self._slowest) < SLOW_LOOKS or len(ranks) > 1 or least < SLOW_RANK:
@@ -170,45 +172,45 @@ class AlarmRules:
         what = f"rank {int(ranks.pop())} takes {least:.0%} longer than the others, time and again"
         return Alarm("slow_worker", what, "drain its node, or see what else runs there")
 
-    def _disk_fills(self, free: int | None) -> Alarm | None:
+    def _check_disk(self, free: int | None) -> Alarm | None:
         if free is None or not self._checkpoint or free >= 2 * self._checkpoint:
             return None
         what = f"{short(free)}B free, and a checkpoint takes {short(self._checkpoint)}B"
         return Alarm("disk_fills", what, "free some, or keep fewer (training.checkpoints.keep)")
 
-    def _above_prediction(self) -> Alarm | None:
+    def _check_prediction(self) -> Alarm | None:
         if self._prediction is None or len(self._updates) < NOW:
             return None
         recent = list(self._updates)[-NOW:]
         if 2 * recent[-1]["step"] < self._steps:  # a rate that has not fallen says little yet
             return None
-        predicted, _, high = self._prediction.at(recent[-1]["train/tokens"])
+        predicted, _, high = self._prediction.interpolate(recent[-1]["train/tokens"])
         limit = ABOVE_PREDICTION * (predicted if math.isnan(high) else high)
-        loss = _median(recent, "train/loss")
+        loss = _compute_median(recent, "train/loss")
         if loss <= limit:
             return None
         what = f"the loss is {loss:.4g}, where the law predicts {predicted:.4g}"
         return Alarm("above_prediction", what, "compare rate, batch and data with the law's runs")
 
 
-def _median(lines: Sequence[Line], name: str) -> float:
+def _compute_median(lines: Sequence[Line], name: str) -> float:
     known: list[float] = [line[name] for line in lines if line[name] is not None]
     return statistics.median(known or [0.0])
 
 
-def effective_epochs(epochs: float) -> float:
+def compute_effective_epochs(epochs: float) -> float:
     """What `epochs` of the same data are worth, in epochs of new data (arXiv:2305.16264, eq. 5)."""
     if epochs <= 1:
         return epochs
     return 1 + WORTH_OF_REPEATS * (1 - math.exp(-(epochs - 1) / WORTH_OF_REPEATS))
 
 
-def repetition_alarms(epochs: Mapping[str, float]) -> list[Alarm]:
+def find_repetition_alarms(epochs: Mapping[str, float]) -> list[Alarm]:
     """One for each source that a run reads more often than its data bear."""
     found = []
     for source, count in epochs.items():
         if count > EPOCHS:
-            worth = effective_epochs(count)
+            worth = compute_effective_epochs(count)
             what = f"source '{source}' is read {count:.1f} times, worth {worth:.1f} of new data"
             action = f"give it less weight, or more data (nearly as good as new: {EPOCHS:g} times)"
             found.append(Alarm("too_many_epochs", what, action))
@@ -222,7 +224,7 @@ class AlarmWatch:
         self._folder, self._notify = RunFolder(folder), notify_to.get()
         self._rules = AlarmRules(steps, read_prediction(folder))
         self._tails = [Tail(storage.join(folder, name)) for name in (EVENTS, METRICS)]
-        told = [each for each in self._folder.events() if each["event"] == "alarm"]
+        told = [each for each in self._folder.read_events() if each["event"] == "alarm"]
         self._told = {each["name"] for each in told}  # and hold still, as far as is known
         self._begin_with = [each for each in begin_with if each.name not in self._told]
 
@@ -234,7 +236,7 @@ class AlarmWatch:
                     self._rules.hear(json.loads(raw))
                 except ValueError:  # torn; who reads them for good says so
                     continue
-        holding = self._rules.holding(self._free_bytes())
+        holding = self._rules.list_holding(self._measure_free_bytes())
         new = [*self._begin_with, *(each for each in holding if each.name not in self._told)]
         self._told = {each.name for each in (*holding, *self._begin_with)}
         self._begin_with = []
@@ -242,7 +244,7 @@ class AlarmWatch:
             self._tell(alarm)
         return new
 
-    def _free_bytes(self) -> int | None:
+    def _measure_free_bytes(self) -> int | None:
         path = self._folder.path
         return None if path.startswith(storage.S3) else shutil.disk_usage(path).free
 
@@ -258,7 +260,7 @@ class AlarmWatch:
 
 
 @contextmanager
-def alarmed(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> Iterator[None]:
+def watch_alarms(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> Iterator[None]:
     """While the block, which drives the run in `folder`, runs: tell of its alarms."""
     watch, over = AlarmWatch(folder, steps, begin_with), threading.Event()
 

@@ -145,7 +145,7 @@ class Exporter:
         folder = self._folder.path
         run = ExportedRun(
             folder=folder,
-            id=self._folder.identity(),
+            id=self._folder.read_identity(),
             name=PurePosixPath(folder).name,
             settings=tomllib.loads(storage.read(storage.join(folder, "run.toml")).decode()),
             describe=metrics.describe,
@@ -171,7 +171,7 @@ def _write(writer: SinkWriter, line: Line) -> None:
 
 
 @contextmanager
-def exported(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> Iterator[None]:
+def export_figures(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> Iterator[None]:
     """While the block, which drives the run in `folder`, runs: send its figures to `sinks`."""
     if not sinks:
         yield

@@ -48,20 +48,20 @@ class Goodput:
         return self.productive / driven if driven else 0.0
 
 
-def goodput(folder: str) -> Goodput:
+def measure_goodput(folder: str) -> Goodput:
     """Of the run in `folder`, so far."""
-    return account_time(RunFolder(folder).events(), metrics.read_lines(folder))
+    return account_time(RunFolder(folder).read_events(), metrics.read_lines(folder))
 
 
 def account_time(events: Iterable[Line], lines: Iterable[Line]) -> Goodput:
     """`events` of a run folder and the `lines` of its updates, in seconds by what they went to."""
-    events = sorted(events, key=_time)
-    lines = sorted(lines, key=_time)
+    events = sorted(events, key=_read_time)
+    lines = sorted(lines, key=_read_time)
     newest: dict[int, int] = {}  # attempt whose update counts, by step
     for line in lines:
         newest[line["step"]] = max(line["attempt"], newest.get(line["step"], 0))
     book = _Book()
-    spans = _spans(events, lines)
+    spans = _find_spans(events, lines)
     for before, span in zip([None, *spans], spans, strict=False):
         if before:
             _account_between(book, before, span, events)
@@ -88,11 +88,11 @@ class _Span:
     stalls: Sequence[tuple[float, float]]  # when each save began, and seconds that steps waited
 
 
-def _time(line: Line) -> float:
+def _read_time(line: Line) -> float:
     return float(line["time"])
 
 
-def _spans(events: Sequence[Line], lines: Sequence[Line]) -> list[_Span]:
+def _find_spans(events: Sequence[Line], lines: Sequence[Line]) -> list[_Span]:
     spans: list[_Span] = []
     for start in (event for event in events if event["event"] == "attempt_started"):
         number = start["attempt"]
@@ -100,15 +100,15 @@ def _spans(events: Sequence[Line], lines: Sequence[Line]) -> list[_Span]:
         steps = [line for line in lines if line["attempt"] == number]
         ended = next((event for event in own if event["event"] in ENDS), None)
         saves = [event for event in own if event["event"] == "checkpoint"]
-        begin = max([_time(start), *(span.end for span in spans[-1:])])
-        last = _time(ended) if ended else max(map(_time, [*own, *steps]))
+        begin = max([_read_time(start), *(span.end for span in spans[-1:])])
+        last = _read_time(ended) if ended else max(map(_read_time, [*own, *steps]))
         spans.append(
             _Span(
                 begin,
                 max(begin, last),
                 ENDS[ended["event"]] if ended else "silent",
                 steps,
-                [(_time(save) - save["seconds"], save["stall_seconds"]) for save in saves],
+                [(_read_time(save) - save["seconds"], save["stall_seconds"]) for save in saves],
             )
         )
     return spans
@@ -117,7 +117,7 @@ def _spans(events: Sequence[Line], lines: Sequence[Line]) -> list[_Span]:
 def _account_steps(book: _Book, span: _Span, newest: Mapping[int, int]) -> None:
     cursor, first = span.begin, True
     for line in span.lines:
-        end = min(max(_time(line), cursor), span.end)
+        end = min(max(_read_time(line), cursor), span.end)
         began = min(max(end - metrics.wall_seconds(line), cursor), end)
         book.enter("restart" if first else "stall", cursor, began)
         held_up = sum(seconds for at, seconds in span.stalls if began <= at < end)
@@ -132,14 +132,14 @@ def _account_steps(book: _Book, span: _Span, newest: Mapping[int, int]) -> None:
 
 
 def _account_between(book: _Book, before: _Span, span: _Span, events: Sequence[Line]) -> None:
-    between = [event for event in events if before.end <= _time(event) <= span.begin]
+    between = [event for event in events if before.end <= _read_time(event) <= span.begin]
     if before.how == "silent" or any(event["event"] == "run_stopped" for event in between):
         book.enter("stopped", before.end, span.begin)
         return
     waiting = sum(event["seconds"] for event in between if event["event"] == "back_off")
     for event in between:
         if event["event"] == "waiting_for_nodes":
-            waiting += span.begin - _time(event)
+            waiting += span.begin - _read_time(event)
     waited = min(span.begin, before.end + waiting)
     book.enter("waiting", before.end, waited)
     book.enter("restart", waited, span.begin)

@@ -4,10 +4,10 @@ A line of `metrics.jsonl` is `{"step", "attempt", "time", name: value, …}`. Th
 of updates done: the first line of a run says step 1. Held-out losses are a line of their own, and
 so is each score of `training.evaluations`, written when it is known, with the attempt that saved
 the scored checkpoint.
-A step that was taken again after a fault has a line of each attempt that took it: `series` is the
-one reader of what counts, a line a step, of the newest attempt; `read_lines` gives all, for what
-was spent on them. TensorBoard gets the same names, and hides what was taken again. In a bucket,
-`metrics.jsonl` is a folder (append_log.py).
+A step that was taken again after a fault has a line of each attempt that took it: `read_series` is
+the one reader of what counts, a line a step, of the newest attempt; `read_lines` gives all, for
+what was spent on them. TensorBoard gets the same names, and hides what was taken again. In a
+bucket, `metrics.jsonl` is a folder (append_log.py).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def describe(name: str) -> tuple[str, dict[str, str], str]:
     return metric.name, labels, f"{metric.meaning[0].upper()}{metric.meaning[1:]}{unit}."
 
 
-def loss_values(split: str, loss: Loss) -> dict[str, float]:
+def list_loss_values(split: str, loss: Loss) -> dict[str, float]:
     """The metrics of `loss`: of all rows, by source, by term where there are several, diagnostics.
 
     `split`: "train" or "eval". Where training has one source, that is the loss itself.
@@ -181,7 +181,7 @@ def loss_values(split: str, loss: Loss) -> dict[str, float]:
     return values
 
 
-def expert_loads(loss: Loss, each: bool) -> dict[str, float]:
+def measure_expert_loads(loss: Loss, each: bool) -> dict[str, float]:
     """The metrics of experts, if there are any: the highest and the lowest load, and with `each`
     that of every expert. A load is the tokens of the global batch that an expert is sent, over
     their mean in its layer: 1 is even."""
@@ -282,9 +282,9 @@ class _Board:
         # waits for ever. What these files lack is in `metrics.jsonl`.
         writer = self._events.file_writer.event_writer._ev_writer
         for name in ("write_event", "flush", "close"):
-            setattr(writer, name, self._lenient(getattr(writer, name)))
+            setattr(writer, name, self._make_lenient(getattr(writer, name)))
 
-    def _lenient(self, act: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_lenient(self, act: Callable[..., Any]) -> Callable[..., Any]:
         def lenient(*arguments: Any) -> Any:
             try:
                 return act(*arguments)
@@ -324,17 +324,17 @@ class _Board:
 
 def read_lines(folder: str) -> Iterator[dict[str, Any]]:
     """The line of every update in a run folder's metrics, in the order written."""
-    return (line for line in _all_lines(folder) if "train/loss" in line)
+    return (line for line in _read_all_lines(folder) if "train/loss" in line)
 
 
-def series(folder: str) -> list[dict[str, Any]]:
+def read_series(folder: str) -> list[dict[str, Any]]:
     """One line an update, in order of steps: that of the newest attempt that took it."""
-    return _newest(read_lines(folder))
+    return _select_newest(read_lines(folder))
 
 
-def held_out_series(folder: str) -> list[dict[str, Any]]:
+def read_held_out_series(folder: str) -> list[dict[str, Any]]:
     """The lines of held-out losses, in order of steps, each step's as the newest attempt has it."""
-    return _newest(line for line in _all_lines(folder) if "eval/loss" in line)
+    return _select_newest(line for line in _read_all_lines(folder) if "eval/loss" in line)
 
 
 def wall_seconds(line: Mapping[str, Any]) -> float:
@@ -343,23 +343,23 @@ def wall_seconds(line: Mapping[str, Any]) -> float:
     return float(line.get("speed/wall_seconds", line["speed/step_seconds"]))
 
 
-def attempt_seconds(folder: str, attempt: int) -> float:
+def measure_attempt_seconds(folder: str, attempt: int) -> float:
     """What an attempt trained for: from the beginning of its first update to the end of its last,
     or of the held-out loss after it; 0 if it made none."""
     updates = [line for line in read_lines(folder) if line["attempt"] == attempt]
     if not updates:
         return 0.0
-    measured = [line for line in held_out_series(folder) if line["attempt"] == attempt]
+    measured = [line for line in read_held_out_series(folder) if line["attempt"] == attempt]
     began = updates[0]["time"] - wall_seconds(updates[0])
     return float(max(line["time"] for line in updates + measured) - began)
 
 
 def is_measured(folder: str, step: int) -> bool:
     """Whether the held-out loss at `step` is among the metrics of the run in `folder`."""
-    return any(line["step"] == step for line in held_out_series(folder))
+    return any(line["step"] == step for line in read_held_out_series(folder))
 
 
-def _all_lines(folder: str) -> Iterator[dict[str, Any]]:
+def _read_all_lines(folder: str) -> Iterator[dict[str, Any]]:
     path = storage.join(folder, METRICS)
     for line in append_log.lines(path):
         try:
@@ -368,7 +368,7 @@ def _all_lines(folder: str) -> Iterator[dict[str, Any]]:
             append_log.warn_torn_line(path, line)
 
 
-def _newest(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _select_newest(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     newest: dict[int, dict[str, Any]] = {}
     for line in lines:
         there = newest.get(line["step"])

@@ -29,7 +29,7 @@ class Prediction:
     low: Numbers
     high: Numbers
 
-    def at(self, tokens: float) -> tuple[float, float, float]:
+    def interpolate(self, tokens: float) -> tuple[float, float, float]:
         """Loss, low and high of a run that ends after `tokens`, between the points by log."""
         x, grid = np.log(tokens), np.log(self.tokens)
         loss, low, high = (float(np.interp(x, grid, y)) for y in (self.loss, self.low, self.high))

@@ -39,7 +39,7 @@ class StepRecorder:
         self._trace: torch.profiler.profile | None = None
 
     @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
+    def record_step(self, number: int) -> Iterator[None]:
         """The block takes update `number`; it is recorded if it is one of the chosen.
 
         What is done between two of them is recorded too, outside of their names. A block that

@@ -37,22 +37,22 @@ class TrainingProgress:
     ranks_wait: float | None = None  # for other ranks
     peak_gib: float | None = None  # of memory, of rank 0, as last measured
 
-    def note(self) -> str:
+    def describe(self) -> str:
         """All but the step, in words."""
         parts = [f"loss {'NaN' if self.loss is None else f'{self.loss:.3f}'}"]
         if self.held_out is not None:
             parts.append(f"held-out {self.held_out:.3f}")
-        parts += [self._speed(), _counted(self.workers, "worker")]
+        parts += [self._describe_speed(), _format_count(self.workers, "worker")]
         if self.restarts:
-            parts.append(_counted(self.restarts, "restart"))
+            parts.append(_format_count(self.restarts, "restart"))
         if self.waiting:
             parts.append(self.waiting)
         elif self.seconds_left is not None:
             parts.append(f"{duration(self.seconds_left)} left".replace("\u00a0", " "))
         # Last, as a narrow terminal cuts off what is there.
-        return ", ".join([*parts, *self._limits()])
+        return ", ".join([*parts, *self._describe_limits()])
 
-    def _speed(self) -> str:
+    def _describe_speed(self) -> str:
         """How fast it is, and what of that is of each worker."""
         speed = f"{self.tokens_per_second:,.0f} tokens/s"
         if self.workers > 1:
@@ -61,7 +61,7 @@ class TrainingProgress:
             speed += f" at {self.mfu:.0%} MFU"
         return speed
 
-    def _limits(self) -> Iterator[str]:
+    def _describe_limits(self) -> Iterator[str]:
         """What it waits for, and what it holds."""
         waits = [("data", self.data_wait), ("ranks", self.ranks_wait)]
         told = [f"{share:.0%} {name}" for name, share in waits if share and share >= LEAST_WAIT]
@@ -71,7 +71,7 @@ class TrainingProgress:
             yield f"{self.peak_gib:.3g} GiB"
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -90,9 +90,9 @@ class ProgressFollower:
 
     def look(self) -> TrainingProgress | None:
         """How far the run is now; None before its first update."""
-        for event in _parsed(self._events.lines()):
+        for event in _parse_lines(self._events.lines()):
             self._hear(event)
-        for line in _parsed(self._metrics.lines()):
+        for line in _parse_lines(self._metrics.lines()):
             if "train/loss" in line:
                 self._count(line)
             elif "eval/loss" in line:
@@ -107,15 +107,15 @@ class ProgressFollower:
             tokens_per_second=newest["speed/tokens_per_second"],
             workers=int(newest["cluster/workers"]),
             restarts=max(0, self._attempts - 1),
-            seconds_left=self._seconds_left(),
-            waiting=self._waiting if self._waits(newest) else None,
+            seconds_left=self._estimate_seconds_left(),
+            waiting=self._waiting if self._is_waiting(newest) else None,
             mfu=newest.get("speed/mfu"),
             data_wait=self._sampled.get("time/data"),
             ranks_wait=self._sampled.get("time/communication"),
             peak_gib=self._sampled.get("memory/peak_gib"),
         )
 
-    def _waits(self, newest: Mapping[str, Any]) -> bool:
+    def _is_waiting(self, newest: Mapping[str, Any]) -> bool:
         return bool(newest["step"] < self._steps and newest["attempt"] < self._awaited)
 
     def _count(self, update: dict[str, Any]) -> None:
@@ -130,13 +130,13 @@ class ProgressFollower:
     def _hear(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "attempt_started":
             self._attempts = event["attempt"]
-            self._waiting = f"starting {_counted(event['workers'], 'worker')}"
+            self._waiting = f"starting {_format_count(event['workers'], 'worker')}"
             self._awaited = self._attempts
         elif event["event"] in WAITING:
             self._waiting = WAITING[event["event"]]
             self._awaited = self._attempts + 1
 
-    def _seconds_left(self) -> float | None:
+    def _estimate_seconds_left(self) -> float | None:
         first, last = self._recent[0], self._recent[-1]
         if last["step"] <= first["step"]:
             return None
@@ -152,7 +152,7 @@ WAITING = {
 }
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+def _parse_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
             yield json.loads(line)

@@ -57,7 +57,7 @@ class RunFolder:
         }
         append_log.append_line(self._events, (json.dumps(line) + "\n").encode())
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def read_events(self) -> Iterator[dict[str, Any]]:
         """All events so far; a line still being written, or torn by a full disk, is left out."""
         for line in append_log.lines(self._events):
             try:
@@ -69,7 +69,7 @@ class RunFolder:
     def _events(self) -> str:
         return storage.join(self.path, EVENTS)
 
-    def attempts(self) -> list[TrainingAttempt]:
+    def read_attempts(self) -> list[TrainingAttempt]:
         """The attempts made so far, in order."""
         found = [
             json.loads(storage.read(path))
@@ -77,7 +77,9 @@ class RunFolder:
         ]
         return sorted(
             (
-                TrainingAttempt(entry["number"], entry["resumed_step"], _pair(entry.get("skip")))
+                TrainingAttempt(
+                    entry["number"], entry["resumed_step"], _read_pair(entry.get("skip"))
+                )
                 for entry in found
             ),
             key=lambda attempt: attempt.number,
@@ -90,7 +92,7 @@ class RunFolder:
         (fencing), and so is what they went back from."""
         return not any(each.number > number and each.resumed_step < step for each in attempts)
 
-    def identity(self) -> str:
+    def read_identity(self) -> str:
         """What tells this run from any other, in this folder or elsewhere: drawn with its first
         attempt. Raises FileNotFoundError before."""
         first = storage.read(storage.join(self.path, "attempts", "0001.json"))
@@ -98,7 +100,7 @@ class RunFolder:
 
     def has_rolled_back(self, attempt: TrainingAttempt) -> bool:
         """Whether `attempt` ended for the run to go on from before a spike."""
-        return any(each.skip and each.number > attempt.number for each in self.attempts())
+        return any(each.skip and each.number > attempt.number for each in self.read_attempts())
 
     def is_gone(self, attempt: TrainingAttempt) -> bool:
         """Whether the record of `attempt` was removed, and so, surely, the folder: nothing that is
@@ -119,7 +121,7 @@ class RunFolder:
         not at all, has every reader ignore the checkpoints after that step, and skip the data.
         """
         while True:
-            number = max((attempt.number for attempt in self.attempts()), default=0) + 1
+            number = max((attempt.number for attempt in self.read_attempts()), default=0) + 1
             entry = {"number": number, "resumed_step": resumed_step, "owner": secrets.token_hex(8)}
             entry |= {"skip": skip} if skip else {}
             path = storage.join(self.path, "attempts", f"{number:04d}.json")
@@ -127,5 +129,5 @@ class RunFolder:
                 return TrainingAttempt(number, resumed_step, skip)
 
 
-def _pair(entry: list[int] | None) -> tuple[int, int] | None:
+def _read_pair(entry: list[int] | None) -> tuple[int, int] | None:
     return (entry[0], entry[1]) if entry else None

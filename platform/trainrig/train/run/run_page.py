@@ -36,13 +36,13 @@ from trainrig.train.run.charts.run_charts import (
 )
 from trainrig.train.run.charts.signal_charts import signal_charts
 from trainrig.train.run.compared.records import read_views
-from trainrig.train.run.compared.section import comparison_section
+from trainrig.train.run.compared.section import build_comparison_section
 from trainrig.train.run.goodput import account_time
 from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.answers import read_followed
-from trainrig.train.run.scores.charts import score_chart
-from trainrig.train.run.scores.records import read_end, usable_scores
+from trainrig.train.run.scores.charts import build_score_chart
+from trainrig.train.run.scores.records import read_end, read_usable_scores
 from trainrig.train.run.stored_answers import follow_prompts, read_answers
 
 PAGE = "report.html"
@@ -67,17 +67,17 @@ def write_report(folder: str) -> str:
     path = storage.join(folder, PAGE)
     run_data = read_report_data(folder)
     check_folder(folder)
-    storage.write(path, run_page(run_data).encode())
+    storage.write(path, build_run_page(run_data).encode())
     return path
 
 
 @contextlib.contextmanager
-def reported(folder: str) -> Iterator[None]:
+def report_at_end(folder: str) -> Iterator[None]:
     """However the block, which drives the run in `folder`, ends: write its report after it."""
     try:
         yield
     finally:
-        if metrics.series(folder):
+        if metrics.read_series(folder):
             write_report(folder)
 
 
@@ -93,9 +93,9 @@ def read_report_data(folder: str) -> RunReportData:
         raise DataError(f"{folder}: not one update yet, so there is nothing to report")
     run = tomllib.loads(storage.read(file).decode())
     named = [each["name"] for each in run["training"].get("evaluations", ())]
-    scores = [usable_scores(RunFolder(folder), name) for name in named]
-    events = list(RunFolder(folder).events())
-    updates = metrics.series(folder)
+    scores = [read_usable_scores(RunFolder(folder), name) for name in named]
+    events = list(RunFolder(folder).read_events())
+    updates = metrics.read_series(folder)
     counted = {line["step"]: line["attempt"] for line in updates}
     thrown: dict[int, list[Line]] = {}
     for line in lines:
@@ -107,7 +107,7 @@ def read_report_data(folder: str) -> RunReportData:
         steps=run["training"]["steps"],
         updates=updates,
         thrown_away=list(thrown.values()),
-        held_out=metrics.held_out_series(folder),
+        held_out=metrics.read_held_out_series(folder),
         events=events,
         goodput=account_time(events, lines),
         prediction=read_prediction(folder),
@@ -123,7 +123,7 @@ def read_report_data(folder: str) -> RunReportData:
     )
 
 
-def run_page(run_data: RunReportData) -> str:
+def build_run_page(run_data: RunReportData) -> str:
     """The page as HTML text."""
     charts = [loss_chart(run_data)]
     if run_data.prediction:
@@ -146,13 +146,13 @@ def run_page(run_data: RunReportData) -> str:
         sections.append(Section("preferences", "What it prefers", tuple(preferences)))
     if labelled := labelling_charts(run_data):
         sections.append(Section("labels", "How often it is right", tuple(labelled)))
-    if compared := comparison_section(run_data.compared):
+    if compared := build_comparison_section(run_data.compared):
         sections.append(compared)
     if run_data.evaluated:
         drawn: list[Block] = []
         for scored in run_data.evaluated:
             followed = run_data.followed.get(scored[-1].evaluation, ())
-            drawn += [score_chart(scored), *followed_prompts(followed, FIRST_ROWS)]
+            drawn += [build_score_chart(scored), *followed_prompts(followed, FIRST_ROWS)]
         sections.append(Section("scores", "What it can do", tuple(drawn)))
     steady = (gradient_chart(run_data), rate_chart(run_data))
     sections.append(Section("steadiness", "How steadily it learnt", steady))
@@ -163,19 +163,19 @@ def run_page(run_data: RunReportData) -> str:
         *((goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
     )
     sections.append(Section("time", "Where the time went", speed))
-    sections.append(Section("events", "What happened", (_events(run_data),)))
+    sections.append(Section("events", "What happened", (_build_events(run_data),)))
     page = report.ReportPage(
         title=f"{run_data.verb.capitalize()} run",
-        verdict=_verdict(run_data),
-        figures=_key_figures(run_data),
+        verdict=_build_verdict(run_data),
+        figures=_build_key_figures(run_data),
         sections=tuple(sections),
-        commands=_commands(run_data),
-        provenance=_provenance(run_data),
+        commands=_list_commands(run_data),
+        provenance=_collect_provenance(run_data),
     )
     return page.html()
 
 
-def _verdict(run_data: RunReportData) -> report.Verdict:
+def _build_verdict(run_data: RunReportData) -> report.Verdict:
     done = run_data.updates[-1]["step"]
     warnings = []
     skipped = [event for event in run_data.events if event["event"] == "step_skipped"]
@@ -183,7 +183,7 @@ def _verdict(run_data: RunReportData) -> report.Verdict:
         warnings.append(
             f"Global batches that no update was made from: {len(skipped)}; see the events."
         )
-    warnings += [_told(event) for event in run_data.events if event["event"] == "spike"]
+    warnings += [_describe_spike(event) for event in run_data.events if event["event"] == "spike"]
     alarms = [event for event in run_data.events if event["event"] == "alarm"]
     warnings += [f"Alarm: {alarm['what']}; {alarm['action']}." for alarm in alarms[-ALARMS_SHOWN:]]
     if any(event["event"] == "numerics_changed" for event in run_data.events):
@@ -208,7 +208,7 @@ def _verdict(run_data: RunReportData) -> report.Verdict:
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _told(spike: Line) -> str:
+def _describe_spike(spike: Line) -> str:
     (begin, end), back_to = spike["skip"], spike["back_to"]
     done = "its outliers were skipped"
     if back_to is not None:
@@ -216,7 +216,7 @@ def _told(spike: Line) -> str:
     return f"Spike after step {spike['step']:,}: {done}."
 
 
-def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
+def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     losses = values(run_data.updates, "train/loss")
     speeds = values(run_data.updates, "speed/tokens_per_second")
     last = run_data.updates[-1]
@@ -227,7 +227,7 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
             "Speed",
             short(float(np.median(speeds))),
             "tokens/s",
-            _speed_note(run_data),
+            _describe_speed(run_data),
         ),
         KeyFigure(
             "Goodput",
@@ -253,7 +253,7 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     return tuple(figures)
 
 
-def _speed_note(run_data: RunReportData) -> str:
+def _describe_speed(run_data: RunReportData) -> str:
     """What a step takes, without held-out losses and saves, and of what its devices could do."""
     seconds = values(run_data.updates, "speed/step_seconds")
     workers = values(run_data.updates, "cluster/workers")
@@ -264,7 +264,7 @@ def _speed_note(run_data: RunReportData) -> str:
     return f"{note}; workers in the end: {workers[-1]:.0f}"
 
 
-def _events(run_data: RunReportData) -> ReportTable:
+def _build_events(run_data: RunReportData) -> ReportTable:
     told = [event for event in run_data.events if event["event"] not in ORDINARY]
     began = told[0]["time"] if told else 0.0
     rows = tuple(
@@ -273,7 +273,7 @@ def _events(run_data: RunReportData) -> ReportTable:
             event["event"].replace("_", " "),
             event.get("attempt"),
             event.get("step"),
-            _details(event),
+            _format_details(event),
         )
         for event in told[-EVENTS_SHOWN:]
     )
@@ -282,12 +282,12 @@ def _events(run_data: RunReportData) -> ReportTable:
     return ReportTable(caption, ("after", "event", "attempt", "step", "details"), rows)
 
 
-def _details(event: Mapping[str, Any]) -> str:
+def _format_details(event: Mapping[str, Any]) -> str:
     told = {k: v for k, v in event.items() if k not in COMMON and v is not None}
     return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in told.items())
 
 
-def _commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
+def _list_commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
     if run_data.updates[-1]["step"] < run_data.last_step:
         go_on = f"trainrig {run_data.verb} {run_data.folder}/{RUN_FILE}"
         return (report.PageCommand(go_on, "Go on from the newest checkpoint"),)
@@ -302,7 +302,7 @@ def _commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
     )
 
 
-def _provenance(run_data: RunReportData) -> dict[str, dict[str, str]]:
+def _collect_provenance(run_data: RunReportData) -> dict[str, dict[str, str]]:
     numerics = [event["found"] for event in run_data.events if event["event"] == "numerics"]
     where = {"folder": run_data.folder, "run file": RUN_FILE, "figures": metrics.METRICS}
     machine = {"Machine": {k: str(v) for k, v in numerics[-1].items()}} if numerics else {}

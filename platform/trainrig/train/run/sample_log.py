@@ -45,22 +45,22 @@ class SampleLog:
         self._log.close()
 
 
-def trained_samples(folder: RunFolder) -> dict[int, list[int]]:
+def read_trained_samples(folder: RunFolder) -> dict[int, list[int]]:
     """Step → the samples, sorted, that the final model's step of that number was made with.
 
     A step that was taken again after a restart counts as the newest attempt took it: what an
     earlier one made of it went with its workers.
     """
     history: dict[int, list[int]] = {}
-    for attempt in folder.attempts():
-        pairs = _pairs_of(folder, attempt.number)
+    for attempt in folder.read_attempts():
+        pairs = _read_pairs(folder, attempt.number)
         history = {step: at for step, at in history.items() if step <= attempt.resumed_step}
         for step in np.unique(pairs["step"]):
             history[int(step)] = sorted(pairs["sample"][pairs["step"] == step].tolist())
     return history
 
 
-def _pairs_of(folder: RunFolder, attempt: int) -> NDArray[np.void]:
+def _read_pairs(folder: RunFolder, attempt: int) -> NDArray[np.void]:
     """All whole pairs of one attempt; a torn last one is left out."""
     parts = [np.empty(0, PAIR)]
     for path in storage.list_files(

@@ -50,7 +50,7 @@ class StepLogger:
         self._stepped = False  # in this attempt
         self._noise = RunningNoiseScale()
         if first:
-            for line in metrics.series(job.folder):
+            for line in metrics.read_series(job.folder):
                 if line["step"] <= state.step:
                     self._hear_noise(line)
         self._utilisation = Utilisation(job) if first else None
@@ -74,8 +74,10 @@ class StepLogger:
                 self._folder.record("first_step", attempt=self._attempt.number, step=step)
                 self._stepped = True
             values = {
-                **metrics.loss_values("train", figures.loss),
-                **metrics.expert_loads(figures.loss, self._job.training.metrics.layers_due(step)),
+                **metrics.list_loss_values("train", figures.loss),
+                **metrics.measure_expert_loads(
+                    figures.loss, self._job.training.metrics.layers_due(step)
+                ),
                 "train/grad_norm": figures.grad_norm,
                 "train/lr": figures.rate,
                 "train/tokens": self._state.tokens,
@@ -89,13 +91,13 @@ class StepLogger:
             }
             if clock.measured:
                 values |= {f"time/{name}": share / seconds for name, share in phases.items()}
-            if self._utilisation and (share := self._utilisation.of(local, seconds)):
+            if self._utilisation and (share := self._utilisation.compute(local, seconds)):
                 values["speed/mfu"] = share
             self._hear_noise(values)
             if (scale := self._noise.estimate()) and "noise/trace" in values:
                 values["noise/scale"] = scale
             if self._job.training.metrics.due(step):
-                values["memory/peak_gib"] = peak_memory() / 2**30
+                values["memory/peak_gib"] = measure_peak_memory() / 2**30
             self._metrics.write(step, values)
             self._watch(step, figures.loss.diagnostics)
 
@@ -144,7 +146,7 @@ class StepLogger:
         """The held-out loss was measured, in `seconds`; `averaged`: that of each average, by its
         horizon."""
         if self._metrics:
-            values = metrics.loss_values("eval", loss) | {"speed/held_out_seconds": seconds}
+            values = metrics.list_loss_values("eval", loss) | {"speed/held_out_seconds": seconds}
             values |= {f"averages/{horizon}/loss": each for horizon, each in averaged.items()}
             self._metrics.write(self._state.step, values)
 
@@ -164,7 +166,7 @@ class StepLogger:
         if not self._metrics:
             return
         number = self._attempt.number
-        before = [e["found"] for e in self._folder.events() if e["event"] == "numerics"]
+        before = [e["found"] for e in self._folder.read_events() if e["event"] == "numerics"]
         self._folder.record("numerics", attempt=number, found=mine)
         for rank, other in enumerate(all_ranks):
             if difference := numerics.describe_changes(mine, other):
@@ -215,7 +217,7 @@ class Utilisation:
         else:
             self._peak = peak * (1 if device.accelerator else job.training.threads)
 
-    def of(self, local: LocalBatch, seconds: float) -> float | None:
+    def compute(self, local: LocalBatch, seconds: float) -> float | None:
         """Share of the peak of all workers in a step of `seconds`, of which this rank had `local`;
         None where it is not known."""
         if self._model is None or seconds <= 0:
@@ -227,10 +229,10 @@ class Utilisation:
         ]
         places = sum(rows * length for rows, length, _ in shapes) / len(shapes)
         predicted = local.denominators[TOKENS] / (places * local.micro_batches)
-        mean = sum(self._flops(predicted, *shape) for shape in shapes) / len(shapes)
+        mean = sum(self._count_flops(predicted, *shape) for shape in shapes) / len(shapes)
         return mean * local.micro_batches / (seconds * self._peak * dist.get_world_size())
 
-    def _flops(self, predicted: float, rows: int, length: int, written: int) -> float:
+    def _count_flops(self, predicted: float, rows: int, length: int, written: int) -> float:
         """Of a micro-batch of so many rows, which a model reads, and of which it writes; a
         generator makes logits for the share `predicted`."""
         model = self._model
@@ -247,7 +249,7 @@ class Utilisation:
         return rows * self._of_row[length, written]
 
 
-def peak_memory() -> int:
+def measure_peak_memory() -> int:
     """Most bytes that this rank has held at a time: of its accelerator's, or of the host's."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()

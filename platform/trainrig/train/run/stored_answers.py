@@ -18,8 +18,8 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special_tokens import TOKENIZER, TokenizerFiles
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, moments
-from trainrig.train.run.stored_batches import StoredBatch, stored_batches
+from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
+from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches
 
 PROMPTS = 3  # that are followed over a run
 
@@ -42,7 +42,7 @@ class BatchAnswers:
     step: int  # updates made before it
     answers: Sequence[StoredAnswer]
 
-    def by_worth(self) -> list[StoredAnswer]:
+    def sort_by_worth(self) -> list[StoredAnswer]:
         """The worst first; those worth the same in the order that they were drawn in."""
         return sorted(self.answers, key=lambda each: each.reward)
 
@@ -50,12 +50,12 @@ class BatchAnswers:
 def read_answers(folder: RunFolder) -> list[BatchAnswers]:
     """Those of some batches of the run in `folder`, in order of steps; none of a run without, and
     before its first checkpoint, which has the tokenizer."""
-    batches = stored_batches(folder)
+    batches = list_stored_batches(folder)
     tokenizers = sorted(storage.list_files(folder.checkpoints, TOKENIZER))
     if not (batches and tokenizers):
         return []
     encoder = Encoder.of(TokenizerFiles.read(tokenizers[-1]))
-    return [_answers(batches[number], encoder) for number in moments(len(batches))]
+    return [_read_answers(batches[number], encoder) for number in choose_moments(len(batches))]
 
 
 def follow_prompts(batches: Sequence[BatchAnswers]) -> list[FollowedPrompt]:
@@ -74,15 +74,15 @@ def follow_prompts(batches: Sequence[BatchAnswers]) -> list[FollowedPrompt]:
     ]
 
 
-def _answers(batch: StoredBatch, encoder: Encoder) -> BatchAnswers:
+def _read_answers(batch: StoredBatch, encoder: Encoder) -> BatchAnswers:
     found: list[StoredAnswer] = []
     for index in range(len(batch.files)):
-        micro = batch.micro_batch(index)
-        found += [_answer(micro, row, encoder) for row in range(len(micro.arrays[IDS]))]
+        micro = batch.read_micro_batch(index)
+        found += [_read_answer(micro, row, encoder) for row in range(len(micro.arrays[IDS]))]
     return BatchAnswers(batch.step, found)
 
 
-def _answer(micro: MicroBatch, row: int, encoder: Encoder) -> StoredAnswer:
+def _read_answer(micro: MicroBatch, row: int, encoder: Encoder) -> StoredAnswer:
     ids, targets = micro.arrays[IDS][row], micro.arrays[TARGETS][row]
     drawn = np.flatnonzero(targets != IGNORE)
     first, last = int(drawn[0]), int(drawn[-1])

@@ -45,7 +45,7 @@ class StoredBatch:
         sequences = {name: tuple(entries[name]) for name in ("sources", "files")}
         return cls(folder, **entries | sequences)
 
-    def micro_batch(self, index: int) -> MicroBatch:
+    def read_micro_batch(self, index: int) -> MicroBatch:
         """Micro-batch `index`. Raises DataError if it is not what was stored."""
         held = self._read(self.files[index])
         arrays = {name.removeprefix("array."): array for name, array in held.items()}
@@ -53,7 +53,7 @@ class StoredBatch:
         return MicroBatch(arrays, samples, sources, pieces)
 
     def read_left(self) -> Mapping[str, NDArray[Any]]:
-        """What it left for the next to go on with. Raises DataError as `micro_batch` does."""
+        """What it left for the next to go on with. Raises DataError as `read_micro_batch` does."""
         return self._read(self.left) if self.left else {}
 
     def _read(self, file: Mapping[str, str]) -> dict[str, NDArray[Any]]:
@@ -77,7 +77,7 @@ def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
         return {name: held[name] for name in held.files}
 
 
-def stored_batches(folder: RunFolder) -> list[StoredBatch]:
+def list_stored_batches(folder: RunFolder) -> list[StoredBatch]:
     """All batches that a run made and stored, in the order of their steps."""
     paths = storage.list_files(storage.join(folder.path, FOLDER), RECORD)
     found = [StoredBatch.read(path.rpartition("/")[0]) for path in paths]

@@ -16,8 +16,8 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.scores.records import (
     EarlyEnd,
     read_scores,
+    read_usable_scores,
     scorecard_folder,
-    usable_scores,
     write_end,
     write_scores,
 )
@@ -164,7 +164,7 @@ class RunScores:
             return False
         why: list[str | None] = [None]
         if self._first:
-            known = usable_scores(self._folder, rule.evaluation)
+            known = read_usable_scores(self._folder, rule.evaluation)
             until = [each for each in known if each.step <= scored]
             if until and until[-1].step == scored:
                 why = [find_stop_reason(rule, until)]

@@ -1,7 +1,7 @@
 """What a page shows of answers to the same prompts."""
 
 from trainrig.train.run.charts.followed_prompts import LONGEST, followed_prompts
-from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, moments
+from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer, follow_prompts
 
 
@@ -33,8 +33,8 @@ def test_a_long_text_keeps_its_ends_and_a_hostile_one_is_text():
 
 
 def test_the_first_and_the_last_are_among_the_moments():
-    assert [moments(count) for count in (0, 1, 3)] == [[], [0], [0, 1, 2]]
-    assert moments(101) == [0, 25, 50, 75, 100]
+    assert [choose_moments(count) for count in (0, 1, 3)] == [[], [0], [0, 1, 2]]
+    assert choose_moments(101) == [0, 25, 50, 75, 100]
 
 
 def batch(step, *pairs):

@@ -28,7 +28,7 @@ def answer_samples(batches: Sequence[BatchAnswers], measured: Sequence[str]) -> 
 
 
 def _ends(batch: BatchAnswers) -> list[SampleGroup]:
-    ordered = batch.by_worth()
+    ordered = batch.sort_by_worth()
     some = min(SHOWN, len(ordered) // 2)
     if not some:
         return [SampleGroup((_sample("The only one", ordered[0]),))]

@@ -46,7 +46,7 @@ def comparison(
 ) -> tuple[float, float, float, float]:
     """What came at last, and what was predicted for that many tokens, with low and high."""
     came = measure_loss(run_data)
-    return float(came.loss[-1]), *prediction.at(float(came.tokens[-1]))
+    return float(came.loss[-1]), *prediction.interpolate(float(came.tokens[-1]))
 
 
 def prediction_chart(run_data: RunReportData, prediction: Prediction) -> Chart:
@@ -61,7 +61,8 @@ def prediction_chart(run_data: RunReportData, prediction: Prediction) -> Chart:
     )
     at = np.unique(np.linspace(0, len(came.loss) - 1, min(TABLE_ROWS, len(came.loss))).astype(int))
     rows = tuple(
-        (short(came.tokens[i]), came.loss[i], prediction.at(float(came.tokens[i]))[0]) for i in at
+        (short(came.tokens[i]), came.loss[i], prediction.interpolate(float(came.tokens[i]))[0])
+        for i in at
     )
     return Chart(
         title,

@@ -31,11 +31,11 @@ class RunComparison:
         self._folder, self._asked, self._mesh = folder, asked, mesh
         self._agreement, self._agreed_to_stop = agreement, agreed_to_stop
 
-    def before(self, model: "nn.Module", step: int) -> bool:
+    def see_before(self, model: "nn.Module", step: int) -> bool:
         """See the model if it has taken no step yet; false: all agreed to stop instead."""
         return step > 0 or self._see(model, step, lambda: self._agreed_to_stop("compare"))
 
-    def after(self, model: "nn.Module", step: int) -> None:
+    def see_after(self, model: "nn.Module", step: int) -> None:
         """See the model after its last step: now or never, so to the end."""
 
         def never() -> bool:

@@ -9,27 +9,27 @@ from trainrig.report import Block, Chart, ReportTable, Section, Text
 from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
 
 
-def comparison_section(views: Sequence[ModelView]) -> Section | None:
+def build_comparison_section(views: Sequence[ModelView]) -> Section | None:
     """What the model was like before the first step and after the last; None: not known of both."""
     if len(views) < 2:
         return None
     before, after = views[0], views[-1]
     blocks: list[Block] = []
     if shared := [source for source in before.losses if source in after.losses]:
-        blocks.append(_forgetting_chart(before, after, shared))
+        blocks.append(_build_forgetting_chart(before, after, shared))
     if before.answers and after.answers:
-        blocks.append(_lengths(before, after))
+        blocks.append(_describe_lengths(before, after))
         for first, last in zip(before.answers, after.answers, strict=True):
             samples = (
                 report.TextSample("Prompt", first.prompt),
-                report.TextSample("Before", first.text, _ended(first)),
-                report.TextSample("After", last.text, _ended(last)),
+                report.TextSample("Before", first.text, _describe_end(first)),
+                report.TextSample("After", last.text, _describe_end(last)),
             )
             blocks.append(report.SampleGroup(samples))
     return Section("comparison", "Before and after", tuple(blocks)) if blocks else None
 
 
-def _forgetting_chart(before: ModelView, after: ModelView, sources: Sequence[str]) -> Chart:
+def _build_forgetting_chart(before: ModelView, after: ModelView, sources: Sequence[str]) -> Chart:
     """The loss on text of pretraining, by source."""
     pairs = [BeforeAfter(name, before.losses[name], after.losses[name]) for name in sources]
     worst = max(pairs, key=lambda pair: pair.after - pair.before)
@@ -51,7 +51,7 @@ def _forgetting_chart(before: ModelView, after: ModelView, sources: Sequence[str
     )
 
 
-def _lengths(before: ModelView, after: ModelView) -> Text:
+def _describe_lengths(before: ModelView, after: ModelView) -> Text:
     first, last = (sum(a.tokens for a in v.answers) / len(v.answers) for v in (before, after))
     ended = sum(answer.stopped == "end" for answer in after.answers)
     return Text(
@@ -61,5 +61,5 @@ def _lengths(before: ModelView, after: ModelView) -> Text:
     )
 
 
-def _ended(answer: GivenAnswer) -> str:
+def _describe_end(answer: GivenAnswer) -> str:
     return f"{answer.tokens} tokens, ended by: {answer.stopped}"

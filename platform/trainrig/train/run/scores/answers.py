@@ -45,28 +45,28 @@ def read_followed(folder: RunFolder, scored: Sequence[ScoredCheckpoint]) -> list
 
     Of tasks that are answered in words, or by a choice; tasks first in which words are written.
     """
-    chosen = [scored[number] for number in moments(len(scored))]
+    chosen = [scored[number] for number in choose_moments(len(scored))]
     found: list[tuple[bool, list[FollowedPrompt]]] = []
     for task in sorted({name for each in chosen for name in each.scores if "/" not in name}):
         by_row: dict[int, list[tuple[ScoredCheckpoint, Mapping[str, Any]]]] = {}
         for each in chosen:
-            for row in _first_rows(folder, each, task):
+            for row in _read_first_rows(folder, each, task):
                 by_row.setdefault(row["row"], []).append((each, row))
         if by_row:
             written = any("written" in row for rows in by_row.values() for _, row in rows)
-            found.append((written, [_followed(task, rows) for rows in by_row.values()]))
+            found.append((written, [_follow_prompt(task, rows) for rows in by_row.values()]))
     found.sort(key=lambda each: not each[0])
     return [prompt for _, prompts in found[:TASKS] for prompt in prompts]
 
 
-def moments(count: int) -> list[int]:
+def choose_moments(count: int) -> list[int]:
     """MOMENTS of `count` things in a row at even distances, the first and the last among them."""
     if not count:
         return []
     return [int(n) for n in np.unique(np.linspace(0, count - 1, MOMENTS).round())]
 
 
-def _first_rows(
+def _read_first_rows(
     folder: RunFolder, scored: ScoredCheckpoint, task: str
 ) -> Iterator[Mapping[str, Any]]:
     card = scorecard_folder(folder, scored.evaluation, scored.step, scored.attempt)
@@ -79,7 +79,7 @@ def _first_rows(
             yield row
 
 
-def _followed(
+def _follow_prompt(
     task: str, rows: Sequence[tuple[ScoredCheckpoint, Mapping[str, Any]]]
 ) -> FollowedPrompt:
     _, first = rows[0]

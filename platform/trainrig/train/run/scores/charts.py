@@ -13,7 +13,7 @@ from trainrig.train.evaluations.decisions import ScoredCheckpoint
 COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
 
-def score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
+def build_score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
     """The headline scores of one evaluation by step; `scored`: one at least, in order of steps."""
     first, last = scored[0], scored[-1]
     tasks = sorted(name for name in last.scores if "/" not in name)

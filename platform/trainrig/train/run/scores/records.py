@@ -65,7 +65,7 @@ def write_scores(folder: RunFolder, scored: ScoredCheckpoint) -> None:
 
 def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
     """The scores by `evaluation` that count, in order of steps, with those that failed."""
-    attempts = folder.attempts()
+    attempts = folder.read_attempts()
     found: dict[int, ScoredCheckpoint] = {}
     for path in storage.list_files(storage.join(folder.path, FOLDER, evaluation), ".json"):
         name = path.removeprefix(storage.join(folder.path, FOLDER, evaluation)).strip("/")
@@ -80,7 +80,7 @@ def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
     return [found[step] for step in sorted(found)]
 
 
-def usable_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
+def read_usable_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
     """As `read_scores`, without those that failed."""
     return [each for each in read_scores(folder, evaluation) if each.problem is None]
 
@@ -96,11 +96,11 @@ def find_best(
     folder: RunFolder, best: BestBy, among: Collection[tuple[int, int]]
 ) -> ScoredCheckpoint | None:
     """The best checkpoint `among` those of these steps and attempts, by the scores that count."""
-    scored = usable_scores(folder, best.evaluation)
+    scored = read_usable_scores(folder, best.evaluation)
     return choose_best(best, [each for each in scored if (each.step, each.attempt) in among])
 
 
-def held_for_scores(
+def find_held_for_scores(
     folder: RunFolder, training: Training, saved: Mapping[int, int]
 ) -> tuple[set[int], set[int]]:
     """Which of the checkpoints `saved`, attempts by step, are not to be deleted: those that are
@@ -114,13 +114,13 @@ def held_for_scores(
     held: set[int] = set()
     for evaluation in training.evaluations:
         name = evaluation.name
-        known = usable_scores if name in decided_by else read_scores
+        known = read_usable_scores if name in decided_by else read_scores
         over = {each.step for each in known(folder, name)}
         held |= {step for step in saved if evaluation.due(step, steps)} - over
     if best:
         by = next(each for each in training.evaluations if each.name == best.evaluation)
         newest = max(saved, default=0)
-        decided = newest if newest >= last_step(folder, steps) else newest - best.lag
+        decided = newest if newest >= find_last_step(folder, steps) else newest - best.lag
         held |= {step for step in saved if by.due(step, steps) and step > decided}
         compared = {(step, number) for step, number in saved.items() if step <= decided}
         if found := find_best(folder, best, compared):
@@ -147,10 +147,10 @@ def read_end(folder: RunFolder) -> EarlyEnd | None:
         return None
     entry = json.loads(storage.read(path))
     end = EarlyEnd(entry["step"], entry["attempt"], entry["why"])
-    return end if folder.counts(end.step, end.attempt, folder.attempts()) else None
+    return end if folder.counts(end.step, end.attempt, folder.read_attempts()) else None
 
 
-def last_step(folder: RunFolder, steps: int) -> int:
+def find_last_step(folder: RunFolder, steps: int) -> int:
     """The step after which a run of `steps` steps is at its end."""
     end = read_end(folder)
     return end.step if end else steps
