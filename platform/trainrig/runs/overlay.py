@@ -19,7 +19,7 @@ from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, KeyFigure, PageCommand, ReportTable, Section, short, visible
 from trainrig.runs.run_list import ListedRun, read_listed_run, shorten_name
 from trainrig.storage.writable import check_file
-from trainrig.train.run.charts.run_charts import RunReportData, values
+from trainrig.train.run.charts.run_charts import RunReportData, list_values
 from trainrig.train.run.run_page import read_report_data
 
 # As many runs as colours and strokes tell apart.
@@ -38,7 +38,7 @@ class OverlaidRun:
     @property
     def tokens(self) -> Numbers:
         """Trained on, by update."""
-        return values(self.data.updates, "train/tokens")
+        return list_values(self.data.updates, "train/tokens")
 
 
 def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
@@ -143,7 +143,7 @@ def _overlay(
     """One figure of all runs."""
 
     def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
-        found = values(run.data.updates, name)
+        found = list_values(run.data.updates, name)
         return run.tokens, figures.trailing_mean(found, _over(run)) if smooth else found
 
     ends = {run.name: float(curve(run)[1][-1]) for run in runs}
@@ -178,7 +178,7 @@ def _chart_held_out(runs: Sequence[OverlaidRun]) -> Chart:
         tokens = {line["step"]: line["train/tokens"] for line in run.data.updates}
         lines = [line for line in run.data.held_out if line["step"] in tokens]
         x = np.array([tokens[line["step"]] for line in lines], dtype=np.float64)
-        return x, values(lines, "eval/loss")
+        return x, list_values(lines, "eval/loss")
 
     plot = partial(_draw_labelled, plot=_draw_curves(measured, curve, "o"))
     lasts = {run.name: float(curve(run)[1][-1]) for run in measured}
@@ -212,7 +212,7 @@ def _key_figures(runs: Sequence[OverlaidRun]) -> tuple[KeyFigure, ...]:
 
 
 def _median_speed(run: OverlaidRun) -> float:
-    return float(np.nanmedian(values(run.data.updates, "speed/tokens_per_second")))
+    return float(np.nanmedian(list_values(run.data.updates, "speed/tokens_per_second")))
 
 
 def _table(runs: Sequence[OverlaidRun]) -> ReportTable:

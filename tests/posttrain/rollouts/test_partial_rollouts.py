@@ -55,7 +55,7 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint
 from trainrig.train.rollout_pool.requests import rollouts_of
 from trainrig.train.run import metrics
-from trainrig.train.run.charts.rollout_charts import rollout_charts
+from trainrig.train.run.charts.rollout_charts import build_rollout_charts
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.run_page import read_report_data
 from trainrig.train.run.stored_batches import list_stored_batches
@@ -360,7 +360,7 @@ EXPECTED = ("staleness", "stale_tokens", "partial", "unfinished", "waves")
 
 def test_the_report_shows_how_much_was_taken_over(alone):
     lines = metrics.read_series(alone.folder)
-    *_, chart, _ = rollout_charts(read_report_data(alone.folder))
+    *_, chart, _ = build_rollout_charts(read_report_data(alone.folder))
     shares = [line["train/diagnostics/stale_tokens"] for line in lines]
     assert [row[1] for row in chart.table.rows] == shares
     share = percent(np.mean(shares[-3:]), 1)

@@ -34,8 +34,8 @@ from trainrig.tokens.batches import (
 from trainrig.trace import trace
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
-from trainrig.train.run.charts.answer_samples import answer_samples
-from trainrig.train.run.charts.rollout_charts import REWARD, rollout_charts
+from trainrig.train.run.charts.answer_samples import build_answer_samples
+from trainrig.train.run.charts.rollout_charts import REWARD, build_rollout_charts
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.run_page import build_run_page, read_report_data
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer
@@ -299,7 +299,7 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
 
 def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     run_data = read_report_data(whole.folder)
-    reward, exploration, price, gap = rollout_charts(run_data)
+    reward, exploration, price, gap = build_rollout_charts(run_data)
     assert reward.table.columns == ("step", "reward", "exact", "pattern")
     lines = metrics.read_series(whole.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
@@ -323,7 +323,7 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     assert [each.reward for each in said.answers] == rewards.tolist()
     assert all("is " in each.prompt for each in said.answers)
     assert all(("e" in each.text) == (each.parts["pattern"] == 1) for each in said.answers)
-    _, low, high, *earlier = answer_samples(run_data.answers, run_data.measured)
+    _, low, high, *earlier = build_answer_samples(run_data.answers, run_data.measured)
     worst, best = low.samples[0], high.samples[0]
     assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
     assert best.note.startswith(f"reward {rewards.max():.3g}, advantage")
@@ -347,13 +347,13 @@ def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measure
         read_report_data(whole.folder), updates=[fooled(step) for step in range(6)],
         measured=measured,
     )  # fmt: skip
-    titles = [chart.title for chart in rollout_charts(run_data)]
+    titles = [chart.title for chart in build_rollout_charts(run_data)]
     # Means of three steps at either end: .15 less of the one, .3 more of the other.
     expected = "Fooled: the reward rose by 0.3, 'exact' fell by 0.15"
     assert (expected in titles) == bool(measured)
     liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})
     right = StoredAnswer("1+1=", "2", 0.2, -1.0, {"model": 0.2, "exact": 1.0})
-    blocks = answer_samples([BatchAnswers(0, (right, liked))], measured)
+    blocks = build_answer_samples([BatchAnswers(0, (right, liked))], measured)
     html = "".join(block.html() for block in blocks)
     assert ("Overrated" in html) == bool(measured)
     if measured:
@@ -371,4 +371,4 @@ def test_parts_without_a_weight_are_known_to_the_report(ranks, make_run, tmp_pat
     (tmp_path / "run/run.toml").write_text(to_toml(run))
     run_data = read_report_data(job.folder)
     assert run_data.measured == ["exact"]
-    assert any("'exact'" in chart.title for chart in rollout_charts(run_data))
+    assert any("'exact'" in chart.title for chart in build_rollout_charts(run_data))

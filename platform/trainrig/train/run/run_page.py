@@ -15,26 +15,26 @@ from trainrig.errors import DataError
 from trainrig.report import Block, KeyFigure, ReportTable, Section, duration, percent, short
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
-from trainrig.train.run.charts.answer_samples import answer_samples
-from trainrig.train.run.charts.followed_prompts import followed_prompts
-from trainrig.train.run.charts.labelling_charts import labelling_charts
-from trainrig.train.run.charts.members_chart import members_chart
-from trainrig.train.run.charts.prediction_chart import comparison, prediction_chart
-from trainrig.train.run.charts.preference_charts import preference_charts
-from trainrig.train.run.charts.rollout_charts import answer_worth, rollout_charts
+from trainrig.train.run.charts.answer_samples import build_answer_samples
+from trainrig.train.run.charts.followed_prompts import build_followed_prompts
+from trainrig.train.run.charts.labelling_charts import build_labelling_charts
+from trainrig.train.run.charts.members_chart import build_members_chart
+from trainrig.train.run.charts.prediction_chart import build_prediction_chart, compare_prediction
+from trainrig.train.run.charts.preference_charts import build_preference_charts
+from trainrig.train.run.charts.rollout_charts import build_rollout_charts, measure_answer_worth
 from trainrig.train.run.charts.run_charts import (
     Line,
     RunReportData,
-    forgetting_chart,
-    goodput_chart,
-    gradient_chart,
-    loss_chart,
-    rate_chart,
-    sources_chart,
-    speed_chart,
-    values,
+    build_forgetting_chart,
+    build_goodput_chart,
+    build_gradient_chart,
+    build_loss_chart,
+    build_rate_chart,
+    build_sources_chart,
+    build_speed_chart,
+    list_values,
 )
-from trainrig.train.run.charts.signal_charts import signal_charts
+from trainrig.train.run.charts.signal_charts import build_signal_charts
 from trainrig.train.run.compared.records import read_views
 from trainrig.train.run.compared.section import build_comparison_section
 from trainrig.train.run.goodput import account_time
@@ -125,26 +125,26 @@ def read_report_data(folder: str) -> RunReportData:
 
 def build_run_page(run_data: RunReportData) -> str:
     """The page as HTML text."""
-    charts = [loss_chart(run_data)]
+    charts = [build_loss_chart(run_data)]
     if run_data.prediction:
-        charts.append(prediction_chart(run_data, run_data.prediction))
+        charts.append(build_prediction_chart(run_data, run_data.prediction))
     if run_data.held_out:
-        charts.append(sources_chart(run_data))
+        charts.append(build_sources_chart(run_data))
         if run_data.held_out[0]["step"] == 0 and len(run_data.held_out) > 1:
-            charts.append(forgetting_chart(run_data))
+            charts.append(build_forgetting_chart(run_data))
     if run_data.objective in ("MixtureOfObjectives", "UL2") and (
-        members := members_chart(run_data)
+        members := build_members_chart(run_data)
     ):
         charts.append(members)
     sections = [Section("loss", "How well it predicts", tuple(charts))]
-    if rollouts := rollout_charts(run_data):  # first: a policy's loss says little
-        said = answer_samples(run_data.answers, run_data.measured)
-        again = followed_prompts(follow_prompts(run_data.answers), FIRST_DRAWN)
+    if rollouts := build_rollout_charts(run_data):  # first: a policy's loss says little
+        said = build_answer_samples(run_data.answers, run_data.measured)
+        again = build_followed_prompts(follow_prompts(run_data.answers), FIRST_DRAWN)
         blocks = (*rollouts, *said, *again)
         sections.insert(0, Section("rollouts", "What its answers are worth", blocks))
-    if preferences := preference_charts(run_data):
+    if preferences := build_preference_charts(run_data):
         sections.append(Section("preferences", "What it prefers", tuple(preferences)))
-    if labelled := labelling_charts(run_data):
+    if labelled := build_labelling_charts(run_data):
         sections.append(Section("labels", "How often it is right", tuple(labelled)))
     if compared := build_comparison_section(run_data.compared):
         sections.append(compared)
@@ -152,15 +152,15 @@ def build_run_page(run_data: RunReportData) -> str:
         drawn: list[Block] = []
         for scored in run_data.evaluated:
             followed = run_data.followed.get(scored[-1].evaluation, ())
-            drawn += [build_score_chart(scored), *followed_prompts(followed, FIRST_ROWS)]
+            drawn += [build_score_chart(scored), *build_followed_prompts(followed, FIRST_ROWS)]
         sections.append(Section("scores", "What it can do", tuple(drawn)))
-    steady = (gradient_chart(run_data), rate_chart(run_data))
+    steady = (build_gradient_chart(run_data), build_rate_chart(run_data))
     sections.append(Section("steadiness", "How steadily it learnt", steady))
-    if signals := signal_charts(run_data):
+    if signals := build_signal_charts(run_data):
         sections.append(Section("signals", "What its steps measured", tuple(signals)))
     speed = (
-        speed_chart(run_data),
-        *((goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
+        build_speed_chart(run_data),
+        *((build_goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
     )
     sections.append(Section("time", "Where the time went", speed))
     sections.append(Section("events", "What happened", (_build_events(run_data),)))
@@ -196,9 +196,9 @@ def _build_verdict(run_data: RunReportData) -> report.Verdict:
     lines, name = (
         (run_data.held_out, "eval/loss") if run_data.held_out else (run_data.updates, "train/loss")
     )
-    loss = values(lines, name)[-1]
+    loss = list_values(lines, name)[-1]
     measure = f"{what} {loss:.3f} {run_data.unit}"
-    if worth := answer_worth(run_data):  # a policy's loss says little
+    if worth := measure_answer_worth(run_data):  # a policy's loss says little
         name, last, first = worth
         measure = f"{name} {last:.3g}, at first {first:.3g}"
     sentence = f"{done:,} of {run_data.steps:,} steps; {measure}."
@@ -217,8 +217,8 @@ def _describe_spike(spike: Line) -> str:
 
 
 def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
-    losses = values(run_data.updates, "train/loss")
-    speeds = values(run_data.updates, "speed/tokens_per_second")
+    losses = list_values(run_data.updates, "train/loss")
+    speeds = list_values(run_data.updates, "speed/tokens_per_second")
     last = run_data.updates[-1]
     figures = [
         KeyFigure("Training loss", f"{losses[-1]:.3f}", run_data.unit, f"{losses[0]:.3f} first"),
@@ -237,14 +237,14 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
         ),
     ]
     if run_data.held_out:
-        held_out = values(run_data.held_out, "eval/loss")
+        held_out = list_values(run_data.held_out, "eval/loss")
         first = f"{held_out[0]:.3f} at step {run_data.held_out[0]['step']:,}"
         figures.insert(0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", run_data.unit, first))
-    if worth := answer_worth(run_data):
+    if worth := measure_answer_worth(run_data):
         name, end, start = worth
         figures[0] = KeyFigure(name.capitalize(), f"{end:.3g}", "", f"{start:.3g} at first")
     if run_data.prediction:
-        actual, predicted, low, high = comparison(run_data, run_data.prediction)
+        actual, predicted, low, high = compare_prediction(run_data, run_data.prediction)
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
         against = (
             f"{actual:.3f} came, {actual / predicted - 1:+.1%}; law {run_data.prediction.law}{sure}"
@@ -255,9 +255,9 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
 
 def _describe_speed(run_data: RunReportData) -> str:
     """What a step takes, without held-out losses and saves, and of what its devices could do."""
-    seconds = values(run_data.updates, "speed/step_seconds")
-    workers = values(run_data.updates, "cluster/workers")
-    each = np.median(values(run_data.updates, "speed/tokens_per_second") / workers)
+    seconds = list_values(run_data.updates, "speed/step_seconds")
+    workers = list_values(run_data.updates, "cluster/workers")
+    each = np.median(list_values(run_data.updates, "speed/tokens_per_second") / workers)
     note = f"medians: {np.median(seconds):.3g} s a step, {short(float(each))} tokens/s a worker"
     if shares := [line["speed/mfu"] for line in run_data.updates if line.get("speed/mfu")]:
         note += f", {percent(float(np.median(shares)), 1)} MFU (PaLM's rule, causal)"

@@ -1,6 +1,6 @@
 """What a page shows of answers to the same prompts."""
 
-from trainrig.train.run.charts.followed_prompts import LONGEST, followed_prompts
+from trainrig.train.run.charts.followed_prompts import LONGEST, build_followed_prompts
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer, follow_prompts
 
@@ -11,7 +11,7 @@ def answers(*texts):
 
 def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
     prompt = FollowedPrompt("sums, row 1", "1+1=", "2", answers("7", "7", "7", "2", " "))
-    said, group = followed_prompts([prompt], "those of a test")
+    said, group = build_followed_prompts([prompt], "those of a test")
     assert "those of a test" in said.text
     assert [(each.label, each.text, each.note) for each in group.samples] == [
         ("sums, row 1", "1+1=", "expected: 2"),
@@ -20,12 +20,12 @@ def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
         ("Step 40", " ", "nothing; acc 0"),
     ]
     assert 'class="group headed"' in group.html()
-    assert followed_prompts([], "none") == []
+    assert build_followed_prompts([], "none") == []
 
 
 def test_a_long_text_keeps_its_ends_and_a_hostile_one_is_text():
     prompt = FollowedPrompt("row 1", "a" + "b" * 5_000 + "c", None, answers("<script>x</script>"))
-    group = followed_prompts([prompt], "")[1]
+    group = build_followed_prompts([prompt], "")[1]
     shown = group.samples[0]
     assert (shown.text[0], shown.text[-1], shown.note) == ("a", "c", "")
     assert len(shown.text) < LONGEST + 10

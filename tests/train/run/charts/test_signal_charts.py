@@ -2,7 +2,7 @@ import pytest
 
 from trainrig.report import Chart
 from trainrig.train.run.charts.run_charts import RunReportData
-from trainrig.train.run.charts.signal_charts import COLUMNS, signal_charts
+from trainrig.train.run.charts.signal_charts import COLUMNS, build_signal_charts
 from trainrig.train.run.goodput import Goodput
 
 LAYERS = 3
@@ -22,7 +22,7 @@ def line(step, **measured):
 
 def charts_of(updates):
     data = RunReportData("run", "pretrain", 500, updates, [], [], [], Goodput())
-    return signal_charts(data)
+    return build_signal_charts(data)
 
 
 def norms(step):

@@ -8,7 +8,7 @@ from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt
 LONGEST = 600  # characters shown of a text: a screenful of a phone holds a prompt and an answer
 
 
-def followed_prompts(followed: Sequence[FollowedPrompt], what: str) -> list[Block]:
+def build_followed_prompts(followed: Sequence[FollowedPrompt], what: str) -> list[Block]:
     """Each prompt with its answers in order of steps; `what` those are. No blocks for no prompt."""
     if not followed:
         return []
@@ -17,9 +17,9 @@ def followed_prompts(followed: Sequence[FollowedPrompt], what: str) -> list[Bloc
 
 
 def _group(followed: FollowedPrompt) -> SampleGroup:
-    expected = "" if followed.expected is None else f"expected: {_shortened(followed.expected)}"
-    samples = [TextSample(followed.source, _shortened(followed.prompt), expected)]
-    for same in _runs_of_equal(followed.answers):
+    expected = "" if followed.expected is None else f"expected: {_shorten(followed.expected)}"
+    samples = [TextSample(followed.source, _shorten(followed.prompt), expected)]
+    for same in _group_equal(followed.answers):
         first, last = same[0], same[-1]
         steps = f"Step {first.step:,}"
         if first is not last:
@@ -27,11 +27,11 @@ def _group(followed: FollowedPrompt) -> SampleGroup:
         note = f"{first.measure} {first.worth:.3g}"
         if not first.text.strip():
             note = f"nothing; {note}"
-        samples.append(TextSample(steps, _shortened(first.text), note))
+        samples.append(TextSample(steps, _shorten(first.text), note))
     return SampleGroup(tuple(samples), headed=True)
 
 
-def _runs_of_equal(answers: Sequence[AnswerAt]) -> list[list[AnswerAt]]:
+def _group_equal(answers: Sequence[AnswerAt]) -> list[list[AnswerAt]]:
     found: list[list[AnswerAt]] = []
     for each in answers:
         same = found and (found[-1][-1].text, found[-1][-1].worth) == (each.text, each.worth)
@@ -42,7 +42,7 @@ def _runs_of_equal(answers: Sequence[AnswerAt]) -> list[list[AnswerAt]]:
     return found
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from trainrig import figures
 from trainrig.figures import C1, C2
 from trainrig.report import Chart, ReportTable, percent
-from trainrig.train.run.charts.run_charts import RunReportData, values
+from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
 TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
 # Which share of rows is right, by the objective (objectives/classification.py).
@@ -14,7 +14,7 @@ RIGHT = {"Classification": "accuracy", "AnswerSpan": "exact"}
 F1 = "f1"
 
 
-def labelling_charts(run_data: RunReportData) -> list[Chart]:
+def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
     """The one chart of a run that learns of whole texts, if it has measured anything."""
     name = RIGHT.get(run_data.objective)
     lines = [line for line in run_data.updates if line.get(f"{TRAIN}{name}") is not None]
@@ -24,11 +24,11 @@ def labelling_charts(run_data: RunReportData) -> list[Chart]:
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
-        means = figures.trailing_mean(values(lines, TRAIN + name), over)
-        x, y = figures.thin(values(lines, "step"), means)
+        means = figures.trailing_mean(list_values(lines, TRAIN + name), over)
+        x, y = figures.thin(list_values(lines, "step"), means)
         ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
         if held_out:
-            at, found = values(held_out, "step"), values(held_out, EVAL + name)
+            at, found = list_values(held_out, "step"), list_values(held_out, EVAL + name)
             ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))

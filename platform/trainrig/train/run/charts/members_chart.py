@@ -6,17 +6,17 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
 from trainrig.report import Chart, ReportTable, visible
-from trainrig.train.run.charts.run_charts import RunReportData, values
+from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
 COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 OF_MEMBER = "diagnostics/loss/"  # metrics of a split, and the member's name
 
 
-def members_chart(run_data: RunReportData) -> Chart | None:
+def build_members_chart(run_data: RunReportData) -> Chart | None:
     """The loss of each objective by step, held out if it was measured; None: there is but one."""
-    held = _names(run_data, "eval") if run_data.held_out else []
+    held = _find_names(run_data, "eval") if run_data.held_out else []
     split, lines = ("eval", run_data.held_out) if held else ("train", run_data.updates)
-    names = held or _names(run_data, split)
+    names = held or _find_names(run_data, split)
     if not names:
         return None
     begin = len(split) + 1 + len(OF_MEMBER)
@@ -27,7 +27,7 @@ def members_chart(run_data: RunReportData) -> Chart | None:
 
     def plot(ax: Axes) -> None:
         for name, colour in zip(shown, COLOURS, strict=False):
-            x, y = figures.thin(values(series[name], "step"), values(series[name], name))
+            x, y = figures.thin(list_values(series[name], "step"), list_values(series[name], name))
             ax.plot(x, y, color=colour, linewidth=1.8, label=visible(name[begin:])[:24])
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -51,7 +51,7 @@ def members_chart(run_data: RunReportData) -> Chart | None:
     )
 
 
-def _names(run_data: RunReportData, split: str) -> list[str]:
+def _find_names(run_data: RunReportData, split: str) -> list[str]:
     lines = run_data.held_out if split == "eval" else run_data.updates
     prefix = f"{split}/{OF_MEMBER}"
     found = {n: None for line in lines for n, value in line.items() if value is not None}

@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 from trainrig import figures
 from trainrig.figures import C1, C2, Numbers, thin
 from trainrig.report import Chart, ReportTable, short
-from trainrig.train.run.charts.run_charts import TABLE_ROWS, RunReportData, values
+from trainrig.train.run.charts.run_charts import TABLE_ROWS, RunReportData, list_values
 from trainrig.train.run.prediction import Prediction
 
 BAND = 0.22  # opacity
@@ -36,12 +36,12 @@ def measure_loss(run_data: RunReportData) -> MeasuredLoss:
     lines = [line for line in run_data.held_out if line["step"] in tokens_at]
     if lines:
         tokens = np.array([tokens_at[line["step"]] for line in lines])
-        return MeasuredLoss(tokens, values(lines, "eval/loss"), True)
+        return MeasuredLoss(tokens, list_values(lines, "eval/loss"), True)
     tokens = np.array(list(tokens_at.values()))
-    return MeasuredLoss(tokens, values(run_data.updates, "train/loss"), False)
+    return MeasuredLoss(tokens, list_values(run_data.updates, "train/loss"), False)
 
 
-def comparison(
+def compare_prediction(
     run_data: RunReportData, prediction: Prediction
 ) -> tuple[float, float, float, float]:
     """What came at last, and what was predicted for that many tokens, with low and high."""
@@ -49,10 +49,10 @@ def comparison(
     return float(came.loss[-1]), *prediction.interpolate(float(came.tokens[-1]))
 
 
-def prediction_chart(run_data: RunReportData, prediction: Prediction) -> Chart:
+def build_prediction_chart(run_data: RunReportData, prediction: Prediction) -> Chart:
     """The predicted loss, with its interval, under the loss that came."""
     came = measure_loss(run_data)
-    actual, predicted, low, high = comparison(run_data, prediction)
+    actual, predicted, low, high = compare_prediction(run_data, prediction)
     sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
     ended = run_data.updates[-1]["step"] >= run_data.steps
     title = (

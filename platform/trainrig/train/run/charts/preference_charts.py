@@ -10,38 +10,38 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, Numbers
 from trainrig.report import Chart, ReportTable, percent
-from trainrig.train.run.charts.run_charts import Line, RunReportData, values
+from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
 ACCURACY, CHOSEN, REJECTED = "reward_accuracy", "chosen_reward", "rejected_reward"
 CALIBRATION = f"{EVAL}calibration/"  # as objectives/reward.py names it
 
 
-def preference_charts(run_data: RunReportData) -> list[Chart]:
+def build_preference_charts(run_data: RunReportData) -> list[Chart]:
     """Those for which the run has measured something."""
-    made = (accuracy_chart, rewards_chart, reliability_chart)
+    made = (build_accuracy_chart, build_rewards_chart, build_reliability_chart)
     charts = [make(run_data) for make in made]
     return [chart for chart in charts if chart]
 
 
-def _having(lines: Sequence[Line], name: str) -> list[Line]:
+def _select_lines(lines: Sequence[Line], name: str) -> list[Line]:
     return [line for line in lines if line.get(name) is not None]
 
 
-def accuracy_chart(run_data: RunReportData) -> Chart | None:
+def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
     """How often the chosen answer has the higher reward, by step."""
-    lines = _having(run_data.updates, TRAIN + ACCURACY)
+    lines = _select_lines(run_data.updates, TRAIN + ACCURACY)
     if not lines:
         return None
-    held_out = _having(run_data.held_out, EVAL + ACCURACY)
-    shares = values(lines, TRAIN + ACCURACY)
+    held_out = _select_lines(run_data.held_out, EVAL + ACCURACY)
+    shares = list_values(lines, TRAIN + ACCURACY)
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
-        x, y = figures.thin(values(lines, "step"), figures.trailing_mean(shares, over))
+        x, y = figures.thin(list_values(lines, "step"), figures.trailing_mean(shares, over))
         ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
         if held_out:
-            at, found = values(held_out, "step"), values(held_out, EVAL + ACCURACY)
+            at, found = list_values(held_out, "step"), list_values(held_out, EVAL + ACCURACY)
             ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
         ax.axhline(0.5, color=C3, linewidth=1, linestyle=":", label="chance")
         ax.legend(ncols=3)
@@ -67,18 +67,18 @@ def accuracy_chart(run_data: RunReportData) -> Chart | None:
     )
 
 
-def rewards_chart(run_data: RunReportData) -> Chart | None:
+def build_rewards_chart(run_data: RunReportData) -> Chart | None:
     """The mean reward of chosen and of rejected answers by step."""
-    lines = _having(run_data.updates, TRAIN + CHOSEN)
-    lines = _having(lines, TRAIN + REJECTED)
+    lines = _select_lines(run_data.updates, TRAIN + CHOSEN)
+    lines = _select_lines(lines, TRAIN + REJECTED)
     if not lines:
         return None
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
         for name, colour, label in ((CHOSEN, C1, "chosen"), (REJECTED, C2, "rejected")):
-            means = figures.trailing_mean(values(lines, TRAIN + name), over)
-            x, y = figures.thin(values(lines, "step"), means)
+            means = figures.trailing_mean(list_values(lines, TRAIN + name), over)
+            x, y = figures.thin(list_values(lines, "step"), means)
             ax.plot(x, y, color=colour, linewidth=1.8, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -99,7 +99,7 @@ def rewards_chart(run_data: RunReportData) -> Chart | None:
     )
 
 
-def reliability_chart(run_data: RunReportData) -> Chart | None:
+def build_reliability_chart(run_data: RunReportData) -> Chart | None:
     """How often a reward model is right where it is so and so sure, on held-out pairs."""
     last = run_data.held_out[-1] if run_data.held_out else {}
     shares = {

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
 from trainrig.report import Chart, ReportTable, percent
-from trainrig.train.run.charts.run_charts import Line, RunReportData, values
+from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 TRAIN = "train/diagnostics/"
 REWARD, ENTROPY, REFERENCE = f"{TRAIN}reward", f"{TRAIN}entropy", f"{TRAIN}reference_divergence"
@@ -20,64 +20,64 @@ FAULTS = f"{REWARD}_faults"
 COLOURS = (C2, C3, C4)
 
 
-def rollout_charts(run_data: RunReportData) -> list[Chart]:
+def build_rollout_charts(run_data: RunReportData) -> list[Chart]:
     """Those of a run whose completions were worth something; none for another."""
     lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
     if not lines:
         return []
-    taught, parts = all(line.get(TEACHER) is not None for line in lines), _parts(lines)
-    charts = [teacher_chart(lines)] if taught else []
+    taught, parts = all(line.get(TEACHER) is not None for line in lines), _list_parts(lines)
+    charts = [build_teacher_chart(lines)] if taught else []
     if parts or not taught:
-        charts.append(reward_chart(lines))
+        charts.append(build_reward_chart(lines))
     charts += [
-        verifier_chart(lines, f"{PARTS}{name}")
+        build_verifier_chart(lines, f"{PARTS}{name}")
         for name in run_data.measured
         if f"{PARTS}{name}" in parts and len(parts) > 1
     ]
-    charts.append(exploration_chart(lines))
+    charts.append(build_exploration_chart(lines))
     if all(line.get(AWAY) is not None for line in lines):
-        charts.append(price_chart(lines))
+        charts.append(build_price_chart(lines))
     if all(line.get(STALE) is not None for line in lines):
-        charts.append(staleness_chart(lines))
-    return [*charts, gap_chart(lines)]
+        charts.append(build_staleness_chart(lines))
+    return [*charts, build_gap_chart(lines)]
 
 
-def answer_worth(run_data: RunReportData) -> tuple[str, float, float] | None:
+def measure_answer_worth(run_data: RunReportData) -> tuple[str, float, float] | None:
     """What a policy is judged by, with its last and its first means; None: it is no policy."""
     lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
     if not lines:
         return None
     taught = lines[-1].get(TEACHER) is not None
     name, figure = ("nats a token from the teacher", TEACHER) if taught else ("reward", REWARD)
-    first, last, _ = _ends(lines, figure)
+    first, last, _ = _average_ends(lines, figure)
     return name, last, first
 
 
-def _parts(lines: Sequence[Line]) -> list[str]:
+def _list_parts(lines: Sequence[Line]) -> list[str]:
     """The figures of the parts of the reward."""
     return sorted(name for name in lines[0] if name.startswith(PARTS) and name != FAULTS)
 
 
-def _ends(lines: Sequence[Line], name: str) -> tuple[float, float, int]:
+def _average_ends(lines: Sequence[Line], name: str) -> tuple[float, float, int]:
     """The means of the figure `name` over the first and over the last steps, and over how many."""
     some = min(10, max(1, len(lines) // 2))
     first, last = (sum(v[name] for v in part) / some for part in (lines[:some], lines[-some:]))
     return first, last, some
 
 
-def reward_chart(lines: list[Line]) -> Chart:
+def build_reward_chart(lines: list[Line]) -> Chart:
     """The reward by step, with its parts where there are several."""
     over = max(1, len(lines) // 40)
-    parts = _parts(lines)
+    parts = _list_parts(lines)
     shown = parts if len(parts) > 1 else []
 
     def plot(ax: Axes) -> None:
-        steps = values(lines, "step")
+        steps = list_values(lines, "step")
         named = [(REWARD, C1, "reward")]
         for number, part in enumerate(shown):
             named.append((part, COLOURS[number % len(COLOURS)], part.removeprefix(PARTS)))
         for name, colour, label in named:
-            x, y = figures.thin(steps, figures.trailing_mean(values(lines, name), over))
+            x, y = figures.thin(steps, figures.trailing_mean(list_values(lines, name), over))
             width = 1.8 if name == REWARD else 1.1
             ax.plot(x, y, color=colour, linewidth=width, label=label)
         if shown:
@@ -85,7 +85,7 @@ def reward_chart(lines: list[Line]) -> Chart:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="reward")
 
-    first, last, some = _ends(lines, REWARD)
+    first, last, some = _average_ends(lines, REWARD)
     flat = sum(line[f"{TRAIN}flat"] for line in lines[-some:]) / some
     return Chart(
         f"Completions are worth {last:.3g}; at first {first:.3g}",
@@ -102,12 +102,12 @@ def reward_chart(lines: list[Line]) -> Chart:
     )
 
 
-def verifier_chart(lines: list[Line], part: str) -> Chart:
+def build_verifier_chart(lines: list[Line], part: str) -> Chart:
     """The reward that is trained on beside a part that is only measured: where the first rises and
     the second falls, the reward is fooled (Gao et al. 2023, arXiv:2210.10760)."""
     name, over = part.removeprefix(PARTS), max(1, len(lines) // 40)
-    steps = values(lines, "step")
-    trained, true = (figures.trailing_mean(values(lines, n), over) for n in (REWARD, part))
+    steps = list_values(lines, "step")
+    trained, true = (figures.trailing_mean(list_values(lines, n), over) for n in (REWARD, part))
     best = int(true.argmax())
 
     def plot(ax: Axes) -> None:
@@ -117,7 +117,10 @@ def verifier_chart(lines: list[Line], part: str) -> Chart:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="mean over completions")
 
-    (first, last, some), (before, after, _) = _ends(lines, REWARD), _ends(lines, part)
+    (first, last, some), (before, after, _) = (
+        _average_ends(lines, REWARD),
+        _average_ends(lines, part),
+    )
     if last > first and after < before:
         title = f"Fooled: the reward rose by {last - first:.3g}, '{name}' fell by "
         title += f"{before - after:.3g}"
@@ -138,9 +141,9 @@ def verifier_chart(lines: list[Line], part: str) -> Chart:
     )
 
 
-def teacher_chart(lines: list[Line]) -> Chart:
+def build_teacher_chart(lines: list[Line]) -> Chart:
     """How far the student is from its teacher, by step."""
-    return _one_line(
+    return _build_line_chart(
         lines,
         TEACHER,
         "nats a token",
@@ -150,10 +153,10 @@ def teacher_chart(lines: list[Line]) -> Chart:
     )
 
 
-def gap_chart(lines: list[Line]) -> Chart:
+def build_gap_chart(lines: list[Line]) -> Chart:
     """How far what sampled is from what is trained, by step."""
     most = max(line[GAP] for line in lines)
-    return _one_line(
+    return _build_line_chart(
         lines,
         GAP,
         "nats a token",
@@ -164,20 +167,20 @@ def gap_chart(lines: list[Line]) -> Chart:
     )
 
 
-def staleness_chart(lines: list[Line]) -> Chart:
+def build_staleness_chart(lines: list[Line]) -> Chart:
     """How much of a batch earlier weights have sampled, and how much earlier, by step."""
     over = max(1, len(lines) // 40)
     named = [(STALE, C1, "share of earlier weights"), (STALENESS, C2, "batches behind, mean")]
 
     def plot(ax: Axes) -> None:
         for name, colour, label in named:
-            means = figures.trailing_mean(values(lines, name), over)
-            ax.plot(*figures.thin(values(lines, "step"), means), color=colour, label=label)
+            means = figures.trailing_mean(list_values(lines, name), over)
+            ax.plot(*figures.thin(list_values(lines, "step"), means), color=colour, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="of tokens", ylim=(0, None))
 
-    (_, share, some), (_, behind, _) = _ends(lines, STALE), _ends(lines, STALENESS)
+    (_, share, some), (_, behind, _) = _average_ends(lines, STALE), _average_ends(lines, STALENESS)
     return Chart(
         f"{percent(share, 1)} of the tokens were taken over from earlier batches",
         figures.draw(plot, 240),
@@ -194,7 +197,7 @@ def staleness_chart(lines: list[Line]) -> Chart:
     )
 
 
-def _one_line(
+def _build_line_chart(
     lines: list[Line],
     name: str,
     unit: str,
@@ -205,12 +208,12 @@ def _one_line(
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
-        means = figures.trailing_mean(values(lines, name), over)
-        ax.plot(*figures.thin(values(lines, "step"), means), color=C1, linewidth=1.8)
+        means = figures.trailing_mean(list_values(lines, name), over)
+        ax.plot(*figures.thin(list_values(lines, "step"), means), color=C1, linewidth=1.8)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel=unit)
 
-    first, last, some = _ends(lines, name)
+    first, last, some = _average_ends(lines, name)
     return Chart(
         title(first, last),
         figures.draw(plot, 240),
@@ -223,7 +226,7 @@ def _one_line(
     )
 
 
-def exploration_chart(lines: list[Line]) -> Chart:
+def build_exploration_chart(lines: list[Line]) -> Chart:
     """How undecided the policy is, and how far it has gone from its reference, by step."""
     over = max(1, len(lines) // 40)
     held = all(line.get(REFERENCE) is not None for line in lines)
@@ -233,8 +236,8 @@ def exploration_chart(lines: list[Line]) -> Chart:
 
     def plot(ax: Axes) -> None:
         for name, colour, label in named:
-            means = figures.trailing_mean(values(lines, name), over)
-            x, y = figures.thin(values(lines, "step"), means)
+            means = figures.trailing_mean(list_values(lines, name), over)
+            x, y = figures.thin(list_values(lines, "step"), means)
             ax.plot(x, y, color=colour, linewidth=1.8, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -255,12 +258,12 @@ def exploration_chart(lines: list[Line]) -> Chart:
     )
 
 
-def price_chart(lines: list[Line]) -> Chart:
+def build_price_chart(lines: list[Line]) -> Chart:
     """The reward against how far the policy has gone for it: what rises on the right alone is
     bought dearly, and may be a reward that is fooled (Gao et al. 2023, arXiv:2210.10760)."""
     over = max(1, len(lines) // 40)
-    away = figures.trailing_mean(values(lines, AWAY), over)
-    rewards = figures.trailing_mean(values(lines, REWARD), over)
+    away = figures.trailing_mean(list_values(lines, AWAY), over)
+    rewards = figures.trailing_mean(list_values(lines, REWARD), over)
 
     def plot(ax: Axes) -> None:
         some = slice(None, None, max(1, len(lines) // 200))

@@ -111,25 +111,32 @@ class RunReportData:
         return found
 
 
-def values(lines: Sequence[Line], name: str) -> Numbers:
+def list_values(lines: Sequence[Line], name: str) -> Numbers:
     """One figure of each line; NaN where it was none."""
     found = [line[name] for line in lines]
     return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
 
 
-def _mean_over(points: int) -> int:
+def _choose_mean_over(points: int) -> int:
     """Updates to smooth a curve over: a fortieth of them, but four where there are as many."""
     return max(1, min(points, max(4, points // 40)))
 
 
-def loss_chart(run_data: RunReportData) -> Chart:
+def build_loss_chart(run_data: RunReportData) -> Chart:
     """The training loss by step through every restart, with the held-out loss."""
-    steps, losses = values(run_data.updates, "step"), values(run_data.updates, "train/loss")
-    curve = NoisyCurve(steps, losses, _mean_over(len(steps)), "step", f"loss ({run_data.unit})")
-    held_out = (values(run_data.held_out, "step"), values(run_data.held_out, "eval/loss"))
+    steps, losses = (
+        list_values(run_data.updates, "step"),
+        list_values(run_data.updates, "train/loss"),
+    )
+    curve = NoisyCurve(
+        steps, losses, _choose_mean_over(len(steps)), "step", f"loss ({run_data.unit})"
+    )
+    held_out = (list_values(run_data.held_out, "step"), list_values(run_data.held_out, "eval/loss"))
     marks = Interruptions(
         held_out=held_out,
-        thrown_away=[(values(x, "step"), values(x, "train/loss")) for x in run_data.thrown_away],
+        thrown_away=[
+            (list_values(x, "step"), list_values(x, "train/loss")) for x in run_data.thrown_away
+        ],
     )
     plot: Callable[[Axes], object]
     if len(held_out[0]):
@@ -140,17 +147,17 @@ def loss_chart(run_data: RunReportData) -> Chart:
         title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} {run_data.unit}"
     return Chart(
         title,
-        figures.draw(_marked(plot, run_data.marks), 290),
+        figures.draw(_add_marks(plot, run_data.marks), 290),
         label="Line of the training loss against steps, with what happened along it.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {curve.mean_over}"
         + ("; diamonds: held out" if len(held_out[0]) else "")
         + ("; dotted: steps that a later attempt took again" if marks.thrown_away else "")
-        + f".{_told(run_data.marks)}",
-        table=_series_table("Training loss", run_data.updates, "train/loss", run_data.unit),
+        + f".{_describe_marks(run_data.marks)}",
+        table=_build_series_table("Training loss", run_data.updates, "train/loss", run_data.unit),
     )
 
 
-def _marked(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callable[[Axes], None]:
+def _add_marks(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callable[[Axes], None]:
     """`plot`, and what happened along it."""
 
     def both(ax: Axes) -> None:
@@ -160,7 +167,7 @@ def _marked(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callable[[
     return both
 
 
-def _told(marks: Sequence[Mark]) -> str:
+def _describe_marks(marks: Sequence[Mark]) -> str:
     """What the marks are, in words."""
     if not marks:
         return ""
@@ -169,11 +176,11 @@ def _told(marks: Sequence[Mark]) -> str:
     return f" Dashed: what happened there, of {len(marks)} events{band}."
 
 
-def forgetting_chart(run_data: RunReportData) -> Chart:
+def build_forgetting_chart(run_data: RunReportData) -> Chart:
     """The held-out loss of each source before the first step of a run that continues another, and
     now."""
     first, last = run_data.held_out[0], run_data.held_out[-1]
-    names = sorted(n for n in _sources_held_out(last) if n in first)
+    names = sorted(n for n in _list_held_out_sources(last) if n in first)
     names = [n for n in names if None not in (first[n], last[n])]
     pairs = [BeforeAfter(n[5:-5], first[n], last[n]) for n in names]
     change = {pair.name: pair.after - pair.before for pair in pairs}
@@ -198,23 +205,23 @@ def forgetting_chart(run_data: RunReportData) -> Chart:
     )
 
 
-def _sources_held_out(line: Line) -> list[str]:
+def _list_held_out_sources(line: Line) -> list[str]:
     """Names of the losses by source among the figures of `line`; terms and diagnostics are none."""
     names = (n for n in line if n.startswith("eval/") and n.endswith("/loss") and n != "eval/loss")
     return [n for n in names if not n.startswith(("eval/terms/", "eval/diagnostics/"))]
 
 
-def sources_chart(run_data: RunReportData) -> Chart:
+def build_sources_chart(run_data: RunReportData) -> Chart:
     """The held-out loss of each source by step."""
     last = run_data.held_out[-1]
-    names = {n: n[5:-5] for n in _sources_held_out(last)}
+    names = {n: n[5:-5] for n in _list_held_out_sources(last)}
     ordered = sorted(names, key=lambda name: -last[name])
     shown = ordered[: len(SOURCE_COLOURS)]
 
     def plot(ax: Axes) -> None:
         for name, colour in zip(shown, SOURCE_COLOURS, strict=False):
             lines = [line for line in run_data.held_out if name in line]
-            x, y = figures.thin(values(lines, "step"), values(lines, name))
+            x, y = figures.thin(list_values(lines, "step"), list_values(lines, name))
             label = visible(names[name])[:24]
             ax.plot(x, y, "o-", color=colour, markersize=4, linewidth=1.8, label=label)
         ax.legend(ncols=2)
@@ -228,10 +235,10 @@ def sources_chart(run_data: RunReportData) -> Chart:
     more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
     return Chart(
         title,
-        figures.draw(_marked(plot, run_data.marks), 260),
+        figures.draw(_add_marks(plot, run_data.marks), 260),
         label="Lines of the held-out loss against steps, one a source.",
         caption=f"n = {len(run_data.held_out):,} measurements on the same rows each time.{more}"
-        f"{_told(run_data.marks)}",
+        f"{_describe_marks(run_data.marks)}",
         table=ReportTable(
             "Held-out loss by source, first and last",
             ("source", "first", "last"),
@@ -243,34 +250,34 @@ def sources_chart(run_data: RunReportData) -> Chart:
     )
 
 
-def gradient_chart(run_data: RunReportData) -> Chart:
+def build_gradient_chart(run_data: RunReportData) -> Chart:
     """The norm of the gradient by step."""
-    norms = values(run_data.updates, "train/grad_norm")
+    norms = list_values(run_data.updates, "train/grad_norm")
     highest = int(np.nanargmax(norms))
     at = f"step {run_data.updates[highest]['step']:,}"
     title = f"Gradient norm {np.nanmedian(norms):.3g} at the median, at most {norms[highest]:.3g} "
-    return _line_chart(run_data, "train/grad_norm", "gradient norm", f"{title}({at})")
+    return _build_line_chart(run_data, "train/grad_norm", "gradient norm", f"{title}({at})")
 
 
-def rate_chart(run_data: RunReportData) -> Chart:
+def build_rate_chart(run_data: RunReportData) -> Chart:
     """The learning rate by step."""
-    rates = values(run_data.updates, "train/lr")
+    rates = list_values(run_data.updates, "train/lr")
     title = f"Learning rate up to {rates.max():.3g}, {rates[-1]:.3g} at the end"
-    return _line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
+    return _build_line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
 
 
-def speed_chart(run_data: RunReportData) -> Chart:
+def build_speed_chart(run_data: RunReportData) -> Chart:
     """Tokens per second by step."""
-    speeds = values(run_data.updates, "speed/tokens_per_second")
+    speeds = list_values(run_data.updates, "speed/tokens_per_second")
     title = f"{np.median(speeds):,.0f} tokens/s at the median"
-    return _line_chart(run_data, "speed/tokens_per_second", "tokens per second", title)
+    return _build_line_chart(run_data, "speed/tokens_per_second", "tokens per second", title)
 
 
-def _line_chart(
+def _build_line_chart(
     run_data: RunReportData, name: str, unit: str, title: str, smooth: bool = True
 ) -> Chart:
-    steps, found = values(run_data.updates, "step"), values(run_data.updates, name)
-    over = _mean_over(len(steps)) if smooth else 1
+    steps, found = list_values(run_data.updates, "step"), list_values(run_data.updates, name)
+    over = _choose_mean_over(len(steps)) if smooth else 1
 
     def plot(ax: Axes) -> None:
         figures.plot_curve(ax, NoisyCurve(steps, found, over, "step", unit))
@@ -286,11 +293,11 @@ def _line_chart(
         figures.draw(plot, 220),
         label=f"Line of the {unit} against steps.",
         caption=f"{caption}, faint; bold: mean of the last {over}." if over > 1 else f"{caption}.",
-        table=_series_table(unit.capitalize(), run_data.updates, name, unit),
+        table=_build_series_table(unit.capitalize(), run_data.updates, name, unit),
     )
 
 
-def _series_table(caption: str, lines: Sequence[Line], name: str, unit: str) -> ReportTable:
+def _build_series_table(caption: str, lines: Sequence[Line], name: str, unit: str) -> ReportTable:
     chosen = np.unique(np.linspace(0, len(lines) - 1, min(TABLE_ROWS, len(lines))).astype(int))
     rows: list[tuple[Cell, ...]] = [(lines[i]["step"], lines[i][name]) for i in chosen]
     some = f", {len(rows)} of {len(lines):,} steps" if len(rows) < len(lines) else ""
@@ -308,7 +315,7 @@ WHERE_TIME_GOES = {
 }
 
 
-def goodput_chart(goodput: Goodput) -> Chart:
+def build_goodput_chart(goodput: Goodput) -> Chart:
     """Where the time went."""
     seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
     shown = {label: value for label, value in seconds.items() if value > 0}

@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, ReportTable, percent, short
-from trainrig.train.run.charts.run_charts import Line, RunReportData, values
+from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 COLUMNS = 60  # of the heat map: measurements beyond as many are passed over evenly
 PHASES = {
@@ -22,20 +22,20 @@ PHASES = {
 }
 
 
-def signal_charts(run_data: RunReportData) -> list[Chart]:
+def build_signal_charts(run_data: RunReportData) -> list[Chart]:
     """Those for which the run has measured something."""
-    made = (norms_chart, noise_chart, phases_chart, memory_chart)
+    made = (build_norms_chart, build_noise_chart, build_phases_chart, build_memory_chart)
     charts = [make(run_data) for make in made]
     return [chart for chart in charts if chart]
 
 
-def _measured(run_data: RunReportData, name: str) -> list[Line]:
+def _select_lines(run_data: RunReportData, name: str) -> list[Line]:
     return [line for line in run_data.updates if line.get(name) is not None]
 
 
-def norms_chart(run_data: RunReportData) -> Chart | None:
+def build_norms_chart(run_data: RunReportData) -> Chart | None:
     """A heat map of the gradient norm by layer and step."""
-    lines = _measured(run_data, "layers/00/grad_norm")
+    lines = _select_lines(run_data, "layers/00/grad_norm")
     if not lines:
         return None
     names = sorted(n for n in lines[-1] if n.startswith("layers/") and n.endswith("/grad_norm"))
@@ -48,7 +48,7 @@ def norms_chart(run_data: RunReportData) -> Chart | None:
     norms_LS = np.array([[line.get(name) or np.nan for line in shown] for name in names])
     logs_LS, layers = np.log10(norms_LS), [int(name.split("/")[1]) for name in names]
     largest = layers[int(np.nanargmax(norms_LS[:, -1]))]
-    plot = partial(_plot_heat, logs_LS=logs_LS, steps=values(shown, "step"), layers=layers)
+    plot = partial(_plot_heat, logs_LS=logs_LS, steps=list_values(shown, "step"), layers=layers)
     rows = tuple(
         (layer, lines[0].get(name), lines[-1].get(name))
         for layer, name in zip(layers, names, strict=True)
@@ -86,13 +86,15 @@ def _plot_heat(ax: Axes, logs_LS: Numbers, steps: Numbers, layers: Sequence[int]
     ax.set(xlabel="step", ylabel="layer")
 
 
-def noise_chart(run_data: RunReportData) -> Chart | None:
+def build_noise_chart(run_data: RunReportData) -> Chart | None:
     """The gradient noise scale beside the batch."""
-    lines = _measured(run_data, "noise/scale")
+    lines = _select_lines(run_data, "noise/scale")
     if not lines:
         return None
-    steps, scales = values(lines, "step"), values(lines, "noise/scale")
-    batches = values(lines, "speed/tokens_per_second") * values(lines, "speed/step_seconds")
+    steps, scales = list_values(lines, "step"), list_values(lines, "noise/scale")
+    batches = list_values(lines, "speed/tokens_per_second") * list_values(
+        lines, "speed/step_seconds"
+    )
 
     def plot(ax: Axes) -> None:
         ax.plot(*figures.thin(steps, scales), color=C1, linewidth=1.8, label="noise scale")
@@ -118,14 +120,14 @@ def noise_chart(run_data: RunReportData) -> Chart | None:
     )
 
 
-def phases_chart(run_data: RunReportData) -> Chart | None:
+def build_phases_chart(run_data: RunReportData) -> Chart | None:
     """Where the time of a step goes."""
-    lines = _measured(run_data, "time/forward")
+    lines = _select_lines(run_data, "time/forward")
     if not lines:
         return None
-    seconds = values(lines, "speed/step_seconds")
+    seconds = list_values(lines, "speed/step_seconds")
     spent = {
-        label: float(np.nansum(values(lines, f"time/{name}") * seconds))
+        label: float(np.nansum(list_values(lines, f"time/{name}") * seconds))
         for name, label in PHASES.items()
     }
     whole = float(seconds.sum())
@@ -142,23 +144,23 @@ def phases_chart(run_data: RunReportData) -> Chart | None:
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by phase of a step.",
         caption=f"n = {len(lines):,} steps of rank 0, all attempts that count. Beside the steps of "
-        f"the run: {_beside(run_data)}.",
+        f"the run: {_describe_beside(run_data)}.",
         table=ReportTable("Seconds by phase", ("phase", "seconds"), tuple(spent.items())),
     )
 
 
-def _beside(run_data: RunReportData) -> str:
+def _describe_beside(run_data: RunReportData) -> str:
     measuring = sum(line.get("speed/held_out_seconds", 0.0) for line in run_data.held_out)
     saves = [e["stall_seconds"] for e in run_data.events if e["event"] == "checkpoint"]
     return f"{measuring:.3g} s for held-out losses, {sum(saves):.3g} s held up by saves"
 
 
-def memory_chart(run_data: RunReportData) -> Chart | None:
+def build_memory_chart(run_data: RunReportData) -> Chart | None:
     """The most memory that was held, by step."""
-    lines = _measured(run_data, "memory/peak_gib")
+    lines = _select_lines(run_data, "memory/peak_gib")
     if not lines:
         return None
-    steps, held = values(lines, "step"), values(lines, "memory/peak_gib")
+    steps, held = list_values(lines, "step"), list_values(lines, "memory/peak_gib")
 
     def plot(ax: Axes) -> None:
         ax.plot(*figures.thin(steps, held), color=C4, linewidth=1.8)
