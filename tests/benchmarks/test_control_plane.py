@@ -156,7 +156,7 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
         looked.append(time.process_time() - before)
         answered.append(seconds_of(office) - office_before)
         before = time.process_time()
-        hangs.see(heartbeats, time.monotonic())
+        hangs.update(heartbeats, time.monotonic())
         seen.append(time.process_time() - before)
     told = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
     ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
