@@ -79,7 +79,8 @@ def expected(folder, length, pooling="mean", most=None):
         room = length - len(before)
         for begin in list(range(0, len(ids), room))[: 1 if pooling == "first" else most]:
             part = torch.tensor([before + ids[begin : begin + room]])
-            read = model.compute_states if opened.config.bidirectional else lambda x: model(x).hidden
+            both_ways = opened.config.bidirectional
+            read = model.compute_states if both_ways else lambda x: model(x).hidden
             states.append(read(part)[0, len(before) if pooling == "mean" else 0 :])
         whole = torch.cat(states)
         found.append((whole[0] if pooling == "first" else whole.mean(0)).numpy())
