@@ -6,7 +6,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.posttrain.environments import Calculator, PythonEnvironment
-from trainrig.posttrain.environments.calculator import value_of
+from trainrig.posttrain.environments.calculator import evaluate_sum
 from trainrig.posttrain.environments.contract import StepResult
 from trainrig.posttrain.rewards.contract import Fault
 
@@ -52,7 +52,7 @@ class Environment:
     ],
 )
 def test_a_sum_has_its_value(written: str, value: str | None) -> None:
-    assert value_of(written) == value
+    assert evaluate_sum(written) == value
 
 
 def test_the_calculator_answers_what_is_asked_last() -> None:
@@ -115,4 +115,4 @@ def test_an_episode_is_brought_back_where_anothers_step_was_ended(source: str) -
 def test_a_class_that_is_not_there_is_refused(source: str) -> None:
     with pytest.raises(ConfigError, match="no 'Game'; it has Environment"):
         PythonEnvironment(file=source, environment="Game").open()
-    assert list(PythonEnvironment(file=source).inputs()) == ["source"]
+    assert list(PythonEnvironment(file=source).hash_inputs()) == ["source"]

@@ -10,7 +10,7 @@ from tests.posttrain.rewards.completions import completion
 from trainrig.errors import ConfigError, DataError
 from trainrig.posttrain.rewards import PythonFunction
 from trainrig.posttrain.rewards.contract import Fault
-from trainrig.posttrain.rewards.weighted import build_rewards, reward_inputs
+from trainrig.posttrain.rewards.weighted import build_rewards, hash_reward_inputs
 
 SOURCE = """
 import math, os, sys, time
@@ -108,16 +108,16 @@ def test_a_place_is_a_file_or_a_module(source: str) -> None:
         with pytest.raises(ValueError, match="file, module: give one of the two"):
             PythonFunction.model_validate(given)
     with pytest.raises(ConfigError, match=r"nowhere\.py: no such file"):
-        PythonFunction(file="nowhere.py").inputs()
+        PythonFunction(file="nowhere.py").hash_inputs()
     with pytest.raises(ConfigError, match="no package 'no_such' is installed here"):
-        PythonFunction(module="no_such.rewards").inputs()
+        PythonFunction(module="no_such.rewards").hash_inputs()
 
 
 def test_its_source_is_part_of_the_fingerprint(source: str, tmp_path: Path) -> None:
-    before = reward_inputs([PythonFunction(file=source)])
+    before = hash_reward_inputs([PythonFunction(file=source)])
     assert list(before) == ["rewards[0].source"]
     Path(source).write_text(SOURCE + "# changed\n")
-    assert reward_inputs([PythonFunction(file=source)]) != before
+    assert hash_reward_inputs([PythonFunction(file=source)]) != before
 
 
 def test_a_module_of_an_installed_package_scores_too(
@@ -131,8 +131,8 @@ def test_a_module_of_an_installed_package_scores_too(
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]))
     part = PythonFunction(module="mine_for_tests.rewards")
-    first = part.inputs()
+    first = part.hash_inputs()
     assert part.open().score([completion("x")]) == [0.25]
     (package / "helper.py").write_text("X = 1\n")  # the package is one thing
-    assert part.inputs() != first
+    assert part.hash_inputs() != first
     assert "mine_for_tests" not in sys.modules

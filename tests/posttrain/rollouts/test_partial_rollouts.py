@@ -32,7 +32,7 @@ from trainrig.posttrain.rollouts.partial_waves import (
     SAMPLE,
     PartialWaves,
     choose_groups,
-    unit_of,
+    select_unit,
 )
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.rollouts.run_file import Rollouts
@@ -170,7 +170,7 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
                 break
             count, asked = waves.next()
             assert 1 <= len(asked[PLACE]) <= prompts * samples
-            units = [unit_of(asked, index, samples) for index in range(count)]
+            units = [select_unit(asked, index, samples) for index in range(count)]
             assert all(1 <= len(each[PLACE]) <= samples for each in units)
             waves.take([written(each, samples, lengths) for each in units])
         else:

@@ -8,7 +8,7 @@ from pydantic import field_validator, model_validator
 from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.templates import template
-from trainrig.posttrain.rewards.verifier import checked_pattern
+from trainrig.posttrain.rewards.verifier import check_pattern
 from trainrig.posttrain.sampling.run_file import PromptedRunFile
 
 CRITIQUE = """Question:
@@ -57,7 +57,7 @@ class AnswerRule(Settings):
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, given: str) -> str:
-        return checked_pattern(given)
+        return check_pattern(given)
 
     def broken_by(self, text: str) -> bool:
         """Whether `text` breaks it."""

@@ -48,18 +48,18 @@ class Calculator(EnvironmentPart):
     def step(self, episode: int, text: str) -> StepResult:
         """The value behind an equals sign, such as "=24", or "=?" for what is no sum."""
         _, asked, written = text.rpartition(self.begin)
-        return StepResult(f"={value_of(written) or '?'}" if asked else "", 0.0, done=False)
+        return StepResult(f"={evaluate_sum(written) or '?'}" if asked else "", 0.0, done=False)
 
     def forget(self) -> None:
         """Nothing was kept."""
 
 
-def value_of(written: str) -> str | None:
+def evaluate_sum(written: str) -> str | None:
     """What a sum comes to, in decimals; None: it is none, or too large."""
     if len(written) > LONGEST:
         return None
     try:
-        value = _value(ast.parse(written.replace(",", "").strip(), mode="eval").body)
+        value = _evaluate(ast.parse(written.replace(",", "").strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
         return None
     if value.denominator == 1:
@@ -67,16 +67,16 @@ def value_of(written: str) -> str | None:
     return f"{float(value):.{DIGITS}f}".rstrip("0").rstrip(".")
 
 
-def _value(node: ast.AST) -> Fraction:
+def _evaluate(node: ast.AST) -> Fraction:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             value = Fraction(str(number))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = -_value(operand)
+            value = -_evaluate(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            value = _value(operand)
+            value = _evaluate(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            value = _OPERATIONS[type(op)](_value(left), _value(right))
+            value = _OPERATIONS[type(op)](_evaluate(left), _evaluate(right))
         case _:
             raise ValueError("no sum")
     if abs(value) > LARGEST:

@@ -55,11 +55,11 @@ class EnvironmentPart(Settings):
         """Texts that end a turn of the model's; it also ends where the model ends its answer."""
         raise NotImplementedError
 
-    def inputs(self) -> Mapping[str, str]:
+    def hash_inputs(self) -> Mapping[str, str]:
         """Keys of what it depends on beside these settings: contents of files, by field."""
         return {}
 
-    def settled(self) -> Self:
+    def resolve_paths(self) -> Self:
         """The same for processes that run in other folders: its paths are absolute."""
         return with_absolute_paths(self)
 

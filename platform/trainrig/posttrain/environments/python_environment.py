@@ -27,9 +27,9 @@ class PythonEnvironment(UserCodeSettings, EnvironmentPart):
         """As the run file has them."""
         return self.stop
 
-    def inputs(self) -> Mapping[str, str]:
+    def hash_inputs(self) -> Mapping[str, str]:
         """The sum of its source."""
-        return {"source": self.source_key()}
+        return {"source": self.hash_source()}
 
     def open(self) -> "PythonEpisodes":
         """What leads episodes. Raises ConfigError for a class that cannot be loaded."""
@@ -69,7 +69,7 @@ class PythonEpisodes:
         except UserCodeFault as fault:
             return Fault(fault.kind, fault.detail)
         known.said.append(text)
-        return _answer(given)
+        return _read_result(given)
 
     def forget(self) -> None:
         """See Environment."""
@@ -90,7 +90,7 @@ class PythonEpisodes:
         return known
 
 
-def _answer(given: Any) -> StepResult | Fault:
+def _read_result(given: Any) -> StepResult | Fault:
     match given:
         case [str() as observation, int() | float() as reward, bool() as done]:
             if math.isfinite(reward):

@@ -65,11 +65,11 @@ class RewardPart(Settings):
         """Columns that every row of prompts must have."""
         return ()
 
-    def inputs(self) -> Mapping[str, str]:
+    def hash_inputs(self) -> Mapping[str, str]:
         """Keys of what the score depends on beside these settings: contents of files, by field."""
         return {}
 
-    def settled(self) -> Self:
+    def resolve_paths(self) -> Self:
         """The same for processes that run in other folders, and later: its paths are absolute, and
         of what is there now."""
         return with_absolute_paths(self)

@@ -12,7 +12,7 @@ from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.tasks.templates import template
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
-from trainrig.posttrain.rewards.verifier import checked_pattern
+from trainrig.posttrain.rewards.verifier import check_pattern
 from trainrig.tokens.chat.messages import Message
 from trainrig.train import checkpoint
 
@@ -52,14 +52,14 @@ class JudgeModel(RewardPart):
     @field_validator("verdict")
     @classmethod
     def _compiles(cls, given: str) -> str:
-        return checked_pattern(given)
+        return check_pattern(given)
 
-    def settled(self) -> Self:
+    def resolve_paths(self) -> Self:
         """With the checkpoint that is the newest now."""
         path = checkpoint.resolve(storage.absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})
 
-    def inputs(self) -> Mapping[str, str]:
+    def hash_inputs(self) -> Mapping[str, str]:
         """The checkpoint's contents."""
         return {"checkpoint": checkpoint.compute_content_key(checkpoint.resolve(self.checkpoint))}
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import field_validator
 
 from trainrig.posttrain.rewards.contract import Completion, RewardPart
-from trainrig.posttrain.rewards.verifier import checked_pattern
+from trainrig.posttrain.rewards.verifier import check_pattern
 
 
 class PatternShape(RewardPart):
@@ -22,7 +22,7 @@ class PatternShape(RewardPart):
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, given: str) -> str:
-        return checked_pattern(given)
+        return check_pattern(given)
 
     def open(self) -> Self:
         """Itself: there is nothing to load."""

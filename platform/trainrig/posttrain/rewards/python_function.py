@@ -25,9 +25,9 @@ class PythonFunction(UserCodeSettings, RewardPart):
         """Those that the function needs."""
         return self.needs
 
-    def inputs(self) -> Mapping[str, str]:
+    def hash_inputs(self) -> Mapping[str, str]:
         """The sum of its source."""
-        return {"source": self.source_key()}
+        return {"source": self.hash_source()}
 
     def open(self) -> "FunctionScorer":
         """What calls it. Raises ConfigError for one that cannot be loaded."""

@@ -32,12 +32,12 @@ class RewardModel(RewardPart):
     # Completions of a forward pass. Another number may give other last digits.
     batch: int = Field(default=8, ge=1)
 
-    def settled(self) -> Self:
+    def resolve_paths(self) -> Self:
         """With the checkpoint that is the newest now."""
         path = checkpoint.resolve(storage.absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})
 
-    def inputs(self) -> Mapping[str, str]:
+    def hash_inputs(self) -> Mapping[str, str]:
         """The checkpoint's contents."""
         return {"checkpoint": checkpoint.compute_content_key(checkpoint.resolve(self.checkpoint))}
 

@@ -49,7 +49,7 @@ class UserCodeSettings(Settings):
         """The place in words."""
         return self.file or self.module or ""
 
-    def source_key(self) -> str:
+    def hash_source(self) -> str:
         """The SHA-256 of the file, or of all Python of the module's package. Raises ConfigError."""
         if self.file is not None:
             if not storage.exists(self.file):

@@ -29,7 +29,7 @@ def main() -> None:
         try:
             answer = json.dumps({"result": service.answer(**request)})
         except BaseException as error:  # sys.exit is no way out either
-            answer = json.dumps({"error": _in_words(error)})
+            answer = json.dumps({"error": _describe_error(error)})
         answers.write(answer + "\n")
         answers.flush()
 
@@ -82,7 +82,7 @@ class _Service:
         self._target = getattr(there, name)
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, _NotThere):
         return str(error)
     told = " ".join(f"{type(error).__name__}: {error}".split())

@@ -24,7 +24,7 @@ class Verifier(RewardPart):
     @field_validator("extract", "extract_target")
     @classmethod
     def _compiles(cls, given: str | None) -> str | None:
-        return given if given is None else checked_pattern(given)
+        return given if given is None else check_pattern(given)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -47,7 +47,9 @@ class Verifier(RewardPart):
         value = completion.row.get(self.column)
         values = value if isinstance(value, list | tuple) else [value]
         texts = [
-            extract_answer(_text(v), self.extract_target, "last") for v in values if v is not None
+            extract_answer(_as_text(v), self.extract_target, "last")
+            for v in values
+            if v is not None
         ]
         targets = [text for text in texts if text]
         if not targets:
@@ -56,7 +58,7 @@ class Verifier(RewardPart):
         return float(given is not None and any(self.is_right(given, each) for each in targets))
 
 
-def checked_pattern(given: str) -> str:
+def check_pattern(given: str) -> str:
     """`given`, if it is a regular expression. Raises ValueError."""
     try:
         re.compile(given)
@@ -65,5 +67,5 @@ def checked_pattern(given: str) -> str:
     return given
 
 
-def _text(value: object) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else str(value)

@@ -70,12 +70,12 @@ class WeightedRewards:
         parts: dict[str, tuple[float, ...]] = {}
         faults: Counter[str] = Counter()
         scored = [
-            (settings, _scores(settings.name, reward, completions, rows))
+            (settings, _compute_scores(settings.name, reward, completions, rows))
             for settings, reward in self.parts
         ]
         every: list[tuple[WeightedPart, Sequence[Score]]] = [*scored, *given]
         for settings, found_scores in every:
-            scores = [_finite(each) for each in found_scores]
+            scores = [_check_finite(each) for each in found_scores]
             found = [each for each in scores if isinstance(each, Fault)]
             faults.update(f"{settings.name}/{each.kind}" for each in found)
             if found:
@@ -129,37 +129,37 @@ def build_rewards(
     return WeightedRewards(tuple((part, part.open()) for part in parts))
 
 
-def reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
+def hash_reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
     """What the scores depend on beside the run file, for a stage's fingerprint: content keys by
     place."""
     return {
         f"rewards[{number}].{field}": key
         for number, part in enumerate(parts)
-        for field, key in part.inputs().items()
+        for field, key in part.hash_inputs().items()
     }
 
 
-def _scores(
+def _compute_scores(
     name: str, reward: CompletionScorer, completions: Sequence[Completion], rows: Sequence[int]
 ) -> Sequence[Score]:
     try:
-        return _checked(reward, completions)
+        return _score_all(reward, completions)
     except TrainrigError:
         raise
     except (OSError, MemoryError) as error:
         raise ClusterError(
-            f"rewards: '{name}' raised {_in_a_line(error)} while it scored {len(completions)} "
+            f"rewards: '{name}' raised {_format_error(error)} while it scored {len(completions)} "
             "completions; what was done stays done, and the same command goes on"
         ) from error
     except Exception as error:
         where, own = _find_raising(reward, completions, rows) or ("of all together", error)
         raise DataError(
-            f"rewards: '{name}' raised {_in_a_line(own)} at the completion {where}; mend or leave "
-            "out that row, or leave out the reward"
+            f"rewards: '{name}' raised {_format_error(own)} at the completion {where}; mend or "
+            "leave out that row, or leave out the reward"
         ) from error
 
 
-def _checked(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
+def _score_all(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
     scores = reward.score(completions)
     if len(scores) != len(completions):
         raise ValueError(f"{len(scores)} scores of {len(completions)} completions")
@@ -172,18 +172,18 @@ def _find_raising(
     """Which of `completions` is the first that `reward` raises at by itself, and what."""
     for place, completion in enumerate(completions):
         try:
-            _checked(reward, [completion])
+            _score_all(reward, [completion])
         except Exception as error:
             row = f"row {rows[place]}, " if rows else ""
             return f"of {row}prompt {completion.prompt!r:.60}", error
     return None
 
 
-def _in_a_line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _finite(score: Score) -> Score:
+def _check_finite(score: Score) -> Score:
     if isinstance(score, Fault) or math.isfinite(score):
         return score
     return Fault("not_finite", f"the score is {score}")

@@ -130,9 +130,9 @@ class RolloutBatches(RolloutMaker):
             again = self._draw(model, [first + place for place in flat], draw)
             for place, group in zip(flat, again, strict=True):
                 groups[place] = group
-        arrays = self._arrays(groups)
+        arrays = self._build_arrays(groups)
         if self.lag:
-            arrays[BEHAVIOUR] = self._read(model, *on_device(model, arrays))
+            arrays[BEHAVIOUR] = self._read(model, *move_to_device(model, arrays))
             self._check_gap(arrays[BEHAVIOUR], arrays)
         return arrays
 
@@ -151,10 +151,10 @@ class RolloutBatches(RolloutMaker):
         drawn before."""
         samples = self._run.rollouts.samples
         asked = [
-            (place, self._prompts.at(place, self._run.rollouts.seed, draw)) for place in places
+            (place, self._prompts.find(place, self._run.rollouts.seed, draw)) for place in places
         ]
         said = self._sampler.sample(model, asked, draw)
-        completions = [each.completion() for each in said]
+        completions = [each.build_completion() for each in said]
         environment = self._run.environment
         given = [(environment, [each.score for each in said])] if environment else []
         rows = [each.prompt.number for each in said]
@@ -166,7 +166,7 @@ class RolloutBatches(RolloutMaker):
             for begin in range(0, len(said), samples)
         ]
 
-    def _arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
+    def _build_arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
         """What was sampled, and what it is worth, as it is handed to `complete`."""
         run, samples = self._run, self._run.rollouts.samples
         rows = [each for group in groups for each in group.transcripts]
@@ -209,10 +209,10 @@ class RolloutBatches(RolloutMaker):
         """See RolloutMaker. Raises DataError if what was sampled is not what training reads."""
         wanted, arrays = self._run.rollouts, dict(sampled)
         rewards_GS, numbers_B = arrays.pop(TOTALS), arrays.pop(PROMPTS)
-        read = on_device(model, arrays)
+        read = move_to_device(model, arrays)
         arrays[OLD] = self._read(model, *read)
         self._weigh(arrays)
-        arrays |= self._credited(others, rewards_GS, arrays, read)
+        arrays |= self._assign_credit(others, rewards_GS, arrays, read)
         places = np.arange(len(numbers_B))
         first = number * wanted.prompts * wanted.samples + index * wanted.micro_batch
         return MicroBatch(
@@ -237,7 +237,7 @@ class RolloutBatches(RolloutMaker):
         weights_BT = self._run.objective.compute_importance(change_BT, mask_BT, float(limit[0]))
         arrays[IMPORTANCE] = weights_BT
 
-    def _credited(
+    def _assign_credit(
         self,
         others: Mapping[str, Any],
         rewards_GS: Floats,
@@ -316,7 +316,7 @@ def _generate(
     return generate_scored(model, requests, stop, entries)
 
 
-def on_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
+def move_to_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
     """The ids and targets of `arrays`, on the device of `model`."""
     from torch import from_numpy
 

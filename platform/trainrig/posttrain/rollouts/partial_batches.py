@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import RewardScores
-from trainrig.posttrain.rollouts.batches import CompletionGroup, RolloutBatches, on_device
+from trainrig.posttrain.rollouts.batches import CompletionGroup, RolloutBatches, move_to_device
 from trainrig.posttrain.rollouts.partial_waves import (
     COMPLETIONS,
     LENGTH,
@@ -26,7 +26,7 @@ from trainrig.posttrain.rollouts.partial_waves import (
     VERSIONS,
     PartialWaves,
     Rows,
-    unit_of,
+    select_unit,
 )
 from trainrig.posttrain.rollouts.run_file import PartialRollouts, ReinforcementLearning
 from trainrig.posttrain.rollouts.sampled_groups import TOTALS
@@ -72,20 +72,20 @@ class PartialRolloutBatches(RolloutBatches):
     def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
         """See RolloutMaker. Raises DataError where what was sampled is not what training reads of
         the same weights."""
-        unit = unit_of(asked, index, self._run.rollouts.micro_batch)
-        said = [self._transcript(unit, row) for row in range(len(unit[PLACE]))]
+        unit = select_unit(asked, index, self._run.rollouts.micro_batch)
+        said = [self._build_transcript(unit, row) for row in range(len(unit[PLACE]))]
         self._sampler.go_on(model, said, self._budget)
-        found = self._written(unit, said, int(asked[NUMBER][0]))
+        found = self._extend_completions(unit, said, int(asked[NUMBER][0]))
         self._read_new(model, said, unit[LENGTH], found)
         self._score(said, found)
         return found
 
-    def _transcript(self, rows: Rows, row: int) -> Transcript:
+    def _build_transcript(self, rows: Rows, row: int) -> Transcript:
         """The completion `row` of `rows`, as it stands."""
         place, length = int(rows[PLACE][row]), int(rows[LENGTH][row])
         wanted = self._run.rollouts
         return Transcript(
-            prompt=self._prompts.at(place, wanted.seed, 0),
+            prompt=self._prompts.find(place, wanted.seed, 0),
             sample=place * wanted.samples + int(rows[SAMPLE][row]),
             ids=rows[COMPLETIONS][row, :length].tolist(),
             drawn=[True] * length,
@@ -93,7 +93,7 @@ class PartialRolloutBatches(RolloutBatches):
             finished=bool(rows[FINISHED][row]),
         )
 
-    def _written(self, unit: Rows, said: Sequence[Transcript], number: int) -> Rows:
+    def _extend_completions(self, unit: Rows, said: Sequence[Transcript], number: int) -> Rows:
         """`unit` with what was `said` for batch `number` since."""
         width = max(len(each.ids) for each in said)
         found = {
@@ -130,7 +130,7 @@ class PartialRolloutBatches(RolloutBatches):
             targets_RT[row, new[-1]] = each.ids[before:]
             sampled_RT[row, new[-1]] = each.log_probabilities[before:]
         arrays: Rows = {IDS: ids_RT, TARGETS: targets_RT, SAMPLED: sampled_RT}
-        read_RT = self._read(model, *on_device(model, arrays))
+        read_RT = self._read(model, *move_to_device(model, arrays))
         self._check_gap(read_RT, arrays)
         for row, (each, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
             found[BEHAVIOUR][row, before : len(each.ids)] = read_RT[row, new[row]]
@@ -140,7 +140,7 @@ class PartialRolloutBatches(RolloutBatches):
         over = [row for row, each in enumerate(said) if each.over]
         if not over:
             return
-        completions = [said[row].completion() for row in over]
+        completions = [said[row].build_completion() for row in over]
         scores = self._rewards.score(completions, (), [said[row].prompt.number for row in over])
         faults = sum(scores.faults.values()) / len(over)
         for name, values in (
@@ -155,7 +155,7 @@ class PartialRolloutBatches(RolloutBatches):
         """The micro-batches, sampled, of batch `number`: `rows` of whole groups."""
         size = self._run.rollouts.micro_batch
         return [
-            self._micro_batch(
+            self._build_micro_batch(
                 {name: array[begin : begin + size] for name, array in rows.items()},
                 number,
                 waves,
@@ -164,11 +164,11 @@ class PartialRolloutBatches(RolloutBatches):
             for begin in range(0, len(rows[PLACE]), size)
         ]
 
-    def _micro_batch(
+    def _build_micro_batch(
         self, rows: Rows, number: int, waves: int, unfinished: float
     ) -> dict[str, NDArray[Any]]:
         """`unfinished`: completions, for each of the batch."""
-        said = [self._transcript(rows, row) for row in range(len(rows[PLACE]))]
+        said = [self._build_transcript(rows, row) for row in range(len(rows[PLACE]))]
         samples = self._run.rollouts.samples
         names = [part.name for part in self._run.rewards]
         groups = [
@@ -182,7 +182,7 @@ class PartialRolloutBatches(RolloutBatches):
             )
             for begin in range(0, len(said), samples)
         ]
-        arrays = self._arrays(groups)
+        arrays = self._build_arrays(groups)
         stale_BT = np.zeros(arrays[IDS].shape, dtype=np.int64)
         behaviour_BT = np.zeros(stale_BT.shape, dtype=np.float32)
         for row, each in enumerate(said):

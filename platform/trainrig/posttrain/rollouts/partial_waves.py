@@ -62,7 +62,7 @@ class PartialWaves(Waves):
         self._begin_groups()
         self._asked = np.flatnonzero(self._rows[OVER] == 0)
         units = -(-len(self._asked) // self._wanted.micro_batch)
-        asked = _trimmed(_chosen(self._rows, self._asked))
+        asked = _trim(_select_rows(self._rows, self._asked))
         return units, {**asked, NUMBER: np.array([self._number])}
 
     def take(self, units: Sequence[Arrays]) -> None:
@@ -70,7 +70,7 @@ class PartialWaves(Waves):
         rest = np.delete(np.arange(len(self._rows[PLACE])), self._asked)
         # Back in the order in which they were.
         back = np.argsort(np.concatenate([rest, self._asked]), kind="stable")
-        self._rows = _chosen(_joined([_chosen(self._rows, rest), *units]), back)
+        self._rows = _select_rows(_concatenate([_select_rows(self._rows, rest), *units]), back)
         self._waves += 1
 
     def filled(self) -> Sequence[Arrays] | None:
@@ -84,8 +84,8 @@ class PartialWaves(Waves):
         if groups is None:
             return None
         is_taken_R = np.repeat(np.isin(np.arange(len(born_G)), groups), samples)
-        taken = _chosen(self._rows, is_taken_R)
-        self._rows = _trimmed(_chosen(self._rows, ~is_taken_R))
+        taken = _select_rows(self._rows, is_taken_R)
+        self._rows = _trim(_select_rows(self._rows, ~is_taken_R))
         unfinished = int((self._rows[OVER] == 0).sum())
         return self._assemble(self._number, taken, self._waves, unfinished)
 
@@ -101,11 +101,11 @@ class PartialWaves(Waves):
         room = wanted.prompts - -(-asked // wanted.samples)
         in_time = wanted.prompts * (self._staleness + 1) - rows // wanted.samples
         count = max(0, min(room, in_time))
-        begun = self._fresh(np.arange(self._next, self._next + count))
-        self._rows = _joined([self._rows, begun]) if self._rows else begun
+        begun = self._build_rows(np.arange(self._next, self._next + count))
+        self._rows = _concatenate([self._rows, begun]) if self._rows else begun
         self._next += count
 
-    def _fresh(self, places: NDArray[np.int64]) -> Rows:
+    def _build_rows(self, places: NDArray[np.int64]) -> Rows:
         """Completions of the prompts at `places`, none of which says anything yet."""
         samples = self._wanted.samples
         count = len(places) * samples
@@ -150,30 +150,30 @@ def choose_groups(
     return chosen if all(within) else None
 
 
-def unit_of(asked: Arrays, index: int, micro_batch: int) -> Rows:
+def select_unit(asked: Arrays, index: int, micro_batch: int) -> Rows:
     """The completions of unit `index` of a wave."""
     rows = {name: array for name, array in asked.items() if name != NUMBER}
-    return _trimmed(_chosen(rows, slice(index * micro_batch, (index + 1) * micro_batch)))
+    return _trim(_select_rows(rows, slice(index * micro_batch, (index + 1) * micro_batch)))
 
 
-def _chosen(rows: Arrays, which: Any) -> Rows:
+def _select_rows(rows: Arrays, which: Any) -> Rows:
     return {name: array[which] for name, array in rows.items()}
 
 
-def _trimmed(rows: Rows) -> Rows:
+def _trim(rows: Rows) -> Rows:
     """As wide as the longest of `rows` needs."""
-    return _widened(rows, int(rows[LENGTH].max(initial=0)))
+    return _widen(rows, int(rows[LENGTH].max(initial=0)))
 
 
-def _widened(rows: Arrays, width: int) -> Rows:
+def _widen(rows: Arrays, width: int) -> Rows:
     return {
         name: set_width(array, width, 0) if array.ndim == 2 else array
         for name, array in rows.items()
     }
 
 
-def _joined(parts: Sequence[Arrays]) -> Rows:
+def _concatenate(parts: Sequence[Arrays]) -> Rows:
     """One after another."""
     width = max(part[COMPLETIONS].shape[1] for part in parts)
-    widened = [_widened(part, width) for part in parts]
+    widened = [_widen(part, width) for part in parts]
     return {name: np.concatenate([part[name] for part in widened]) for name in widened[0]}

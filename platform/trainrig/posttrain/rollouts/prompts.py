@@ -43,7 +43,7 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
     left_out: Mapping[str, int]  # rows that cannot be asked, by why
 
-    def at(self, place: int, seed: int, draw: int) -> Prompt:
+    def find(self, place: int, seed: int, draw: int) -> Prompt:
         """The prompt at `place` of the endless order that `seed` and `draw` pick: each once before
         any comes again."""
         count = len(self.prompts)
@@ -66,12 +66,12 @@ def read_prompt_set(
     first: dict[str, str] = {}
     number = -1
     for path in paths_of(FORMAT, files.paths):
-        for line_number, line in enumerate(_lines(path), start=1):
+        for line_number, line in enumerate(_read_lines(path), start=1):
             if not line.strip():
                 continue
             number += 1
             where = f"{path}, line {line_number}"
-            row = _parsed(line, where)
+            row = _parse_line(line, where)
             why = next((f"no '{name}'" for name in wanted if row.get(name) in (None, "")), None)
             if why is None:
                 try:
@@ -96,12 +96,12 @@ def read_prompt_set(
     return PromptSet(tuple(found), dict(left_out))
 
 
-def _lines(path: str) -> Iterator[bytes]:
+def _read_lines(path: str) -> Iterator[bytes]:
     with storage.open_read(path) as packed, unpack_file(path, packed) as stream:
         yield from stream
 
 
-def _parsed(line: bytes, where: str) -> dict[str, Any]:
+def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:

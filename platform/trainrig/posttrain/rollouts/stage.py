@@ -14,7 +14,7 @@ from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rewards.weighted import reward_inputs
+from trainrig.posttrain.rewards.weighted import hash_reward_inputs
 from trainrig.posttrain.rollouts.batches import open_rewards
 from trainrig.posttrain.rollouts.partial_batches import open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
@@ -55,8 +55,8 @@ def prepare(
         )
     _check(run, path, model)
     encoder = PromptEncoder(Encoder.of(files))
-    rewards = tuple(part.settled() for part in run.rewards)
-    environment = run.environment and run.environment.settled()
+    rewards = tuple(part.resolve_paths() for part in run.rewards)
+    environment = run.environment and run.environment.resolve_paths()
     run = run.model_copy(update={"rewards": rewards, "environment": environment})
     open_rewards(run)
     if environment:
@@ -91,8 +91,11 @@ def prepare(
     inputs = {
         "checkpoint": checkpoint.compute_content_key(path),
         "prompts": prompts,
-        **reward_inputs(rewards),
-        **{f"environment.{f}": k for f, k in (environment.inputs() if environment else {}).items()},
+        **hash_reward_inputs(rewards),
+        **{
+            f"environment.{f}": k
+            for f, k in (environment.hash_inputs() if environment else {}).items()
+        },
     }
     counted = {"prompts": len(asked.prompts), "prompts_left_out": sum(asked.left_out.values())}
     if run.lora:
@@ -120,14 +123,14 @@ def estimate_rollouts(run: ReinforcementLearning, _: object) -> dict[str, int | 
     job, _inputs, counted = prepare(run)
     foreign: dict[str, str] = {}
     for part in run.rewards:
-        foreign |= _named_inputs(part.name, part.kind, part.settled().inputs())
+        foreign |= _name_inputs(part.name, part.kind, part.resolve_paths().hash_inputs())
     if run.environment:
         there = run.environment
-        foreign |= _named_inputs(there.name, there.kind, there.settled().inputs())
+        foreign |= _name_inputs(there.name, there.kind, there.resolve_paths().hash_inputs())
     return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
 
 
-def _named_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
+def _name_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
     """What a part depends on beside the run file, as `check` names it."""
     return {f"{name}_{of}": f"{kind}, SHA-256 {key[:16]}" for of, key in inputs.items()}
 

@@ -47,7 +47,7 @@ class Transcript:
         """What the environment makes of it."""
         return self.fault or self.reward
 
-    def completion(self) -> Completion:
+    def build_completion(self) -> Completion:
         """As rewards have it: all of the text, and the ids that the model drew."""
         mine = tuple(n for n, drawn in zip(self.ids, self.drawn, strict=True) if drawn)
         prompt = self.prompt

@@ -16,7 +16,7 @@ from trainrig import manifest, storage
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.rewards.contract import Completion
-from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards, reward_inputs
+from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards, hash_reward_inputs
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.sampling.prompted import (
     Asked,
@@ -49,7 +49,7 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
     build_rewards(run.rewards)
     asked = open_asked(run, model, _columns(run))
-    inputs = prompted_inputs(run, model) | reward_inputs(run.rewards)
+    inputs = prompted_inputs(run, model) | hash_reward_inputs(run.rewards)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
