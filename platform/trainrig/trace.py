@@ -22,8 +22,8 @@ from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation, OfLabels
 from trainrig.objectives.contract import find_corruption
-from trainrig.posttrain.classification.batches import open_text_batches, row_kind
-from trainrig.posttrain.preference_rows import kind_of, open_answers
+from trainrig.posttrain.classification.batches import find_row_kind, open_text_batches
+from trainrig.posttrain.preference_rows import find_answer_kind, open_answers
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import open_conversations
 from trainrig.tokens.batches import (
@@ -242,10 +242,12 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
     if isinstance(run.objective, OfLabels):
-        kind = row_kind(run.objective)
+        kind = find_row_kind(run.objective)
         return open_text_batches(tokens, kind, run.batches, padding, run.cache)
     if not isinstance(run.objective, SFT | Distillation):  # references aren't looked at
-        return open_answers(kind_of(run.objective), tokens, run.batches, padding, run.cache)
+        return open_answers(
+            find_answer_kind(run.objective), tokens, run.batches, padding, run.cache
+        )
     return open_conversations(tokens, run.batches, padding, run.cache, run.pretraining)
 
 

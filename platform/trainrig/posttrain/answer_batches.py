@@ -71,11 +71,11 @@ class Answers:
     ) -> Integers:
         """Fill a row with its first answer."""
         assert span == 1
-        answer, weights = self.answer(source, window * self._each)
+        answer, weights = self.read_answer(source, window * self._each)
         fill_row(ids, targets, answer, weights)
         return np.array([[0, window * self._each]])
 
-    def answer(self, source: str, number: int) -> tuple[Integers, Integers]:
+    def read_answer(self, source: str, number: int) -> tuple[Integers, Integers]:
         """Ids and weights of one answer, after its prompt. Raises DataError for one too long."""
         begin, end = self._shards.document_starts(source, np.array([number, number + 1])).tolist()
         if end - begin > self._length + 1:
@@ -111,7 +111,7 @@ class _AnswerBatches(PretrainBatches):
         """All that the samples before `step` depend on, by name, as JSON has it."""
         return super().data_before(step) | {"conversations": self.shards.fingerprint}
 
-    def _filled(
+    def _fill_rows(
         self, answers: Sequence[tuple[Integers, Integers]], width: int
     ) -> tuple[Integers, Integers]:
         """[B, T] each: ids and targets of one answer a row."""
@@ -121,7 +121,7 @@ class _AnswerBatches(PretrainBatches):
             fill_row(ids_BT[row], targets_BT[row], ids, weights)
         return ids_BT, targets_BT
 
-    def _numbers(self, step: int) -> list[tuple[str, Integers]]:
+    def _list_rows(self, step: int) -> list[tuple[str, Integers]]:
         """(Source, [N] rows of it) of the whole global batch of `step`."""
         found = []
         for index in range(self.micro_batches(step)):
@@ -149,7 +149,7 @@ class PairBatches(_AnswerBatches):
     def denominators(self, step: int) -> dict[str, int]:
         """Targets of both answers, pairs, and targets of the chosen, of the global batch."""
         chosen = tokens = pairs = 0
-        for source, numbers in self._numbers(step):
+        for source, numbers in self._list_rows(step):
             of_chosen = self._token_shards.of_documents(DOCUMENT_TARGETS, source, numbers * 2)
             tokens += int(self._answers.targets(source, numbers, 1).sum())
             chosen, pairs = chosen + int(of_chosen.sum()), pairs + len(numbers)
@@ -159,20 +159,20 @@ class PairBatches(_AnswerBatches):
         """Micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         answers = [
-            [self._answers.answer(source, 2 * pair + which) for source, pair in rows]
+            [self._answers.read_answer(source, 2 * pair + which) for source, pair in rows]
             for which in (0, 1)
         ]
         width = max(len(ids) for of in answers for ids, _ in of) - 1
         arrays: dict[str, NDArray[Any]] = {}
         names = ((CHOSEN_IDS, CHOSEN_TARGETS), (REJECTED_IDS, REJECTED_TARGETS))
         for (ids, targets), of in zip(names, answers, strict=True):
-            arrays[ids], arrays[targets] = self._filled(of, width)
+            arrays[ids], arrays[targets] = self._fill_rows(of, width)
         if self._references:
             found = [self._references(source, np.array([pair])) for source, pair in rows]
             arrays[CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
             arrays[REJECTED_REFERENCE] = np.concatenate([rejected for _, rejected in found])
         numbers = np.array([2 * pair for _, pair in rows])
-        return MicroBatch(arrays, samples, places.sources, _pieces(numbers))
+        return MicroBatch(arrays, samples, places.sources, _build_pieces(numbers))
 
 
 class LabelledBatches(_AnswerBatches):
@@ -191,7 +191,7 @@ class LabelledBatches(_AnswerBatches):
 
     def denominators(self, step: int) -> dict[str, int]:
         """Targets and answers of the global batch."""
-        numbers = self._numbers(step)
+        numbers = self._list_rows(step)
         tokens = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
         return {TOKENS: tokens, EXAMPLES: sum(len(of) for _, of in numbers)}
 
@@ -203,25 +203,27 @@ class LabelledBatches(_AnswerBatches):
             *rows[1:],
             (rows if after == index else self._choose_samples(step, after)[2])[0],
         ]
-        answers = [self._answers.answer(*row) for row in rows]
-        others = [self._answers.answer(*row) for row in following]
+        answers = [self._answers.read_answer(*row) for row in rows]
+        others = [self._answers.read_answer(*row) for row in following]
         longest = self.settings.base_length
-        mixed = [mismatched(own, of, longest) for own, of in zip(answers, others, strict=True)]
+        mixed = [
+            build_mismatched(own, of, longest) for own, of in zip(answers, others, strict=True)
+        ]
         width = max(len(ids) for ids, _ in [*answers, *mixed]) - 1
         arrays: dict[str, NDArray[Any]] = {}
-        arrays[IDS], arrays[TARGETS] = self._filled(answers, width)
-        arrays[KL_IDS], arrays[KL_TARGETS] = self._filled(mixed, width)
+        arrays[IDS], arrays[TARGETS] = self._fill_rows(answers, width)
+        arrays[KL_IDS], arrays[KL_TARGETS] = self._fill_rows(mixed, width)
         labels = [
             self._token_shards.of_documents(LABEL_ARRAY, source, np.array([number]))
             for source, number in rows
         ]
         arrays[LABELS] = np.concatenate(labels)
         return MicroBatch(
-            arrays, samples, places.sources, _pieces(np.array([number for _, number in rows]))
+            arrays, samples, places.sources, _build_pieces(np.array([number for _, number in rows]))
         )
 
 
-def mismatched(
+def build_mismatched(
     own: tuple[Integers, Integers], other: tuple[Integers, Integers], sequence_length: int
 ) -> tuple[Integers, Integers]:
     """The prompt of `own` with the answer of `other`, which is cut where a row ends."""
@@ -244,20 +246,20 @@ class StepBatches(_AnswerBatches):
 
     def denominators(self, step: int) -> dict[str, int]:
         """Steps of all solutions of the global batch: they are what is trained on."""
-        numbers = self._numbers(step)
+        numbers = self._list_rows(step)
         steps = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
         return {TOKENS: steps, STEPS: steps}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
-        arrays = step_arrays([self._answers.answer(*row) for row in rows], self._padding)
+        arrays = build_step_arrays([self._answers.read_answer(*row) for row in rows], self._padding)
         return MicroBatch(
-            arrays, samples, places.sources, _pieces(np.array([number for _, number in rows]))
+            arrays, samples, places.sources, _build_pieces(np.array([number for _, number in rows]))
         )
 
 
-def step_arrays(
+def build_step_arrays(
     solutions: Sequence[tuple[Integers, Integers]], padding: int
 ) -> dict[str, NDArray[Any]]:
     """IDS and STEP_LABELS of solutions, given as ids and weights, up to the end of their last
@@ -272,7 +274,7 @@ def step_arrays(
     return {IDS: ids_BT, STEP_LABELS: labels_BT}
 
 
-def _pieces(numbers: Integers) -> Integers:
+def _build_pieces(numbers: Integers) -> Integers:
     """[B, 3] one document a row."""
     rows = np.arange(len(numbers))
     return np.stack([rows, np.zeros_like(rows), numbers], axis=1)

@@ -120,17 +120,17 @@ class JoinedSources:
         """Of all."""
         return "+".join(part.fingerprint for part in self.parts)
 
-    def of(self, source: str) -> TokenShards:
+    def find_part(self, source: str) -> TokenShards:
         """The shards that `source` is in."""
         return next(part for part in self.parts if source in part.sources)
 
     def tokens(self, source: str) -> int:
         """How many ids `source` has."""
-        return self.of(source).tokens(source)
+        return self.find_part(source).tokens(source)
 
     def document(self, source: str, number: int) -> IndexedDocument:
         """The document of this number of `source`."""
-        return self.of(source).document(source, number)
+        return self.find_part(source).document(source, number)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class ConversationBatches(PretrainBatches):
             sources = JoinedSources([shards, text])
             of_text = open_layout(Concatenate(), text, length, cache)
             layouts |= dict.fromkeys(text.sources, of_text)
-            weights = _shared(sizes, pretraining, shards.sources, text.sources, layouts)
+            weights = _share_weights(sizes, pretraining, shards.sources, text.sources, layouts)
         self._whole, self._conversations = rows, frozenset(shards.sources)
         self._trimmed = sizes.packing == "none" and not pretraining
         super().__init__(sources, sizes.as_settings(weights), layout=JoinedLayout(layouts))
@@ -198,7 +198,9 @@ class ConversationBatches(PretrainBatches):
                     weight += int(self._whole.weight(source, rows.windows).sum())
                 else:
                     counts = self._layout.targets(source, rows.windows, 1)
-                    begun = sum(self._begun(source, window) for window in rows.windows.tolist())
+                    begun = sum(
+                        self._count_begun(source, window) for window in rows.windows.tolist()
+                    )
                     tokens += int(counts.sum()) - begun
                     weight += (int(counts.sum()) - begun) * FULL_WEIGHT
         return {TOKENS: tokens, WEIGHTS: weight}
@@ -231,13 +233,13 @@ class ConversationBatches(PretrainBatches):
         """All that the samples before `step` depend on, by name, as JSON has it."""
         return super().data_before(step) | {"conversations": self.shards.fingerprint}
 
-    def _begun(self, source: str, window: int) -> int:
+    def _count_begun(self, source: str, window: int) -> int:
         """Documents that begin within a row of text, after its first place."""
         ids, targets = np.empty((2, self.settings.base_length), dtype=np.int64)
         return len(self._layout.read(source, window, 1, ids, targets)) - 1
 
 
-def _shared(
+def _share_weights(
     sizes: ConversationBatching,
     pretraining: PretrainingShare,
     told: Sequence[str],

@@ -58,7 +58,7 @@ class ChatTokenizer:
         }
         return tokens | dict(self.variables)
 
-    def renderer(self) -> ChatRenderer:
+    def build_renderer(self) -> ChatRenderer:
         """What renders by it. Raises ConfigError for a template that cannot work."""
         where = TEMPLATE if self.files.chat_template else "trainrig's chat template"
         return ChatRenderer(self.encoder, self.template, self.named, where)
@@ -72,18 +72,18 @@ def open_chat_tokenizer(
     `template`: a file to take in place of the template that lies there. Raises DataError for a
     tokenizer that is not there, ConfigError for a template that is not or that cannot work.
     """
-    files = tokenizer_files_at(path)
+    files = find_tokenizer_files(path)
     if template is not None:
         if not storage.exists(template):
             raise ConfigError(f"template: {template}: no such file; name a file of Jinja")
         text = storage.read(template).decode()
         files = replace(files, beside={**files.beside, TEMPLATE: text})
     found = ChatTokenizer(files, dict(variables or {}))
-    found.renderer()  # a template that cannot work is refused before any row is read
+    found.build_renderer()  # a template that cannot work is refused before any row is read
     return found
 
 
-def tokenizer_files_at(path: str) -> TokenizerFiles:
+def find_tokenizer_files(path: str) -> TokenizerFiles:
     """The tokenizer at `path`: a folder with a tokenizer.json, a run folder or a checkpoint. Raises
     DataError for one that is not there."""
     if storage.exists(storage.join(path, TOKENIZER)):

@@ -25,8 +25,8 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.chat_source import (
     ChatTokenizer,
+    find_tokenizer_files,
     open_chat_tokenizer,
-    tokenizer_files_at,
 )
 from trainrig.posttrain.classification.encoding import TEXT_ROWS, TextRows, count_labels
 from trainrig.posttrain.classification.rows import settle_labels
@@ -78,7 +78,7 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     Raises ConfigError for a template that is no Jinja or reaches out of its sandbox, DataError for
     what is no file of rows, and if nothing is left to train on.
     """
-    sources = tuple(_found(source) for source in run.sources)
+    sources = tuple(_find_files(source) for source in run.sources)
     chat = _open_tokenizer(run)
     inputs = {"tokenizer": chat.encoder.fingerprint}
     if run.rows not in TEXT_ROWS:
@@ -95,13 +95,13 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
             connect(run.workers, "workers")
         labels = _find_labels(run, sources, stage.path(manifest.SCRATCH), splits)
         phase = Phase(
-            stage.path(manifest.SCRATCH), functools.partial(_encoding, run, sources, chat, labels)
+            stage.path(manifest.SCRATCH), functools.partial(_make_work, run, sources, chat, labels)
         )
         map_splits(phase, splits, run.workers, progress)
         records = phase.results(splits)
         counts = total(record.counts for record in records)
         _check(counts, run, [record.files for record in records])
-        plans, plan_files = _planned(run)
+        plans, plan_files = _write_plan(run)
     files = {name: entry for record in records for name, entry in record.files.items()}
     files |= plan_files
     texts = {TOKENIZER: chat.files.tokenizer.encode()}
@@ -118,10 +118,10 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
 
 def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
     if run.rows in TEXT_ROWS:  # whose tokenizer may know of no conversations
-        return ChatTokenizer(tokenizer_files_at(run.tokenizer))
+        return ChatTokenizer(find_tokenizer_files(run.tokenizer))
     variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
     found = open_chat_tokenizer(run.tokenizer, run.template, variables)
-    if not found.renderer().ends_turns():
+    if not found.build_renderer().ends_turns():
         raise ConfigError(
             f"{run.template or run.tokenizer}: the chat template ends what the assistant says with "
             "no special token, so nothing would teach a model to stop; write one behind the "
@@ -142,7 +142,7 @@ def _find_labels(
     return settle_labels(counts.get("numbers", {}), counts.get("names", {}))
 
 
-def _found(source: RowFiles) -> RowFiles:
+def _find_files(source: RowFiles) -> RowFiles:
     return source.model_copy(update={"paths": tuple(paths_of(source.kind, source.paths))})
 
 
@@ -150,7 +150,7 @@ def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
     """The rows in order, cut into splits of about so many bytes, by the files alone."""
     with ThreadPoolExecutor(OPENERS) as threads:
         cuts = [
-            threads.submit(_parts, number, source, path, name, split_bytes)
+            threads.submit(_cut_parts, number, source, path, name, split_bytes)
             for number, source in enumerate(sources)
             for path, name in zip(source.paths, name_files(source.paths), strict=True)
         ]
@@ -162,14 +162,14 @@ def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
     ]
 
 
-def _parts(number: int, source: RowFiles, path: str, name: str, size: int) -> list[StagePart]:
+def _cut_parts(number: int, source: RowFiles, path: str, name: str, size: int) -> list[StagePart]:
     return [
         StagePart(number, path, name, cut.begin, cut.end, cut.weight, cut.whole)
         for cut in FORMATS[source.kind].cut(path, (), size)
     ]
 
 
-def _encoding(
+def _make_work(
     run: ConversationEncoding,
     sources: Sequence[RowFiles],
     chat: ChatTokenizer,
@@ -180,7 +180,7 @@ def _encoding(
     if run.rows in TEXT_ROWS:
         rows = TextRows.make(run, chat.encoder, labels)
     else:
-        rows = _ChatRows(run, chat.renderer())
+        rows = _ChatRows(run, chat.build_renderer())
     vocabulary = ShardVocabulary(chat.encoder.vocabulary_size, chat.encoder.fingerprint)
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -194,14 +194,14 @@ def _encoding(
                 try:
                     if isinstance(row, str):
                         raise BadRow(row)
-                    split, documents, dropped = rows.documents(row, source, part, place)
+                    split, documents, dropped = rows.encode_row(row, source, part, place)
                 except BadRow as why:
                     bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                     continue
                 counts["turns_dropped"] += dropped
                 for document in documents:
                     shards[split].add(document)
-        return _written(run, task["name"], shards, bad, counts)
+        return _write_shards(run, task["name"], shards, bad, counts)
 
     return encode
 
@@ -213,19 +213,19 @@ class _ChatRows:
     run: ConversationEncoding
     renderer: ChatRenderer
 
-    def documents(
+    def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
     ) -> tuple[str, list[EncodedDocument], int]:
         """Whether `row` is to train on or held out, its documents, and how many turns were left
         out. Raises BadRow."""
-        example = _example(row, source, self.run)
+        example = _read_example(row, source, self.run)
         render = functools.partial(render_example, self.renderer, example)
-        fitted, dropped = _fitted(example.chats, render, self.run)
-        split = source.split or _split(example, self.run.held_out)
-        return split, list(_documents(example, fitted, source, part, place)), dropped
+        fitted, dropped = _fit(example.chats, render, self.run)
+        split = source.split or _choose_split(example, self.run.held_out)
+        return split, list(_build_documents(example, fitted, source, part, place)), dropped
 
 
-def _example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
+def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
     assert run.rows not in TEXT_ROWS
     example = example_of(row, source.columns, run.rows, source.format)
     if run.rows == "steps" and not example.step_labels:
@@ -249,7 +249,7 @@ def render_example(renderer: ChatRenderer, example: Example, chat: Conversation)
     return replace(rendered, weights=weights)
 
 
-def _fitted(
+def _fit(
     chats: Sequence[Conversation],
     render: Callable[[Conversation], Rendered],
     run: ConversationEncoding,
@@ -260,7 +260,7 @@ def _fitted(
     first = rendered = [render(chat) for chat in chats]
     dropped = 0
     while any(len(each.ids) > limit for each in rendered) and run.too_long == "drop_turns":
-        shorter = [_without_a_turn(chat, run.rows) for chat in chats]
+        shorter = [_drop_turn(chat, run.rows) for chat in chats]
         if any(each is None for each in shorter):
             break
         left = [each for each in shorter if each is not None]
@@ -273,7 +273,7 @@ def _fitted(
     return rendered, dropped
 
 
-def _without_a_turn(chat: Conversation, rows: str) -> Conversation | None:
+def _drop_turn(chat: Conversation, rows: str) -> Conversation | None:
     """`chat` less its last turns, or, of an answer to a prompt, the prompt's first; None: it has
     none to spare."""
     trained = chat.trained_turns
@@ -288,12 +288,12 @@ def _without_a_turn(chat: Conversation, rows: str) -> Conversation | None:
     return replace(chat, messages=chat.messages[:kept] + chat.messages[users[0] :])
 
 
-def _split(example: Example, share: float) -> str:
+def _choose_split(example: Example, share: float) -> str:
     """By the prompt alone: two answers to one are never on both sides."""
     return HELD_OUT if is_held_out(f"prompt:{example.prompt}", share) else TRAIN
 
 
-def _documents(
+def _build_documents(
     example: Example,
     rendered: Sequence[Rendered],
     source: RowFiles,
@@ -316,7 +316,7 @@ def _documents(
         )
 
 
-def _written(
+def _write_shards(
     run: ConversationEncoding,
     name: str,
     shards: Mapping[str, ShardBuilder],
@@ -372,7 +372,7 @@ def _check(
         log.warning("%s: nothing is held out of %d rows", run.output, counts["rows"])
 
 
-def _planned(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:
+def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """The plan by which conversations share rows; their files by path below the output."""
     if run.rows != "conversations":
         return {}, {}

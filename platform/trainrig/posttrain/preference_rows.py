@@ -17,12 +17,12 @@ from trainrig.posttrain.answer_batches import (
     LabelledBatches,
     PairBatches,
     StepBatches,
+    build_mismatched,
+    build_step_arrays,
     fill_row,
-    mismatched,
-    step_arrays,
 )
 from trainrig.posttrain.batches import ConversationBatching
-from trainrig.posttrain.references import StoredReferences, reference_folder
+from trainrig.posttrain.references import StoredReferences, find_reference_folder
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.tokens.batches import (
     CHOSEN_IDS,
@@ -76,14 +76,14 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
         raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
     length, stored = run.batches.sequence_length, None
     if needs_references(run):
-        stored = reference_folder(folder, reference, length)
+        stored = find_reference_folder(folder, reference, length)
     frozen: dict[str, FrozenModel] = {}
     if isinstance(run.objective, KTO):
         # Which answer it compares with depends on the batch: no reference can be computed before.
         model, _ = checkpoint.describe(reference)
         run.check_reference(model)
         frozen = {REFERENCE_MODEL: FrozenModel(model, reference)}
-    kind = kind_of(run.objective)
+    kind = find_answer_kind(run.objective)
     make = functools.partial(
         open_answers, kind, folder, run.batches, padding, run.cache, references=stored
     )
@@ -93,7 +93,7 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     return TuningRows(kind, make, held_out if rows and there else hold_nothing_out, frozen)
 
 
-def kind_of(objective: Objective) -> AnswerKind:
+def find_answer_kind(objective: Objective) -> AnswerKind:
     """The rows that an objective of preferences learns from."""
     if isinstance(objective, KTO):
         return "labelled"
@@ -148,7 +148,7 @@ class HeldOutAnswers:
             for row in np.unique(np.arange(wanted) * count // wanted).tolist():
                 batches.append(
                     MicroBatch(
-                        self._arrays(shards, answers, stored, source, row),
+                        self._read_arrays(shards, answers, stored, source, row),
                         samples=np.array([row]),
                         sources=np.array([number]),
                         pieces=np.array([[0, 0, each * row]]),
@@ -156,7 +156,7 @@ class HeldOutAnswers:
                 )
         return HeldOutSets(shards.sources, tuple(batches))
 
-    def _arrays(
+    def _read_arrays(
         self,
         shards: TokenShards,
         answers: Answers,
@@ -165,25 +165,25 @@ class HeldOutAnswers:
         row: int,
     ) -> dict[str, NDArray[Any]]:
         if self.kind == "steps":
-            return step_arrays([answers.answer(source, row)], self.padding)
+            return build_step_arrays([answers.read_answer(source, row)], self.padding)
         if self.kind == "labelled":
-            own = answers.answer(source, row)
-            after = answers.answer(source, (row + 1) % answers.windows(source))
-            arrays = self._filled(
+            own = answers.read_answer(source, row)
+            after = answers.read_answer(source, (row + 1) % answers.windows(source))
+            arrays = self._fill_arrays(
                 ((IDS, TARGETS), own),
-                ((KL_IDS, KL_TARGETS), mismatched(own, after, self.sequence_length)),
+                ((KL_IDS, KL_TARGETS), build_mismatched(own, after, self.sequence_length)),
             )
             return arrays | {LABELS: shards.of_documents(LABEL_ARRAY, source, np.array([row]))}
-        arrays = self._filled(
-            ((CHOSEN_IDS, CHOSEN_TARGETS), answers.answer(source, 2 * row)),
-            ((REJECTED_IDS, REJECTED_TARGETS), answers.answer(source, 2 * row + 1)),
+        arrays = self._fill_arrays(
+            ((CHOSEN_IDS, CHOSEN_TARGETS), answers.read_answer(source, 2 * row)),
+            ((REJECTED_IDS, REJECTED_TARGETS), answers.read_answer(source, 2 * row + 1)),
         )
         if stored:
             found = stored(source, np.array([row]))
             arrays |= dict(zip((CHOSEN_REFERENCE, REJECTED_REFERENCE), found, strict=True))
         return arrays
 
-    def _filled(
+    def _fill_arrays(
         self, *given: tuple[tuple[str, str], tuple[Integers, Integers]]
     ) -> dict[str, NDArray[Any]]:
         """[1, T] each: ids and targets of answers, all as wide as the longest."""

@@ -49,7 +49,7 @@ class PromptEncoder:
     def _renderer(self) -> ChatRenderer:
         """What renders conversations. Raises DataError if the template's prompt ends where a turn
         ends: then the model would have to say whose turn it is, too."""
-        renderer = ChatTokenizer(self.encoder.files, self.variables).renderer()
+        renderer = ChatTokenizer(self.encoder.files, self.variables).build_renderer()
         turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
         bare = renderer.text(asked, ())
         unprompted = turn is not None and bare.rstrip().endswith(turn.text)

@@ -79,7 +79,7 @@ class StoredReferences:
         return dict(zip(self.shards.sources, np.cumsum([0, *pairs]).tolist(), strict=False))
 
 
-def reference_folder(conversations: str, model: str, sequence_length: int) -> str:
+def find_reference_folder(conversations: str, model: str, sequence_length: int) -> str:
     """Where the references by the checkpoint `model` of the folder `conversations` are, or will
     be."""
     written = manifest.read_input(conversations, "conversations").content
@@ -120,7 +120,7 @@ def compute_references(
     What is there already is kept. The same bytes whenever and wherever it runs on one kind of
     machine.
     """
-    folder = reference_folder(conversations, model, sequence_length)
+    folder = find_reference_folder(conversations, model, sequence_length)
     run = ReferenceScoring(output=folder, sequence_length=sequence_length)
     inputs = {
         "conversations": manifest.read_input(conversations, "conversations").content,
@@ -142,7 +142,9 @@ def compute_references(
         found = [
             pairs_N2
             for source in shards.sources
-            for pairs_N2 in _of_source(decoder, answers, source, shards.document_count(source) // 2)
+            for pairs_N2 in _compute_source(
+                decoder, answers, source, shards.document_count(source) // 2
+            )
         ]
         of_N2 = np.concatenate([np.empty((0, 2)), *found])
         data = io.BytesIO()
@@ -155,7 +157,7 @@ def compute_references(
     return folder
 
 
-def _of_source(
+def _compute_source(
     model: "nn.Module", answers: Answers, source: str, pairs: int
 ) -> Iterator[NDArray[np.float64]]:
     import torch
@@ -165,7 +167,7 @@ def _of_source(
     device = next(model.parameters()).device
     for first in range(0, pairs, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, pairs))
-        read = [answers.answer(source, 2 * pair + of) for of in (0, 1) for pair in numbers]
+        read = [answers.read_answer(source, 2 * pair + of) for of in (0, 1) for pair in numbers]
         width = max(len(ids) for ids, _ in read) - 1
         ids_BT = np.zeros((len(read), width), dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)

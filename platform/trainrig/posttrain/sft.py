@@ -24,7 +24,7 @@ from trainrig.posttrain.batches import (
     ConversationBatching,
     PretrainingShare,
 )
-from trainrig.posttrain.classification.batches import labels_of, open_texts
+from trainrig.posttrain.classification.batches import open_texts, read_labels
 from trainrig.posttrain.comparison.views import TuningComparison
 from trainrig.posttrain.distillation.batches import HeldOutTaught, open_taught
 from trainrig.posttrain.distillation.parts import check_teacher
@@ -58,7 +58,7 @@ def posttrain(run: FineTuning) -> Manifest:
         folder, length = storage.absolute(run.conversations), run.batches.sequence_length
         start = job.adapter.base if job.adapter else job.initial_weights
         assert start is not None
-        reference = _reference(run, start, Encoder.of(checkpoint.read_tokenizer_files(start)))
+        reference = _find_reference(run, start, Encoder.of(checkpoint.read_tokenizer_files(start)))
         compute_references(folder, reference, length, run.cache)
     if job.adapter:
         checkpoint.keep_base(job.adapter, job.folder)
@@ -76,7 +76,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
             f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
             "into a folder, which may be named here"
         )
-    model = _taught(run, path, model, written.counts)
+    model = _add_head(run, path, model, written.counts)
     _check(run, model)
     folder = storage.absolute(run.conversations)
     pretraining = run.pretraining and run.pretraining.model_copy(
@@ -105,13 +105,13 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         else None,
         frozen=rows.frozen,
         make_held_out=rows.make_held_out,
-        make_comparison=_comparison(run, rows.kind, folder, encoder),
+        make_comparison=_build_comparison(run, rows.kind, folder, encoder),
     )
     inputs = {"checkpoint": checkpoint.compute_content_key(path), "conversations": written.content}
     if pretraining:
         inputs["pretraining"] = manifest.read_input(pretraining.tokens, "tokenize").content
     if run.reference:
-        inputs["reference"] = checkpoint.compute_content_key(_reference(run, path, encoder))
+        inputs["reference"] = checkpoint.compute_content_key(_find_reference(run, path, encoder))
     if taught:
         inputs["teacher"] = taught.content
     kind = rows.kind
@@ -125,7 +125,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     return job, inputs, counted
 
 
-def _taught(
+def _add_head(
     run: FineTuning, path: str, model: DecoderConfig, counts: Mapping[str, Any]
 ) -> DecoderConfig:
     """What becomes of `model`: one that is to score, or to say something of whole texts, has a head
@@ -146,7 +146,7 @@ def _taught(
             )
         return model.with_head("spans")
     if isinstance(run.objective, Classification):
-        labels = labels_of(counts)
+        labels = read_labels(counts)
         if not labels:
             raise ConfigError(
                 f"conversations: {run.conversations} has no labels; run `trainrig conversations` "
@@ -175,7 +175,7 @@ def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
     return check_teacher(run.teacher, conversations, run.objective.temperature)
 
 
-def _reference(run: FineTuning, start: str, encoder: Encoder) -> str:
+def _find_reference(run: FineTuning, start: str, encoder: Encoder) -> str:
     return find_reference(run.reference, start, encoder, run.batches.sequence_length)
 
 
@@ -190,18 +190,18 @@ def _open_rows(
     if run.teacher:
         teacher, sizes = storage.absolute(run.teacher), run.batches
         taught = functools.partial(open_taught, folder, sizes, padding, teacher, run.cache)
-        return TuningRows("conversations", taught, _held_out(run, folder, padding, teacher))
+        return TuningRows("conversations", taught, _build_held_out(run, folder, padding, teacher))
     if isinstance(run.objective, OfLabels):
         return open_texts(run, folder, padding)
     if not isinstance(run.objective, SFT):
-        return open_rows(run, folder, padding, _reference(run, start, encoder))
+        return open_rows(run, folder, padding, _find_reference(run, start, encoder))
     make = functools.partial(
         open_conversations, folder, run.batches, padding, run.cache, pretraining
     )
-    return TuningRows("conversations", make, _held_out(run, folder, padding))
+    return TuningRows("conversations", make, _build_held_out(run, folder, padding))
 
 
-def _comparison(
+def _build_comparison(
     run: FineTuning, kind: str, folder: str, encoder: Encoder
 ) -> Callable[[], ModelComparison | None]:
     """What the model is asked before and after; a model that scores says nothing, and text of
@@ -249,7 +249,7 @@ def estimate_tuning(run: FineTuning, _: object) -> dict[str, int | str]:
         path = checkpoint.resolve(run.checkpoint)
         model = checkpoint.describe(path)[0]
         if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
-            model = _taught(run, path, model, {})
+            model = _add_head(run, path, model, {})
         _check(run, model)
         return sizes_of(model) | describe_adapters(run.lora, model)
     job, _inputs, counted = prepare(run)
@@ -288,7 +288,7 @@ def open_conversations(
     return ConversationBatches(shards, sizes, padding, cache, pretraining)
 
 
-def _held_out(
+def _build_held_out(
     run: FineTuning, folder: str, padding: int, teacher: str | None = None
 ) -> Callable[[], HeldOutSets | None]:
     rows, length = run.training.held_out.rows, run.batches.sequence_length

@@ -39,7 +39,7 @@ def reward_model(tmp_path_factory, encoder):
 def scored_alone(path, prompt, text):
     """The score of one answer: what stands at its last token but the one that ends it."""
     opened = checkpoint.open_model(path)
-    renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).renderer()
+    renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
     rendered = renderer.render(Conversation((Message("user", prompt), Message("assistant", text))))
     last = int(np.flatnonzero(rendered.weights)[-1]) - 1
     with torch.no_grad():

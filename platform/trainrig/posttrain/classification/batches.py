@@ -51,7 +51,7 @@ class TextReading:
     longest: int  # tokens of a row
     padding: int
 
-    def arrays(self, rows: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
+    def read_arrays(self, rows: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
         """Those of `rows`, sources with numbers of their documents. Raises DataError for a text
         that is longer than a row."""
         read = [self._read(source, number) for source, number in rows]
@@ -119,10 +119,12 @@ class TextBatches(PretrainBatches):
         """Micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         numbers = np.array([number for _, number in rows])
-        return MicroBatch(self._reading.arrays(rows), samples, places.sources, _pieces(numbers))
+        return MicroBatch(
+            self._reading.read_arrays(rows), samples, places.sources, _build_pieces(numbers)
+        )
 
 
-def _pieces(numbers: Integers) -> Integers:
+def _build_pieces(numbers: Integers) -> Integers:
     """[B, 3] one document a row."""
     rows = np.arange(len(numbers))
     return np.stack([rows, np.zeros_like(rows), numbers], axis=1)
@@ -158,7 +160,7 @@ class HeldOutTexts:
             for row in np.unique(np.arange(wanted) * count // wanted).tolist():
                 batches.append(
                     MicroBatch(
-                        reading.arrays([(source, row)]),
+                        reading.read_arrays([(source, row)]),
                         samples=np.array([row]),
                         sources=np.array([number]),
                         pieces=np.array([[0, 0, row]]),
@@ -167,7 +169,7 @@ class HeldOutTexts:
         return HeldOutSets(shards.sources, tuple(batches))
 
 
-def row_kind(objective: OfLabels) -> RowKind:
+def find_row_kind(objective: OfLabels) -> RowKind:
     """The rows that `objective` learns from."""
     return "classified" if isinstance(objective, Classification) else "questions"
 
@@ -180,7 +182,7 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
     if run.pretraining:
         raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
     assert isinstance(run.objective, OfLabels)
-    kind, length = row_kind(run.objective), run.batches.sequence_length
+    kind, length = find_row_kind(run.objective), run.batches.sequence_length
     make = functools.partial(open_text_batches, folder, kind, run.batches, padding, run.cache)
     rows = run.training.held_out.rows
     held_out = HeldOutTexts(folder, kind, length, padding, rows, run.cache)
@@ -188,6 +190,6 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
     return TuningRows(kind, make, held_out if rows and there else hold_nothing_out)
 
 
-def labels_of(counts: Mapping[str, Any]) -> tuple[str, ...]:
+def read_labels(counts: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes, as the manifest of `conversations` has them."""
     return tuple(counts.get("labels", ()))

@@ -16,9 +16,9 @@ import numpy as np
 from trainrig.posttrain.classification.rows import (
     AnswerPlace,
     TextRow,
-    number_of,
-    question_of,
-    text_of,
+    find_label_number,
+    read_question,
+    read_text,
 )
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.splits import Work
@@ -49,7 +49,7 @@ class TextReader:
 
     def read(self, row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool) -> TextRow:
         """The texts of `row`. Raises BadRow."""
-        return (question_of if self.questions else text_of)(row, columns, labelled)
+        return (read_question if self.questions else read_text)(row, columns, labelled)
 
     def encode(self, row: TextRow) -> EncodedTexts:
         """Its ids. Raises BadRow for more than there is room for."""
@@ -76,7 +76,7 @@ class TextRows:
         questions = run.rows == "questions"
         return cls(run, TextReader.make(encoder, run.sequence_length, questions, cut), labels)
 
-    def documents(
+    def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
     ) -> tuple[str, list[EncodedDocument], int]:
         """Whether `row` is to train on or held out, its document, and turns left out: texts have
@@ -84,9 +84,9 @@ class TextRows:
         text = self.reader.read(row, source.columns, labelled=True)
         label = 0
         if text.label is not None:
-            label = number_of(text.label, self.labels, named=bool(self.run.labels))
+            label = find_label_number(text.label, self.labels, named=bool(self.run.labels))
         encoded = self.reader.encode(text)
-        weights = weights_of(encoded, text.answer, self.run.rows == "questions")
+        weights = build_weights(encoded, text.answer, self.run.rows == "questions")
         said = text.prompt.encode()
         key = hashlib.blake2b(source.source.encode() + b"\0" + said, digest_size=16).hexdigest()
         document = EncodedDocument(
@@ -104,7 +104,7 @@ class TextRows:
         return source.split or (HELD_OUT if out else TRAIN), [document], 0
 
 
-def weights_of(encoded: EncodedTexts, answer: AnswerPlace | None, questions: bool) -> Integers:
+def build_weights(encoded: EncodedTexts, answer: AnswerPlace | None, questions: bool) -> Integers:
     """[T] what shard_files.py says of each token. Raises BadRow for an answer that was cut off."""
     weights: Integers = 1 + SECOND_SEGMENT * (encoded.segments == 1)
     if not questions:
@@ -133,7 +133,7 @@ def count_labels(sources: Sequence[RowFiles]) -> Work:
                 if isinstance(row, str):
                     continue
                 try:
-                    label = text_of(row, source.columns).label
+                    label = read_text(row, source.columns).label
                 except BadRow:  # which is told when it is encoded
                     continue
                 there = numbers if isinstance(label, int) else names

@@ -88,17 +88,17 @@ class TextPredictor:
         arrays = {name: torch.from_numpy(array).to(device) for name, array in arrays_BT.items()}
         logits = read_texts(self.model, arrays).logits.float()
         if self.labels:
-            return self._classes(logits)
-        return self._answers(rows, logits, arrays)
+            return self._predict_classes(logits)
+        return self._extract_answers(rows, logits, arrays)
 
-    def _classes(self, logits_BK: Tensor) -> list[Told]:
+    def _predict_classes(self, logits_BK: Tensor) -> list[Told]:
         told_B = logits_BK.argmax(1).tolist()
         shares = logits_BK.double().softmax(1).tolist()
         return [
             (self.labels[told], shares_K) for told, shares_K in zip(told_B, shares, strict=True)
         ]
 
-    def _answers(
+    def _extract_answers(
         self, rows: Sequence[AskedRow], logits_BT2: Tensor, arrays: Mapping[str, Tensor]
     ) -> list[Told]:
         there_BT1 = arrays[SEGMENTS][:, :, None]

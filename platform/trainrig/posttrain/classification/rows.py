@@ -42,28 +42,28 @@ class TextRow:
         return self.first if self.second is None else f"{self.first}\0{self.second}"
 
 
-def text_of(row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True) -> TextRow:
+def read_text(row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True) -> TextRow:
     """The text of `row`, whose fields lie in `columns`; `labelled`: with its label, which must be
     there. Raises BadRow."""
-    first = _text(_field(row, columns, "text"), "text")
-    second = _field(row, columns, "text_pair")
-    pair = None if second is None else _text(second, "text_pair")
-    label = _field(row, columns, "label")
+    first = _read_text(_read_field(row, columns, "text"), "text")
+    second = _read_field(row, columns, "text_pair")
+    pair = None if second is None else _read_text(second, "text_pair")
+    label = _read_field(row, columns, "label")
     if label is None and labelled:
         raise BadRow("no_label", f"no label in `{columns.get('label', 'label')}`")
-    return TextRow(first, pair, None if label is None else _label(label))
+    return TextRow(first, pair, None if label is None else _read_label(label))
 
 
-def question_of(
+def read_question(
     row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True
 ) -> TextRow:
     """The question of `row` with its context; `labelled`: with the first of its answers. Raises
     BadRow."""
-    question = _text(_field(row, columns, "question"), "question")
-    context = _text(_field(row, columns, "context"), "context")
+    question = _read_text(_read_field(row, columns, "question"), "question")
+    context = _read_text(_read_field(row, columns, "context"), "context")
     if not labelled:
         return TextRow(question, context)
-    answers = _field(row, columns, "answers")
+    answers = _read_field(row, columns, "answers")
     if not isinstance(answers, Mapping) or not {"text", "answer_start"} <= set(answers):
         raise BadRow("no_label", "`answers` is no object with `text` and `answer_start`")
     texts, starts = answers["text"], answers["answer_start"]
@@ -82,11 +82,11 @@ def question_of(
     return TextRow(question, context, answer=AnswerPlace(begin, begin + len(text.strip())))
 
 
-def _field(row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> Any:
+def _read_field(row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> Any:
     return field_of(row, columns.get(name, name))
 
 
-def _text(value: Any, name: str) -> str:
+def _read_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         found = "no text" if value is None else type(value).__name__
         raise BadRow("missing_field" if value is None else "not_text", f"`{name}` is {found}")
@@ -96,7 +96,7 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
-def _label(value: Any) -> str | int:
+def _read_label(value: Any) -> str | int:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -109,7 +109,7 @@ def _label(value: Any) -> str | int:
     return value
 
 
-def number_of(label: str | int, labels: Sequence[str], named: bool) -> int:
+def find_label_number(label: str | int, labels: Sequence[str], named: bool) -> int:
     """Which of `labels` is meant; `named`: they were given, so a number counts them. Raises BadRow
     for none of them."""
     if isinstance(label, int) and named and str(label) not in labels:

@@ -50,9 +50,9 @@ class TuningComparison:
             losses = dict(found.by_source)
         if agreed_to_stop():
             return None
-        return ModelView(step, losses, self._answers(model))
+        return ModelView(step, losses, self._generate_answers(model))
 
-    def _answers(self, model: Any) -> tuple[GivenAnswer, ...]:
+    def _generate_answers(self, model: Any) -> tuple[GivenAnswer, ...]:
         import torch
 
         from trainrig.models.generate import Request, generate_scored
@@ -96,7 +96,7 @@ class TuningComparison:
             for number in range(most):
                 for source in shards.sources:
                     if number < answers.windows(source):
-                        ids, weights = answers.answer(source, number * self.each)
+                        ids, weights = answers.read_answer(source, number * self.each)
                         prompt = ids[: int((weights > 0).argmax())]
                         if len(prompt) < self.sequence_length:  # else none can be answered
                             yield tuple(prompt.tolist())

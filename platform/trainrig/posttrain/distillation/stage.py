@@ -129,7 +129,7 @@ def _reading(run: TeacherScoring, model: str, folder: str, longest: int) -> Work
         with threads(run.threads):
             for first in range(part.first, part.past, run.batch):
                 numbers = range(first, min(first + run.batch, part.past))
-                rows = [answers.answer(part.source, number) for number in numbers]
+                rows = [answers.read_answer(part.source, number) for number in numbers]
                 found.append(_expected(decoder, rows, run, vocabulary))
         ids_NE, log_NE, rest_N = (np.concatenate(each) for each in zip(*found, strict=True))
         arrays = {IDS: ids_NE.astype(ids_dtype(vocabulary)), LOG: log_NE, REST: rest_N}

@@ -93,4 +93,4 @@ def open_renderer(path: str) -> "ChatRenderer":
     """The chat template of the checkpoint at `path`, with its tokenizer."""
     from trainrig.posttrain.chat_source import ChatTokenizer
 
-    return ChatTokenizer(checkpoint.read_tokenizer_files(path)).renderer()
+    return ChatTokenizer(checkpoint.read_tokenizer_files(path)).build_renderer()

@@ -165,7 +165,7 @@ def _scoring(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work
     if chat is None:
         asked = TextPredictor.open(model, run.rows, run.too_long == "cut")
     else:
-        asked = _AskedScorer(run, chat.renderer(), AnswerScorer.open(model))
+        asked = _AskedScorer(run, chat.build_renderer(), AnswerScorer.open(model))
 
     def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         done = _ScoredRows()
