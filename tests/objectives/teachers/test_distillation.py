@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import Distillation, chunked_head, cross_entropy
 from trainrig.objectives.contract import DeviceBatch
-from trainrig.posttrain.distillation.stage import likeliest
+from trainrig.posttrain.distillation.stage import find_likeliest
 from trainrig.tokens.batches import IGNORE
 
 V, C, E = 37, 8, 5
@@ -18,7 +18,7 @@ V, C, E = 37, 8, 5
 
 def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
     """What a teacher with these logits [B, T, V] leaves for a student."""
-    found = likeliest(teacher.flatten(0, 1), Head(torch.eye(teacher.shape[-1])), entries,
+    found = find_likeliest(teacher.flatten(0, 1), Head(torch.eye(teacher.shape[-1])), entries,
                       temperature, teacher.shape[-1])  # fmt: skip
     ids, logs, rest = (each.view(*targets.shape, *each.shape[1:]) for each in found)
     arrays = {

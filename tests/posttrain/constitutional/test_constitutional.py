@@ -11,7 +11,7 @@ from trainrig import manifest
 from trainrig.errors import ConfigError
 from trainrig.posttrain.constitutional import chain as chain_module
 from trainrig.posttrain.constitutional import stage
-from trainrig.posttrain.constitutional.chain import both_orders
+from trainrig.posttrain.constitutional.chain import judge_both_orders
 from trainrig.posttrain.constitutional.run_file import AnswerRule, ConstitutionalChain
 from trainrig.posttrain.constitutional.stage import read_principles, revise_answers
 from trainrig.posttrain.prompt_text import PromptEncoder
@@ -73,16 +73,16 @@ def rows_of(folder, kind):
 
 def test_known_values_of_a_judgement():
     a, b = math.log(0.3), math.log(0.1)  # P(A | A or B) = .75
-    found = both_orders([a, b, b, a])  # the first text is A, then B: .75 both times
+    found = judge_both_orders([a, b, b, a])  # the first text is A, then B: .75 both times
     assert found["orders"] == pytest.approx([0.75, 0.75])
     assert found["probability"] == pytest.approx(0.75) and found["preferred"] == 0
-    found = both_orders([b, a, a, b])
+    found = judge_both_orders([b, a, a, b])
     assert found["probability"] == pytest.approx(0.25) and found["preferred"] == 1
     # Whoever is A is preferred: that is no judgement of the texts.
-    found = both_orders([a, b, a, b])
+    found = judge_both_orders([a, b, a, b])
     assert found["orders"] == pytest.approx([0.75, 0.25])
     assert found["probability"] == pytest.approx(0.5) and found["preferred"] is None
-    assert both_orders([a, a, b, b])["preferred"] is None
+    assert judge_both_orders([a, a, b, b])["preferred"] is None
 
 
 def test_principles_are_paragraphs(tmp_path):
@@ -98,9 +98,9 @@ def test_principles_are_paragraphs(tmp_path):
 
 def test_a_rule_asks_for_a_pattern_or_forbids_it():
     wanted = AnswerRule(pattern="a.b", says="no a.b")
-    assert wanted.broken_by("ab") and not wanted.broken_by("a\nb")
+    assert wanted.is_broken_by("ab") and not wanted.is_broken_by("a\nb")
     unwanted = AnswerRule(pattern="a.b", says="a.b", match="forbidden")
-    assert unwanted.broken_by("a\nb") and not unwanted.broken_by("ab")
+    assert unwanted.is_broken_by("a\nb") and not unwanted.is_broken_by("ab")
 
 
 @pytest.mark.slow

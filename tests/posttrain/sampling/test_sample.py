@@ -13,7 +13,7 @@ from trainrig.posttrain.rewards.contract import Completion
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.sampling import stage
 from trainrig.posttrain.sampling.run_file import AnswerSampling
-from trainrig.posttrain.sampling.stage import ScoredAnswer, best_of, pair_of, sample_answers
+from trainrig.posttrain.sampling.stage import ScoredAnswer, choose_best, choose_pair, sample_answers
 
 REWARDS = (
     {"kind": "ExactAnswer"},
@@ -178,15 +178,15 @@ def test_the_best_are_chosen_by_reward_each_text_once(sampling):
 
     def kept(**settings):
         run = sampling(finished=True, **settings)
-        pair = pair_of(run, group)
-        return [a.sample for a in best_of(run, group)], pair and [a.sample for a in pair]
+        pair = choose_pair(run, group)
+        return [a.sample for a in choose_best(run, group)], pair and [a.sample for a in pair]
 
     assert kept() == ([1], [1, 0])
     assert kept(keep=9) == ([1, 5, 0], [1, 0])
     assert kept(keep=9, least=0.5, margin=1.0) == ([1, 5], [1, 0])
     assert kept(least=2.0, margin=1.5) == ([], None)
-    assert [a.sample for a in best_of(sampling(keep=2), group)] == [4, 1]
-    assert pair_of(sampling(), [answer(0, "a", 1.0), answer(1, "b", 1.0)]) is None
+    assert [a.sample for a in choose_best(sampling(keep=2), group)] == [4, 1]
+    assert choose_pair(sampling(), [answer(0, "a", 1.0), answer(1, "b", 1.0)]) is None
 
 
 def test_what_cannot_work_is_refused_and_leaves_nothing(sampling, tmp_path, problems, caplog):

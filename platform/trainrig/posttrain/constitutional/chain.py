@@ -20,7 +20,7 @@ from trainrig.models.generate import Request, generate_batch
 from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.rollouts.prompts import Prompt
-from trainrig.posttrain.sampling.prompted import Asked, sampling_of
+from trainrig.posttrain.sampling.prompted import Asked, build_sampling
 from trainrig.randomness import RandomKey, words
 from trainrig.tokens.chat.messages import Message
 
@@ -69,17 +69,17 @@ class ChainMaker:
         self._judge(chains)
         return chains
 
-    def broken(self, text: str) -> list[str]:
+    def find_broken_rules(self, text: str) -> list[str]:
         """What the rules that `text` breaks say."""
-        return [rule.says for rule in self.run.rules if rule.broken_by(text)]
+        return [rule.says for rule in self.run.rules if rule.is_broken_by(text)]
 
     def _criticise(self, chains: Sequence[Chain], number: int) -> None:
         for chain in chains:
-            principle = self._principle("critiques", chain.prompt.number, number)
+            principle = self._choose_principle("critiques", chain.prompt.number, number)
             chain.steps.append({"principle": principle, "critique": "", "revision": ""})
         if self.run.critic == "rules":
             for chain in chains:
-                chain.steps[-1]["critique"] = " ".join(self.broken(chain.last))
+                chain.steps[-1]["critique"] = " ".join(self.find_broken_rules(chain.last))
             return
         for chain, said in self._ask(chains, "critique", number):
             chain.steps[-1]["critique"] = said
@@ -102,7 +102,7 @@ class ChainMaker:
                 "principle": now["principle"],
                 "critique": now["critique"],
             }
-            prompt = self._ids(make(fields, f"prompt {chain.prompt.number}"))
+            prompt = self._encode(make(fields, f"prompt {chain.prompt.number}"))
             if len(prompt) + self.run.maximum_tokens > self.model.config.positions:
                 chain.no_room = chain.no_room or step
                 continue
@@ -119,7 +119,7 @@ class ChainMaker:
         requests = [
             Request(
                 prompt,
-                sampling_of(run, f"constitutional {purpose}", chain.prompt.number, number),
+                build_sampling(run, f"constitutional {purpose}", chain.prompt.number, number),
                 listener,
             )
             for chain, prompt, listener in zip(chains, ids, listeners, strict=True)
@@ -130,32 +130,36 @@ class ChainMaker:
 
     def _judge(self, chains: Sequence[Chain]) -> None:
         """Which of the two texts of each chain is the better one; nothing of two that are alike."""
-        able = [chain for chain in chains if all(_pair(chain)) and len(set(_pair(chain))) == 2]
-        judge = self._by_rules if self.run.critic == "rules" else self._by_model
+        able = [
+            chain
+            for chain in chains
+            if all(_pair_texts(chain)) and len(set(_pair_texts(chain))) == 2
+        ]
+        judge = self._judge_by_rules if self.run.critic == "rules" else self._judge_by_model
         for chain, judgement in zip(able, judge(able), strict=True):
             chain.judgement = judgement
 
-    def _by_rules(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+    def _judge_by_rules(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
         """The text that breaks fewer rules is the better one; of equals there is none."""
         found = []
         for chain in chains:
-            first, second = (len(self.broken(text)) for text in _pair(chain))
+            first, second = (len(self.find_broken_rules(text)) for text in _pair_texts(chain))
             preferred = None if first == second else int(second < first)
             found.append({"by": "rules", "broken": [first, second], "preferred": preferred})
         return found
 
-    def _by_model(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+    def _judge_by_model(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
         make = template(self.run.judgement, "judgement")
         requests, found = list[LikelihoodRequest](), list[dict[str, Any]]()
-        choices = [self._choice(letter) for letter in "AB"]
+        choices = [self._encode_choice(letter) for letter in "AB"]
         for chain in chains:
-            principle = self._principle("judgements", chain.prompt.number, 0)
+            principle = self._choose_principle("judgements", chain.prompt.number, 0)
             found.append({"by": "model", "principle": principle, "preferred": None})
-            first, second = _pair(chain)
+            first, second = _pair_texts(chain)
             contexts = []
             for a, b in ((first, second), (second, first)):
                 fields = {"prompt": chain.prompt.text, "principle": principle, "a": a, "b": b}
-                contexts.append(self._ids(make(fields, f"prompt {chain.prompt.number}")))
+                contexts.append(self._encode(make(fields, f"prompt {chain.prompt.number}")))
             longest = max(map(len, contexts)) + max(map(len, choices)) - 1
             if longest > self.model.config.positions:
                 chain.no_room = chain.no_room or "judgement"
@@ -166,25 +170,25 @@ class ChainMaker:
         nats = [score.log_likelihood for score in scores]
         for judgement in found:
             if (place := judgement.pop("places", None)) is not None:
-                judgement |= both_orders(nats[place : place + 4])
+                judgement |= judge_both_orders(nats[place : place + 4])
         return found
 
-    def _ids(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str) -> tuple[int, ...]:
         asked = (Message("user", text),) if self.run.prompts.chat else text
         return tuple(self.asked.encoder.ids(asked))
 
-    def _choice(self, letter: str) -> tuple[int, ...]:
+    def _encode_choice(self, letter: str) -> tuple[int, ...]:
         """The ids of an answer that is a letter."""
         text = letter if self.run.prompts.chat else f" {letter}"
         return tuple(map(int, self.asked.encoder.encoder.encode_batch([text])[0]))
 
-    def _principle(self, purpose: str, prompt: int, number: int) -> str:
+    def _choose_principle(self, purpose: str, prompt: int, number: int) -> str:
         key = RandomKey(self.run.seed, f"constitutional principles of {purpose}", number)
         drawn = int(words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])
         return self.principles[drawn % len(self.principles)]
 
 
-def both_orders(nats: Sequence[float]) -> dict[str, Any]:
+def judge_both_orders(nats: Sequence[float]) -> dict[str, Any]:
     """Which of two texts is preferred, by the log-likelihoods of A and B where the first text is A,
     and of A and B where it is B.
 
@@ -192,7 +196,10 @@ def both_orders(nats: Sequence[float]) -> dict[str, Any]:
     `probability` is their mean. Where one order prefers the first text and the other the second,
     neither is preferred.
     """
-    straight, turned = (_share(nats[0], nats[1]), _share(nats[3], nats[2]))
+    straight, turned = (
+        _compute_probability(nats[0], nats[1]),
+        _compute_probability(nats[3], nats[2]),
+    )
     agree = (straight - 0.5) * (turned - 0.5) > 0
     return {
         "orders": [straight, turned],
@@ -201,21 +208,21 @@ def both_orders(nats: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _share(mine: float, other: float) -> float:
+def _compute_probability(mine: float, other: float) -> float:
     """The probability of one of two, by their log-likelihoods."""
     return float(torch.tensor(mine - other, dtype=torch.float64).sigmoid())
 
 
-def _pair(chain: Chain) -> tuple[str, str]:
+def _pair_texts(chain: Chain) -> tuple[str, str]:
     return chain.answer, chain.last if chain.other is None else chain.other
 
 
 Check = Callable[[str], list[str]]
 
 
-def transcript(chain: Chain, critic: str, broken: Check) -> dict[str, Any]:
+def build_transcript(chain: Chain, critic: str, check: Check) -> dict[str, Any]:
     """All that was said, as it is written."""
-    first, second = _pair(chain)
+    first, second = _pair_texts(chain)
     row: dict[str, Any] = {
         "prompt_number": chain.prompt.number,
         "prompt": chain.prompt.text,
@@ -223,20 +230,20 @@ def transcript(chain: Chain, critic: str, broken: Check) -> dict[str, Any]:
         "answer": chain.answer,
         "rounds": chain.steps,
         "last": chain.last,
-        "broken_before": broken(chain.answer),
-        "broken_after": broken(chain.last),
+        "broken_before": check(chain.answer),
+        "broken_after": check(chain.last),
         "judgement": {"texts": [first, second], **chain.judgement} if chain.judgement else None,
         "no_room": chain.no_room or None,
     }
     return row
 
 
-def preference_pair(chain: Chain) -> Mapping[str, Any] | None:
+def build_preference_pair(chain: Chain) -> Mapping[str, Any] | None:
     """The text that was preferred against the other; None: neither was."""
     preferred = chain.judgement.get("preferred")
     if preferred is None:
         return None
-    texts = _pair(chain)
+    texts = _pair_texts(chain)
     return {
         "prompt": chain.prompt.text,
         "chosen": texts[preferred],

@@ -59,7 +59,7 @@ class AnswerRule(Settings):
     def _compiles(cls, given: str) -> str:
         return check_pattern(given)
 
-    def broken_by(self, text: str) -> bool:
+    def is_broken_by(self, text: str) -> bool:
         """Whether `text` breaks it."""
         found = re.search(self.pattern, text, re.DOTALL) is not None
         return found == (self.match == "forbidden")

@@ -16,9 +16,9 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
 from trainrig.posttrain.sampling.prompted import (
+    hash_prompted_inputs,
+    make_prompts_absolute,
     open_asked,
-    prompted_inputs,
-    with_absolute_prompts,
     write_rows,
 )
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -38,19 +38,21 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     Raises ConfigError for a model that can't answer and a file without principles, DataError if not
     one prompt can be asked.
     """
-    run = with_absolute_prompts(run)
+    run = make_prompts_absolute(run)
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
     principles = read_principles(run.principles)
     asked = open_asked(run, model)
     digest = hashlib.sha256("\0".join(principles).encode()).hexdigest()
-    stage = manifest.claim(run.output, run, prompted_inputs(run, model) | {"principles": digest})
+    stage = manifest.claim(
+        run.output, run, hash_prompted_inputs(run, model) | {"principles": digest}
+    )
     if stage.finished:
         return stage.finished
     if run.critic == "rules":
         log.info("%s: rules criticise and judge in the place of a model", run.output)
     with stage.undone_if_refused():
-        splits = asked.splits(run.shard_prompts)
-        make = functools.partial(_revising, run, model, principles)
+        splits = asked.build_splits(run.shard_prompts)
+        make = functools.partial(_make_work, run, model, principles)
         phase = Phase(stage.path(manifest.SCRATCH), make)
         if run.workers:
             connect(run.workers, "workers")
@@ -84,7 +86,7 @@ def read_principles(path: str) -> list[str]:
     return found
 
 
-def _revising(run: ConstitutionalChain, model: str, principles: Sequence[str]) -> Work:
+def _make_work(run: ConstitutionalChain, model: str, principles: Sequence[str]) -> Work:
     """The work on the prompts of one output file."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.constitutional.chain import ChainMaker
@@ -100,17 +102,17 @@ def _revising(run: ConstitutionalChain, model: str, principles: Sequence[str]) -
         with threads(run.threads):
             for first in range(0, len(prompts), run.batch):
                 chains += maker.make(prompts[first : first + run.batch])
-        return _written(run, task["name"], maker, chains)
+        return _write_chains(run, task["name"], maker, chains)
 
     return revise
 
 
-def _written(
+def _write_chains(
     run: ConstitutionalChain, name: str, maker: "ChainMaker", chains: "Sequence[Chain]"
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    from trainrig.posttrain.constitutional.chain import preference_pair, transcript
+    from trainrig.posttrain.constitutional.chain import build_preference_pair, build_transcript
 
-    transcripts = [transcript(chain, run.critic, maker.broken) for chain in chains]
+    transcripts = [build_transcript(chain, run.critic, maker.find_broken_rules) for chain in chains]
     revisions = [
         {
             "prompt": chain.prompt.text,
@@ -121,7 +123,7 @@ def _written(
         for chain, row in zip(chains, transcripts, strict=True)
         if chain.last and not row["broken_after"] and chain.no_room in ("", "judgement")
     ]
-    pairs = [pair for chain in chains if (pair := preference_pair(chain))]
+    pairs = [pair for chain in chains if (pair := build_preference_pair(chain))]
     judged = [chain.judgement for chain in chains if chain.judgement]
     counts: dict[str, Any] = {
         "prompts": len(chains),

@@ -48,7 +48,7 @@ class TeacherPart:
     past: int
 
 
-def parts_of(shards: TokenShards, split: str, part_tokens: int) -> Iterator[TeacherPart]:
+def cut_parts(shards: TokenShards, split: str, part_tokens: int) -> Iterator[TeacherPart]:
     """The parts of the shards of `split`, in their order: of about so many tokens, and no
     conversation is cut."""
     number = 0
@@ -77,7 +77,7 @@ def write_part(folder: str, name: str, arrays: dict[str, NDArray[Any]]) -> dict[
     return files
 
 
-def ids_dtype(vocabulary: int) -> np.dtype[Any]:
+def choose_dtype(vocabulary: int) -> np.dtype[Any]:
     """How ids lie on disk."""
     return np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
 
@@ -101,7 +101,7 @@ class StoredTeacher:
         written = manifest.read_input(folder, "teacher")
         self.entries = int(written.config["entries"])
         self._folder, self._shards, self._cache = folder, shards, cache
-        parts = list(parts_of(shards, split, int(written.config["part_tokens"])))
+        parts = list(cut_parts(shards, split, int(written.config["part_tokens"])))
         self._parts = {
             source: [part for part in parts if part.source == source] for source in shards.sources
         }
@@ -148,7 +148,7 @@ class StoredTeacher:
         numbers = np.arange(part.first, part.past)
         ends = np.cumsum(self._shards.of_documents(DOCUMENT_TARGETS, part.source, numbers))
         count, path = int(ends[-1]), storage.join(self._folder, part.name)
-        dtype = ids_dtype(self._shards.vocabulary.size)
+        dtype = choose_dtype(self._shards.vocabulary.size)
         wide = count * self.entries
         self._opened[part.name] = opened = _OpenPart(
             ends,

@@ -24,8 +24,8 @@ from trainrig.posttrain.distillation.parts import (
     LOG,
     REST,
     TeacherPart,
-    ids_dtype,
-    parts_of,
+    choose_dtype,
+    cut_parts,
     write_part,
 )
 from trainrig.posttrain.distillation.run_file import TeacherScoring
@@ -61,9 +61,9 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
         splits = [
             Split(part.name, {"split": split, **asdict(part)})
             for split in (TRAIN, HELD_OUT)
-            for part in parts_of(_open(folder, split), split, run.part_tokens)
+            for part in cut_parts(_open(folder, split), split, run.part_tokens)
         ]
-        make = functools.partial(_reading, run, model, folder, longest)
+        make = functools.partial(_make_work, run, model, folder, longest)
         phase = Phase(stage.path(manifest.SCRATCH), make)
         if run.workers:
             connect(run.workers, "workers")
@@ -111,7 +111,7 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
         )
 
 
-def _reading(run: TeacherScoring, model: str, folder: str, longest: int) -> Work:
+def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Work:
     """The work on one part."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.score.answer_scorer import threads
@@ -130,9 +130,9 @@ def _reading(run: TeacherScoring, model: str, folder: str, longest: int) -> Work
             for first in range(part.first, part.past, run.batch):
                 numbers = range(first, min(first + run.batch, part.past))
                 rows = [answers.read_answer(part.source, number) for number in numbers]
-                found.append(_expected(decoder, rows, run, vocabulary))
+                found.append(_compute_expected(decoder, rows, run, vocabulary))
         ids_NE, log_NE, rest_N = (np.concatenate(each) for each in zip(*found, strict=True))
-        arrays = {IDS: ids_NE.astype(ids_dtype(vocabulary)), LOG: log_NE, REST: rest_N}
+        arrays = {IDS: ids_NE.astype(choose_dtype(vocabulary)), LOG: log_NE, REST: rest_N}
         counts = {
             "conversations": part.past - part.first,
             "targets": len(rest_N),
@@ -143,7 +143,7 @@ def _reading(run: TeacherScoring, model: str, folder: str, longest: int) -> Work
     return read
 
 
-def _expected(
+def _compute_expected(
     model: "nn.Module",
     rows: list[tuple[Integers, Integers]],
     run: TeacherScoring,
@@ -161,12 +161,12 @@ def _expected(
     places_N = torch.from_numpy(np.flatnonzero(targets_BT != IGNORE)).to(device)
     with torch.inference_mode():
         output = model(torch.from_numpy(ids_BT).to(device), places_N=places_N)
-        found = likeliest(output.hidden, output.head, run.entries, run.temperature, vocabulary)
+        found = find_likeliest(output.hidden, output.head, run.entries, run.temperature, vocabulary)
     ids_NE, log_NE, rest_N = (each.cpu().numpy() for each in found)
     return ids_NE, log_NE, rest_N
 
 
-def likeliest(
+def find_likeliest(
     hidden_NC: "Tensor", head: Any, entries: int, temperature: float, vocabulary: int
 ) -> "tuple[Tensor, Tensor, Tensor]":
     """The likeliest `entries` of the first `vocabulary` at each place: ids [N, E] and their

@@ -37,7 +37,7 @@ class Asked:
     encoder: PromptEncoder
     prompts: PromptSet
 
-    def splits(self, shard_prompts: int) -> list[Split]:
+    def build_splits(self, shard_prompts: int) -> list[Split]:
         """The prompts in order, so many at a time."""
         return [
             Split(f"{number:05d}", {"name": f"{number:05d}", "first": first})
@@ -45,7 +45,7 @@ class Asked:
         ]
 
 
-def with_absolute_prompts(run: Run) -> Run:
+def make_prompts_absolute(run: Run) -> Run:
     """`run` with each file of prompts by itself, wherever a worker is."""
     paths = tuple(map(storage.absolute, paths_of(FORMAT, run.prompts.paths)))
     return run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": paths})})
@@ -73,7 +73,7 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
     return Asked(model, encoder, prompts)
 
 
-def prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
+def hash_prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
     """Fingerprints of what `run` reads."""
     paths = run.prompts.paths
     keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
@@ -83,7 +83,7 @@ def prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
     }
 
 
-def sampling_of(run: PromptedRunFile, purpose: str, prompt: int, sample: int) -> "Sampling":
+def build_sampling(run: PromptedRunFile, purpose: str, prompt: int, sample: int) -> "Sampling":
     """How one answer is drawn: by dice of its own, keyed by what it is for, the number of its
     prompt's row, and which of several it is."""
     from trainrig.models.sampling import Sampling

@@ -20,10 +20,10 @@ from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards, 
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.sampling.prompted import (
     Asked,
+    build_sampling,
+    hash_prompted_inputs,
+    make_prompts_absolute,
     open_asked,
-    prompted_inputs,
-    sampling_of,
-    with_absolute_prompts,
     write_rows,
 )
 from trainrig.posttrain.sampling.run_file import AnswerSampling
@@ -45,22 +45,22 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     Raises ConfigError for a model that can't answer and rewards that can't be opened, DataError if
     not one prompt can be asked.
     """
-    run = with_absolute_prompts(run)
+    run = make_prompts_absolute(run)
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
     build_rewards(run.rewards)
-    asked = open_asked(run, model, _columns(run))
-    inputs = prompted_inputs(run, model) | hash_reward_inputs(run.rewards)
+    asked = open_asked(run, model, _list_columns(run))
+    inputs = hash_prompted_inputs(run, model) | hash_reward_inputs(run.rewards)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
-        splits = asked.splits(run.shard_prompts)
-        phase = Phase(stage.path(manifest.SCRATCH), functools.partial(_sampling, run, model))
+        splits = asked.build_splits(run.shard_prompts)
+        phase = Phase(stage.path(manifest.SCRATCH), functools.partial(_make_work, run, model))
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
         records = phase.results(splits)
-    counts = _summary(total(record.counts for record in records), asked)
+    counts = _summarise(total(record.counts for record in records), asked)
     if not counts["rows"]:
         log.warning(
             "%s: not one of %d answers became a row; see samples/ for what they are worth, lower "
@@ -71,11 +71,11 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
 
 
-def _columns(run: AnswerSampling) -> tuple[str, ...]:
+def _list_columns(run: AnswerSampling) -> tuple[str, ...]:
     return tuple(name for part in run.rewards for name in part.columns)
 
 
-def _summary(summed: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def _summarise(summed: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     samples, prompts = summed["samples"], summed["prompts"]
     return {
         "prompts": prompts,
@@ -116,12 +116,12 @@ class ScoredAnswer:
         }
 
 
-def _sampling(run: AnswerSampling, model: str) -> Work:
+def _make_work(run: AnswerSampling, model: str) -> Work:
     """The work on the prompts of one output file."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.score.answer_scorer import threads
 
-    asked, rewards = open_asked(run, model, _columns(run)), build_rewards(run.rewards)
+    asked, rewards = open_asked(run, model, _list_columns(run)), build_rewards(run.rewards)
     decoder = checkpoint.open_model(model).build().to(find_local_device())
 
     def sample(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -132,12 +132,12 @@ def _sampling(run: AnswerSampling, model: str) -> Work:
             for first in range(0, len(prompts), run.batch):
                 together = prompts[first : first + run.batch]
                 groups += answer_all(run, decoder, asked, rewards, together, faults)
-        kept = [best_of(run, group) for group in groups]
-        pairs = [pair for group in groups if (pair := pair_of(run, group))]
+        kept = [choose_best(run, group) for group in groups]
+        pairs = [pair for group in groups if (pair := choose_pair(run, group))]
         files = {
             "samples": [answer.as_row() for group in groups for answer in group],
-            "rows": [_row(answer) for group in kept for answer in group],
-            "pairs": [_pair(*pair) for pair in pairs],
+            "rows": [_build_row(answer) for group in kept for answer in group],
+            "pairs": [_build_pair(*pair) for pair in pairs],
         }
         answers = [answer for group in groups for answer in group]
         counts: dict[str, Any] = {
@@ -173,7 +173,7 @@ def answer_all(
     places = [(prompt, sample) for prompt in prompts for sample in range(run.samples)]
     listeners = [TextListener(encoder, run.stop, run.prompts.chat) for _ in places]
     requests = [
-        Request(prompt.ids, sampling_of(run, PURPOSE, prompt.number, sample), listener)
+        Request(prompt.ids, build_sampling(run, PURPOSE, prompt.number, sample), listener)
         for (prompt, sample), listener in zip(places, listeners, strict=True)
     ]
     stop = set(encoder.special_tokens.stop_ids)
@@ -197,20 +197,20 @@ def answer_all(
     return [answers[n : n + run.samples] for n in range(0, len(answers), run.samples)]
 
 
-def best_of(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+def choose_best(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
     """The answers of `group` that become rows: the best first, of equal ones the earlier."""
     found: dict[str, ScoredAnswer] = {}
-    for answer in _ranked(run, group):
+    for answer in _rank(run, group):
         if run.least is None or answer.reward >= run.least:
             found.setdefault(answer.completion.text.strip(), answer)
     return list(found.values())[: run.keep]
 
 
-def pair_of(
+def choose_pair(
     run: AnswerSampling, group: Sequence[ScoredAnswer]
 ) -> tuple[ScoredAnswer, ScoredAnswer] | None:
     """The best and the worst answer of `group`; None: no two that differ enough."""
-    ranked = _ranked(run, group)
+    ranked = _rank(run, group)
     if not ranked:
         return None
     best = ranked[0]
@@ -220,7 +220,7 @@ def pair_of(
     return (best, worst) if ahead > 0 and ahead >= run.margin else None
 
 
-def _ranked(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+def _rank(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
     able = [
         each
         for each in group
@@ -229,7 +229,7 @@ def _ranked(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAn
     return sorted(able, key=lambda each: -each.reward)
 
 
-def _row(answer: ScoredAnswer) -> dict[str, Any]:
+def _build_row(answer: ScoredAnswer) -> dict[str, Any]:
     return {
         "prompt": answer.prompt.text,
         "completion": answer.completion.text,
@@ -239,7 +239,7 @@ def _row(answer: ScoredAnswer) -> dict[str, Any]:
     }
 
 
-def _pair(best: ScoredAnswer, worst: ScoredAnswer) -> dict[str, Any]:
+def _build_pair(best: ScoredAnswer, worst: ScoredAnswer) -> dict[str, Any]:
     return {
         "prompt": best.prompt.text,
         "chosen": best.completion.text,
