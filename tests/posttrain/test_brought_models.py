@@ -88,11 +88,11 @@ def speaker(tmp_path_factory) -> TextGenerator:
 
 def test_prompts_are_rendered_by_the_template_that_came_along(speaker):
     asked = (Message("system", "be kind"), Message("user", "<|im_end|> sea?"))
-    ids, special = speaker.prompt_ids(asked), speaker.encoder.special_ids
+    ids, special = speaker.encode_prompt(asked), speaker.encoder.special_ids
     text = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n<|im_end|> sea?<|im_end|>\n"
     assert speaker.encoder.decode(ids) == text + "<|im_start|>assistant\n"
     assert ids.count(special["<|im_end|>"]) == 2  # what the user wrote of it is text
-    assert speaker.prompt_ids("sea") == speaker.encoder.encode_batch(["sea"])[0].tolist()
+    assert speaker.encode_prompt("sea") == speaker.encoder.encode_batch(["sea"])[0].tolist()
 
 
 def test_a_request_is_given_the_same_text_alone_and_beside_others(speaker):

@@ -46,7 +46,7 @@ def generate_file(
         for begin in range(0, len(rows), batch)
     ]
     scratch = f"{out}.parts"
-    make = functools.partial(_speaking, checkpoint, sampling, scratch, vllm_memory)
+    make = functools.partial(_make_work, checkpoint, sampling, scratch, vllm_memory)
     if workers:
         connect(workers, "workers")
     map_splits(Phase(storage.join(scratch, "done"), make), splits, workers, progress)
@@ -67,7 +67,7 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-            request_of(row, Sampling())
+            read_request(row, Sampling())
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not JSON: {error}") from None
         except (BadRow, TypeError, KeyError) as error:
@@ -81,7 +81,7 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def request_of(row: Any, sampling: Sampling) -> TextRequest:
+def read_request(row: Any, sampling: Sampling) -> TextRequest:
     """What `row` asks for. Raises BadRow, KeyError or TypeError for what is no request."""
     prompt: str | tuple[Message, ...]
     if "messages" in row:
@@ -93,7 +93,7 @@ def request_of(row: Any, sampling: Sampling) -> TextRequest:
     return TextRequest(prompt, sampling)
 
 
-def _speaking(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: float | None) -> Work:
+def _make_work(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: float | None) -> Work:
     """What does one batch."""
     if vllm_memory is None:
         generator = TextGenerator.open(checkpoint)
@@ -103,7 +103,7 @@ def _speaking(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: flo
     def speak(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         rows, first = task["rows"], task["first"]
         requests = [
-            request_of(
+            read_request(
                 row,
                 sampling.model_copy(
                     update={"seed": row.get("seed", sampling.seed + first + number)}

@@ -36,7 +36,7 @@ Seed = Annotated[
 ]
 
 
-def _sampling(where: str, **given: Any) -> Any:
+def _build_sampling(where: str, **given: Any) -> Any:
     from trainrig import config
     from trainrig.models.sampling import Sampling
 
@@ -106,7 +106,7 @@ def generate(
     """Generate text with a checkpoint, from a prompt or a file of prompts."""
     from trainrig.posttrain.text_generator import TextGenerator
 
-    sampling = _sampling(
+    sampling = _build_sampling(
         "generate",
         temperature=temperature,
         top_k=top_k,
@@ -175,7 +175,7 @@ def chat(
     from trainrig.posttrain.text_generator import TextGenerator
     from trainrig.tokens.chat.messages import Message
 
-    sampling = _sampling(
+    sampling = _build_sampling(
         "chat",
         temperature=temperature,
         top_k=top_k,
@@ -189,7 +189,7 @@ def chat(
     _warn_if_untaught(checkpoint, generator, chatting=True)
     told = [Message("system", system)] if system else []
     messages = list(told)
-    while (line := _asked()) is not None:
+    while (line := _read_line()) is not None:
         if not line:
             messages = list(told)
             continue
@@ -204,7 +204,7 @@ def chat(
         messages.append(Message("assistant", answer.text))
 
 
-def _asked() -> str | None:
+def _read_line() -> str | None:
     """The next line; None: there is no more."""
     if sys.stdin.isatty():
         typer.echo("> ", err=True, nl=False)

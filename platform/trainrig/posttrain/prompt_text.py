@@ -30,19 +30,19 @@ class PromptEncoder:
     # What its chat template may name, beside what its files say.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
-    def ids(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
+    def encode(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
         """The ids after which the model is to speak. Raises DataError for a gap without the
         sentinels of FillInTheMiddle."""
         begin = self.encoder.special_tokens.prefix
         if isinstance(prompt, str):
-            return [*begin, *self._plain(prompt)]
+            return [*begin, *self._encode_text(prompt)]
         if isinstance(prompt, Gap):
             before, after, middle = find_infilling_tokens(self.encoder)
-            prefix, suffix = self._plain(prompt.prefix), self._plain(prompt.suffix)
+            prefix, suffix = self._encode_text(prompt.prefix), self._encode_text(prompt.suffix)
             return [*begin, before, *prefix, after, *suffix, middle]
         return self._renderer.prompt_ids(prompt)
 
-    def _plain(self, text: str) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         return [int(number) for number in self.encoder.encode_batch([text])[0]]
 
     @functools.cached_property

@@ -62,7 +62,7 @@ class TextGenerator:
         opened = checkpoint.open_model(path)
         _check_speaks(opened.path, opened.config)
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
-        model = opened.build().to(device or _accelerator())
+        model = opened.build().to(device or _find_accelerator())
         return cls(model, encoder, opened.tuned)
 
     @classmethod
@@ -109,9 +109,9 @@ class TextGenerator:
         """
         if isinstance(self.model, EncoderDecoder):
             return [self._fill_span(self.model, request) for request in requests]
-        listeners = [_listener(self.encoder, request) for request in requests]
+        listeners = [_build_listener(self.encoder, request) for request in requests]
         asked = [
-            Request(tuple(self.prompt_ids(request.prompt)), request.sampling, listener)
+            Request(tuple(self.encode_prompt(request.prompt)), request.sampling, listener)
             for request, listener in zip(requests, listeners, strict=True)
         ]
         stop, entries = set(self.encoder.special_tokens.stop_ids), self.encoder.vocabulary_size
@@ -138,7 +138,7 @@ class TextGenerator:
             [int(number) for number in ids]
             for ids in self.encoder.encode_batch([gap.prefix, gap.suffix])
         )
-        listener = _listener(self.encoder, request)
+        listener = _build_listener(self.encoder, request)
         generation = write_answer(
             model,
             [*before, sentinels[0], *after, self.encoder.end_of_text],
@@ -150,16 +150,16 @@ class TextGenerator:
         )
         return Spoken(listener.finish(), generation.stopped, len(generation.ids))
 
-    def prompt_ids(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
+    def encode_prompt(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
         """The ids after which the model is to speak."""
-        return self._prompts.ids(prompt)
+        return self._prompts.encode(prompt)
 
     @functools.cached_property
     def _prompts(self) -> PromptEncoder:
         return PromptEncoder(self.encoder, self.variables)
 
 
-def _listener(encoder: Encoder, request: TextRequest) -> TextListener:
+def _build_listener(encoder: Encoder, request: TextRequest) -> TextListener:
     answers = isinstance(request.prompt, tuple)
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
 
@@ -177,5 +177,5 @@ def _check_speaks(where: str, config: DecoderConfig) -> None:
         )
 
 
-def _accelerator() -> str:
+def _find_accelerator() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"

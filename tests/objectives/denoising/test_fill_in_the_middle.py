@@ -130,7 +130,7 @@ def test_a_prompt_to_fill_a_gap_is_what_rows_have_before_the_middle(encoder, mak
     middle, suffix = ids.index(corruption.middle), ids.index(corruption.suffix)
     gap = Gap(encoder.decode(ids[1:suffix]), encoder.decode(ids[suffix + 1 : middle]))
     begin = list(encoder.special_tokens.prefix)
-    assert PromptEncoder(encoder).ids(gap) == [*begin, *ids[: middle + 1]]
+    assert PromptEncoder(encoder).encode(gap) == [*begin, *ids[: middle + 1]]
     plain = Encoder(ByteLevelBPE(vocabulary=263).train([]).decode())
     with pytest.raises(DataError, match="no special token <\\|fim_prefix"):
-        PromptEncoder(plain).ids(gap)
+        PromptEncoder(plain).encode(gap)

@@ -123,9 +123,9 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
         answer = row["answer"]
         for step, turn in enumerate(row["rounds"]):
             assert turn["principle"] in ("be kind", "be short")
-            expected = tuple(encoder.ids(f"{answer} {turn['principle']}?"))
+            expected = tuple(encoder.encode(f"{answer} {turn['principle']}?"))
             assert asked[1 + 2 * step][number] == expected
-            expected = tuple(encoder.ids(f"{answer} {turn['critique']}!"))
+            expected = tuple(encoder.encode(f"{answer} {turn['critique']}!"))
             assert turn["critique"] and asked[2 + 2 * step][number] == expected
             answer = turn["revision"] or answer
         assert row["last"] == answer
@@ -155,7 +155,7 @@ def test_judgements_are_the_models_probabilities_of_either_letter(
     letters = [encoder.encoder.encode_batch([f" {letter}"])[0] for letter in "AB"]
 
     def nats(text, letter):
-        ids = torch.tensor([[*encoder.ids(text), *map(int, letter)]])
+        ids = torch.tensor([[*encoder.encode(text), *map(int, letter)]])
         with torch.no_grad():
             log = model(ids[:, :-1]).logits[0].log_softmax(-1)
         count = len(letter)

@@ -175,7 +175,7 @@ class ChainMaker:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         asked = (Message("user", text),) if self.run.prompts.chat else text
-        return tuple(self.asked.encoder.ids(asked))
+        return tuple(self.asked.encoder.encode(asked))
 
     def _encode_choice(self, letter: str) -> tuple[int, ...]:
         """The ids of an answer that is a letter."""

@@ -90,7 +90,7 @@ def _make_work(run: ConstitutionalChain, model: str, principles: Sequence[str]) 
     """The work on the prompts of one output file."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.constitutional.chain import ChainMaker
-    from trainrig.posttrain.score.answer_scorer import threads
+    from trainrig.posttrain.score.answer_scorer import use_threads
 
     asked = open_asked(run, model)
     decoder = checkpoint.open_model(model).build().to(find_local_device())
@@ -99,7 +99,7 @@ def _make_work(run: ConstitutionalChain, model: str, principles: Sequence[str]) 
     def revise(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         prompts = asked.prompts.prompts[task["first"] :][: run.shard_prompts]
         chains: list[Chain] = []
-        with threads(run.threads):
+        with use_threads(run.threads):
             for first in range(0, len(prompts), run.batch):
                 chains += maker.make(prompts[first : first + run.batch])
         return _write_chains(run, task["name"], maker, chains)

@@ -114,7 +114,7 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
 def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Work:
     """The work on one part."""
     from trainrig.parallel.mesh import find_local_device
-    from trainrig.posttrain.score.answer_scorer import threads
+    from trainrig.posttrain.score.answer_scorer import use_threads
 
     decoder = checkpoint.open_model(model).build().to(find_local_device())
     opened = {split: _open(folder, split) for split in (TRAIN, HELD_OUT)}
@@ -126,7 +126,7 @@ def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Wo
         part = TeacherPart(**given)
         answers = Answers(shards, longest, each=1)
         found = []
-        with threads(run.threads):
+        with use_threads(run.threads):
             for first in range(part.first, part.past, run.batch):
                 numbers = range(first, min(first + run.batch, part.past))
                 rows = [answers.read_answer(part.source, number) for number in numbers]

@@ -62,7 +62,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     saved = {whole[name]: value for name, value in ours.items() if not is_adapter(name)}
     tensors |= {PREFIX + name: value.contiguous() for name, value in saved.items()}
     ranks = {name: each.rank for name, each in joined.items()}
-    alphas = {name: _alpha(lora, rank) for name, rank in ranks.items()}
+    alphas = {name: _compute_alpha(lora, rank) for name, rank in ranks.items()}
     settings = {
         "peft_type": "LORA",
         "task_type": TASKS[opened.config.head],
@@ -86,7 +86,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     return {"output": out, "checkpoint": opened.path, "step": opened.step, "rank": lora.rank}
 
 
-def _alpha(lora: LoRA, rank: int) -> float:
+def _compute_alpha(lora: LoRA, rank: int) -> float:
     """That by which an adapter of `rank` has the scale of `lora`."""
     return lora.alpha if rank == lora.rank else lora.scale * alpha_divisor(rank, lora.rslora)
 

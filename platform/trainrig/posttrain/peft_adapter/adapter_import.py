@@ -26,7 +26,7 @@ from trainrig.posttrain.peft_adapter.names import (
     TheirLayer,
     find_layers,
     find_tensors,
-    our_targets,
+    name_lora_targets,
     split_key,
 )
 from trainrig.posttrain.peft_adapter.saved_modules import Base, fill_head, find_head
@@ -61,7 +61,7 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     tensors = {
         f"{name}.{last}": value
         for name, each in adapters.items()
-        for last, value in each.padded(lora.rank).tensors.items()
+        for last, value in each.pad(lora.rank).tensors.items()
     }
     tensors = fill_head(folder, below, config, lora, tensors, whole)
     _check_sizes(folder, config, lora, tensors)
@@ -125,14 +125,14 @@ def _take_apart(
                 f"{tuple(each.b_OR.shape)}, the base {sum(layers[name].outputs)} outputs; is it an "
                 "adapter of another base?"
             )
-        if rank != settings.rank_of(name):
+        if rank != settings.find_rank(name):
             raise DataError(
-                f"{folder}: {name} has rank {rank}, by {CONFIG} {settings.rank_of(name)}; is it an "
-                "adapter of another base?"
+                f"{folder}: {name} has rank {rank}, by {CONFIG} {settings.find_rank(name)}; is it "
+                "an adapter of another base?"
             )
-        factor = settings.scale_of(name) / settings.scale
+        factor = settings.find_scale(name) / settings.scale
         if not math.isclose(factor, 1.0):
-            each = each.scaled(factor)
+            each = each.scale(factor)
         found |= split_parts(layers[name], each)
     return found
 
@@ -152,7 +152,7 @@ def _settle(
         "alpha": settings.alpha if rank == settings.rank else alpha,
         "rslora": settings.rslora,
         "dora": settings.dora,
-        "targets": our_targets(chosen, names),
+        "targets": name_lora_targets(chosen, names),
     }
     return build(LoRA, given, folder)
 

@@ -43,11 +43,11 @@ class LowRank:
         found = {"lora_a": self.a_RI, "lora_b": self.b_OR}
         return found if self.magnitude_O is None else {**found, "magnitude": self.magnitude_O}
 
-    def scaled(self, factor: float) -> "LowRank":
+    def scale(self, factor: float) -> "LowRank":
         """The same, multiplied by `factor`."""
         return replace(self, b_OR=self.b_OR * factor)
 
-    def padded(self, rank: int) -> "LowRank":
+    def pad(self, rank: int) -> "LowRank":
         """The same, of a higher `rank`: what is added is 0."""
         (outputs, own), inputs = self.b_OR.shape, self.a_RI.shape[1]
         a_RI = torch.cat([self.a_RI, self.a_RI.new_zeros(rank - own, inputs)])

@@ -112,7 +112,7 @@ def find_pattern(patterns: Mapping[str, Value], layer: str, plain: Value) -> Val
     return plain
 
 
-def our_targets(chosen: set[str], names: set[str]) -> list[str]:
+def name_lora_targets(chosen: set[str], names: set[str]) -> list[str]:
     """The shortest patterns of these layers and no other."""
     patterns = {".".join(name.split(".")[-2:]) if "." in name else name for name in chosen}
     meant = {name for name in names if any(name == p or name.endswith(f".{p}") for p in patterns)}

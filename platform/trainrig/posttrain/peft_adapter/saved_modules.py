@@ -36,7 +36,7 @@ class Base:
         """Its tensors, read when they are first asked for."""
         return checkpoint.open_model(self.path).weights
 
-    def lacks(self, config: DecoderConfig) -> set[str]:
+    def find_missing(self, config: DecoderConfig) -> set[str]:
         """Parameters that a model of `config` has, and this one not."""
         return set(find_fresh_parameters(checkpoint.read_entries(self.path), config))
 
@@ -88,7 +88,7 @@ def fill_head(
     found = {name: value for name, value in tensors.items() if not is_of_head(config, name)}
     changes = {name: value for name, value in tensors.items() if name not in found}
     wanted = {name for name in list_adapter_shapes(config, lora) if not is_adapter(name)}
-    missing = base.lacks(config) if wanted - whole.keys() else set()
+    missing = base.find_missing(config) if wanted - whole.keys() else set()
     for name in sorted(wanted):
         if name in whole:
             found[name] = whole[name].float()

@@ -52,14 +52,14 @@ class PeftSettings:
         """What adapters that no pattern names are multiplied by."""
         return self.alpha / alpha_divisor(self.rank, self.rslora)
 
-    def rank_of(self, layer: str) -> int:
+    def find_rank(self, layer: str) -> int:
         """Of the adapter of `layer`."""
         return find_pattern(self.ranks, layer, self.rank)
 
-    def scale_of(self, layer: str) -> float:
+    def find_scale(self, layer: str) -> float:
         """What the adapter of `layer` is multiplied by."""
         alpha = find_pattern(self.alphas, layer, self.alpha)
-        return alpha / alpha_divisor(self.rank_of(layer), self.rslora)
+        return alpha / alpha_divisor(self.find_rank(layer), self.rslora)
 
 
 def read_settings(folder: str) -> PeftSettings:

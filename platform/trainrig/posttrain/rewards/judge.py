@@ -121,7 +121,7 @@ class JudgeScorer:
             try:
                 text = make(about, "a row")
                 prompt = (Message("user", text),) if self.settings.chat else text
-                length = len(judge.prompt_ids(prompt))
+                length = len(judge.encode_prompt(prompt))
             except DataError as error:
                 scores.append(Fault("no_target", str(error)))
                 continue

@@ -80,7 +80,7 @@ class ModelScorer:
             turns = (Message("user", completion.prompt), Message("assistant", completion.text))
             try:
                 rendered = self.renderer.render(Conversation(turns))
-                answers.append((rendered, model.places(rendered, steps=False)))
+                answers.append((rendered, model.find_places(rendered, steps=False)))
             except BadRow as bad:
                 scores.append(Fault("unreadable", str(bad)))
             else:

@@ -77,7 +77,7 @@ def read_prompt_set(
                 try:
                     text = make(row, where)
                     asked = (Message("user", text),) if files.chat else text
-                    ids = tuple(encoder.ids(asked))
+                    ids = tuple(encoder.encode(asked))
                 except DataError as error:
                     why, text, ids = f"no prompt ({error})", "", ()
                 else:

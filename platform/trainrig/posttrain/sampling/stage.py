@@ -119,7 +119,7 @@ class ScoredAnswer:
 def _make_work(run: AnswerSampling, model: str) -> Work:
     """The work on the prompts of one output file."""
     from trainrig.parallel.mesh import find_local_device
-    from trainrig.posttrain.score.answer_scorer import threads
+    from trainrig.posttrain.score.answer_scorer import use_threads
 
     asked, rewards = open_asked(run, model, _list_columns(run)), build_rewards(run.rewards)
     decoder = checkpoint.open_model(model).build().to(find_local_device())
@@ -128,7 +128,7 @@ def _make_work(run: AnswerSampling, model: str) -> Work:
         prompts = asked.prompts.prompts[task["first"] :][: run.shard_prompts]
         groups: list[list[ScoredAnswer]] = []
         faults: Counter[str] = Counter()
-        with threads(run.threads):
+        with use_threads(run.threads):
             for first in range(0, len(prompts), run.batch):
                 together = prompts[first : first + run.batch]
                 groups += answer_all(run, decoder, asked, rewards, together, faults)

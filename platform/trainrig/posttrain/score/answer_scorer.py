@@ -41,7 +41,7 @@ class AnswerScorer:
             )
         return cls(opened.build().to(find_local_device()))
 
-    def places(self, rendered: Rendered, steps: bool) -> Integers:
+    def find_places(self, rendered: Rendered, steps: bool) -> Integers:
         """[N] the places of `rendered` whose scores are wanted: where the answer ends, all of it
         but the token that ends it, or, with `steps`, where each step does.
 
@@ -73,7 +73,7 @@ class AnswerScorer:
 
 
 @contextmanager
-def threads(number: int) -> Iterator[None]:
+def use_threads(number: int) -> Iterator[None]:
     """Compute with `number` threads for as long as the block lasts: sums then have one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)

@@ -76,7 +76,7 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
     with stage.undone_if_refused():
         labels = _check_model(run, model)  # one that can't is refused before workers start
         splits = split_rows((files,), run.shard_bytes)
-        make = functools.partial(_scoring, run, model, chat)
+        make = functools.partial(_make_work, run, model, chat)
         phase = Phase(stage.path(manifest.SCRATCH), make)
         if run.workers:
             connect(run.workers, "workers")
@@ -149,17 +149,17 @@ class _AskedScorer:
         assert run.rows not in TEXT_ROWS
         example = example_of(row, columns, run.rows, run.format)
         rendered = [render_example(self.renderer, example, each) for each in example.chats]
-        return [(each, self.scorer.places(each, steps)) for each in rendered]
+        return [(each, self.scorer.find_places(each, steps)) for each in rendered]
 
     def tell(self, rows: Sequence[list[tuple[Rendered, Integers]]]) -> list[tuple[Any, ...]]:
         found = iter(self.scorer.score([answer for answers in rows for answer in answers]))
-        return [_values(self.run, [next(found) for _ in answers]) for answers in rows]
+        return [_build_columns(self.run, [next(found) for _ in answers]) for answers in rows]
 
 
-def _scoring(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work:
+def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work:
     """The work on one split of the rows; `chat`: of conversations."""
     from trainrig.posttrain.classification.predictor import TextPredictor
-    from trainrig.posttrain.score.answer_scorer import AnswerScorer, threads
+    from trainrig.posttrain.score.answer_scorer import AnswerScorer, use_threads
 
     asked: _Asked
     if chat is None:
@@ -170,17 +170,17 @@ def _scoring(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work
     def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         done = _ScoredRows()
         waiting = _read(run, [StagePart(**each) for each in task["parts"]], asked, done)
-        with threads(run.threads):
+        with use_threads(run.threads):
             while together := list(islice(waiting, run.batch)):
                 told = asked.tell([each.asked for each in together])
                 for each, values in zip(together, told, strict=True):
                     done.scores[each.row] = values
-        return _written(run, task["name"], done)
+        return _write_rows(run, task["name"], done)
 
     return score
 
 
-def _values(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any, ...]:
+def _build_columns(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any, ...]:
     """What the new columns of a row hold, by the scores of its answers."""
     return (scores[0],) if run.rows == "steps" else tuple(each[0] for each in scores)
 
@@ -193,7 +193,7 @@ def _read(
 ) -> Iterator[_Waiting]:
     """The rows of `parts` that can be scored; all are entered in `done`."""
     for part in parts:
-        for place, row in _rows(run, part, done):
+        for place, row in _read_rows(run, part, done):
             if isinstance(row, str):  # not even one that could be written again
                 done.bad.append(QuarantinedRow(part.file, place, row, ""))
                 done.unreadable += 1
@@ -213,7 +213,7 @@ def _read(
             yield _Waiting(len(done.rows) - 1, wanted)
 
 
-def _rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterable[tuple[int, Row]]:
+def _read_rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterable[tuple[int, Row]]:
     if run.kind != "Parquet":
         yield from FORMATS[run.kind].read(part, ())
         return
@@ -222,7 +222,7 @@ def _rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterable[tu
         yield from enumerate(rows_of(batch, part.path), first)
 
 
-def _written(
+def _write_rows(
     run: AnswerScoring, name: str, done: _ScoredRows
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
     file = f"{name}.{ENDINGS[run.kind]}"
@@ -230,14 +230,18 @@ def _written(
         _write_parquet(run, storage.join(run.output, file), done)
     else:
         lines = [
-            _line({**row, **dict(zip(run.new_columns, scores or _nothing(run), strict=True))})
+            _encode_line(
+                {**row, **dict(zip(run.new_columns, scores or _build_empty(run), strict=True))}
+            )
             for row, scores in zip(done.rows, done.scores, strict=True)
         ]
         storage.write(storage.join(run.output, file), b"".join(lines))
     written = [file]
     if done.bad:
         below = f"{QUARANTINE}/{name}.jsonl"
-        storage.write(storage.join(run.output, below), b"".join(_line(vars(e)) for e in done.bad))
+        storage.write(
+            storage.join(run.output, below), b"".join(_encode_line(vars(e)) for e in done.bad)
+        )
         written.append(below)
     scored = [each for each in done.scores if each]
     counts: dict[str, Any] = {
@@ -250,11 +254,11 @@ def _written(
     return counts, {each: manifest.file_sum(storage.join(run.output, each)) for each in written}
 
 
-def _nothing(run: AnswerScoring) -> tuple[None, ...]:
+def _build_empty(run: AnswerScoring) -> tuple[None, ...]:
     return (None,) * len(run.new_columns)
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def _encode_line(row: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # half of a pair of surrogates, which only an escape can tell

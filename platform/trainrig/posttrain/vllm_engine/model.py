@@ -89,20 +89,20 @@ class VllmModel:
         waiting = [each for each in found if not each.stopped]
         said = self._llm.generate(
             [{"prompt_token_ids": list(each.request.prompt)} for each in waiting],
-            [self._parameters(each, stop, entries, scores) for each in waiting],
+            [self._build_parameters(each, stop, entries, scores) for each in waiting],
             use_tqdm=False,
         )
         for each, answer in zip(waiting, said, strict=True):
             self._take(each, answer.outputs[0])
         return found
 
-    def _parameters(
+    def _build_parameters(
         self, wanted: OpenRequest, stop: Collection[int], entries: int, scores: int | None
     ) -> Any:
         sampling = wanted.request.sampling
         padded = entries < self.config.shape.vocabulary
         return self._vllm.SamplingParams(
-            **_drawn_by(wanted.request),
+            **_translate_sampling(wanted.request),
             max_tokens=wanted.most,
             stop=list(sampling.stop),
             stop_token_ids=sorted(stop),
@@ -135,7 +135,7 @@ class VllmModel:
         return str(path)
 
 
-def _drawn_by(request: Request) -> dict[str, Any]:
+def _translate_sampling(request: Request) -> dict[str, Any]:
     """What vLLM calls the settings by which tokens are drawn."""
     sampling, seed = request.sampling, request.sampling.seed
     if request.written:  # vLLM begins the stream of a seed anew with each request
