@@ -1,0 +1,104 @@
+"""Ten kills of ranks in each layout, of one replica and of two in turns: not a bit is lost."""
+
+import dataclasses
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from trainrig.parallel.layout import FSDP
+from trainrig.train.checkpoint import find_newest_valid
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import read_trained_samples
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+KILLS, STEPS = 10, 33
+EXPERTS = {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}}
+LAYOUTS = {
+    "tensor": (FSDP(tensor={"ranks": 2}), {}),
+    "tensor in places": (FSDP(tensor={"ranks": 2, "sequence_parallel": True}), {}),
+    "pipeline": (FSDP(pipeline={"ranks": 2}), {}),
+    "context": (FSDP(context={"kind": "Gathered", "ranks": 2}), {}),
+    "ring of context": (FSDP(context={"kind": "RingAttention", "ranks": 2}), {}),
+    "expert": (FSDP(expert={"ranks": 2}), EXPERTS),
+}
+MODEL = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
+BATCHES = {"global_batch": 16, "micro_batch": 4, "attend": "document", "epochs": 1e6}
+
+
+def go_on(job, world, group, fault=None):
+    """An attempt from the newest checkpoint; with a `fault`, until its rank is dead."""
+    folder = RunFolder(job.folder)
+    found, damages = find_newest_valid(folder)
+    assert not damages
+    told = {
+        "job": job,
+        "attempt": folder.take_attempt(found.step if found else 0),
+        "resume_from": found.path if found else None,
+    }
+    if fault is None:
+        group(world, "train", **told)
+        return
+    processes = group.start(world, "train", **told, fault=fault)
+    assert processes[fault[0]].wait() == -signal.SIGKILL
+    group.end()
+
+
+def losses(job, name="train/loss"):
+    return [line[name] for line in metrics.read_series(job.folder)]
+
+
+def whole(ranks, job):
+    """All tensors of the last checkpoint, as one process reads them."""
+    found, _ = find_newest_valid(RunFolder(job.folder))
+    assert found.step == STEPS
+    training = job.training.model_copy(update={"parallel": FSDP()})
+    plain = dataclasses.replace(job, training=training)
+    return ranks(1, "tensors", job=plain, resume_from=found.path)[0]
+
+
+def test_ten_kills_in_each_layout_cost_no_bit(
+    make_job, ranks, mortal_ranks, write_result, tmp_path
+):
+    """Kept in results/layout_kills.json."""
+    seed = int(time.time())
+    dice, found = random.Random(seed), {}
+    for name, (layout, changes) in LAYOUTS.items():
+        training = {
+            "steps": STEPS,
+            "parallel": layout.model_dump(),
+            "checkpoints": {"every": 2, "keep": 2},
+            "held_out": {"rows": 8, "every": 11},
+        }
+        folder = tmp_path / name.replace(" ", "-")
+        straight = make_job(
+            folder / "straight", 2, model=MODEL | changes, batches=BATCHES, training=training
+        )
+        go_on(straight, 2, ranks)
+        (folder / "run").mkdir()
+        job, kills = dataclasses.replace(straight, folder=str(folder / "run")), []
+        for number in range(KILLS):
+            world = (2, 4)[number % 2]
+            fault = (dice.randrange(world), "die", 3 * number + dice.randrange(1, 4))
+            go_on(job, world, mortal_ranks, fault)
+            kills.append({"of": world, "rank": fault[0], "at_step": fault[2]})
+        go_on(job, 2, mortal_ranks)
+        attempts = RunFolder(job.folder).read_attempts()
+        assert len(attempts) == KILLS + 1 and attempts[-1].resumed_step > STEPS / 2
+        assert losses(job) == losses(straight)
+        assert losses(job, "train/grad_norm") == losses(straight, "train/grad_norm")
+        assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
+            RunFolder(straight.folder)
+        )
+        tensors, expected = whole(ranks, job), whole(ranks, straight)
+        assert tensors.keys() == expected.keys()
+        for each, value in tensors.items():
+            np.testing.assert_array_equal(value, expected[each], err_msg=f"{name}: {each}")
+        found[name] = kills
+        print(name, flush=True)
+    write_result(
+        "layout_kills.json", {"seed": seed, "steps": STEPS, "byte_equal": True, "kills": found}
+    )
