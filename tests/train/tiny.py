@@ -283,11 +283,12 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages that train do so by ranks of ours instead of Ray's workers."""
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
-        folder = RunFolder(job.folder)
-        newest, _ = find_newest_valid(folder)
-        attempt = folder.take_attempt(newest.step if newest else 0)
-        path = newest.path if newest else None
-        ranks(workers, "train", job=job, attempt=attempt, resume_from=path)
+        folder, attempt = RunFolder(job.folder), None
+        while attempt is None or folder.has_rolled_back(attempt):  # as it is supervised
+            newest, _ = find_newest_valid(folder)
+            attempt = folder.take_attempt(newest.step if newest else 0)
+            path = newest.path if newest else None
+            ranks(workers, "train", job=job, attempt=attempt, resume_from=path)
         last, _ = find_newest_valid(folder)
         assert last is not None
         return trainer.TrainingResult(last, restarts=len(folder.read_attempts()) - 1)
