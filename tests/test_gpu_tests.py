@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,28 +49,44 @@ def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
     assert "test_a_gpu_draws_the_same_bits[words]" in ended.stdout
 
 
-@pytest.mark.slow
-def test_the_table_of_a_tiny_model_is_measured_where_there_is_no_ray(tmp_path: Path) -> None:
-    for name in MISSING:
-        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name} here')\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    table = [sys.executable, str(RUN.with_name("step_table.py")), "--device", "cpu"]
+def measure_table(folder: Path, name: str, *options: str) -> tuple[dict[str, Any], str]:
+    """What one of the tables comes to on a CPU without what a machine with a GPU may lack, and what
+    it prints."""
+    for missing in MISSING:
+        (folder / f"{missing}.py").write_text(f"raise ModuleNotFoundError('no {missing} here')\n")
+    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    table = [sys.executable, str(RUN.with_name(f"{name}_table.py")), "--device", "cpu"]
     ended = subprocess.run(
-        [*table, "--sizes", "tiny", "--out", str(tmp_path / "out")],
+        [*table, *options, "--out", str(folder / "out")],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (path,) = (tmp_path / "out").glob("step-table-*.json")
-    found = json.loads(path.read_text())
+    (path,) = (folder / "out").glob(f"{name}-table-*.json")
+    return json.loads(path.read_text()), ended.stdout
+
+
+@pytest.mark.slow
+def test_a_rank_of_each_layout_is_measured_alone(tmp_path: Path) -> None:
+    found, printed = measure_table(tmp_path, "layout", "--size", "tiny")
+    rows = {row["layout"]: row for row in found["rows"]}
+    assert len(rows) == 11 and found["world"] == 8
+    for name, row in rows.items():
+        assert row["updated"] and name in printed  # the optimizer is in its seconds
+        assert row["tokens_per_second_a_device"] * row["step_seconds"] == pytest.approx(2 * 64)
+
+
+@pytest.mark.slow
+def test_the_table_of_a_tiny_model_is_measured_where_there_is_no_ray(tmp_path: Path) -> None:
+    found, printed = measure_table(tmp_path, "step", "--sizes", "tiny")
     loops = {row["loop"]: row for row in found["rows"]}
     assert list(loops) == ["deterministic", "fast", "llama", "nanogpt"]
     assert loops["deterministic"]["same_bits_again"] is True
     for name, row in loops.items():
         assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(2 * 2 * 64)
         assert row["share_of_matmul"] > 0 and row["peak_gib"] > 0
-        assert f"tiny  {name}" in ended.stdout
+        assert f"tiny  {name}" in printed
     assert 0 < sum(loops["fast"]["split"].values()) <= 1.01
     # Products of the Llama: as many as ours; of nanoGPT, by hand: two layers of 12 C^2, and a head.
     flops = {name: row["flops_per_second"] * row["step_seconds"] for name, row in loops.items()}

@@ -1,4 +1,4 @@
-"""Runs every test that needs a GPU, then the benchmark table, where there is torch and pytest.
+"""Runs every test that needs a GPU, then the benchmark tables, where there is torch and pytest.
 
 `make gpu`, without Ray or a network. The other tests' conftest.py asks for what such a machine need
 not have, so these have a folder of their own, and pytest looks no further up.
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """The exit code: pytest's, then the table's, or 2 where there is no GPU."""
+    """The exit code: that of what failed first, pytest or a table, or 2 where there is no GPU."""
     if not torch.cuda.is_available():
         print(
             f"make gpu: torch {torch.__version__} sees no GPU on this machine; run it where "
@@ -42,8 +42,11 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     tests = subprocess.run(command(), cwd=ROOT, env=environment()).returncode
     out = os.environ.get("OUT", f"{ROOT}/gpu-results")
-    table = [sys.executable, str(HERE / "step_table.py"), "--out", out]
-    return tests or subprocess.run(table, cwd=ROOT, env=environment()).returncode
+    codes = [tests]
+    for table in ("step_table.py", "layout_table.py") if not tests else ():
+        told = [sys.executable, str(HERE / table), "--out", out]
+        codes.append(subprocess.run(told, cwd=ROOT, env=environment()).returncode)
+    return next(filter(None, codes), 0)
 
 
 if __name__ == "__main__":
