@@ -4,7 +4,9 @@ weights as of a run that samples by itself."""
 import dataclasses
 import json
 import os
+import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from trainrig.ray_runtime.ray_session import join
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer
+from trainrig.train.run import goodput
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
@@ -145,3 +148,62 @@ def test_one_actor_three_and_two_sample_the_same(
     assert len(events.all("attempt_started")) == 1
     assert rollouts(job) == rollouts(straight(waves=waves))
     assert_equal(job, straight(waves=waves))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_kills_at_random_instants(
+    make_job, ranks, start_driver, assert_equal, chaos, write_result, tmp_path
+):
+    """Actors that sample, ranks and drivers, as chance has it, each after some progress."""
+    seed, steps = int(time.time()), 120
+    dice = random.Random(seed)
+
+    def lengthen(job):
+        faults = job.training.faults.model_copy(update={"max_restarts": 40})
+        training = job.training.model_copy(update={"steps": steps, "faults": faults})
+        return dataclasses.replace(job, training=training)
+
+    straight = lengthen(make_job(tmp_path / "straight"))
+    ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
+    job = lengthen(make_job(tmp_path / "run", actors=1))
+    events = chaos.events(job.folder)
+    driver, killed = start_driver(job, 1), []
+    for _ in range(20):
+        events.wait("checkpoint", len(events.all("checkpoint")) + 1)
+        time.sleep(dice.uniform(0.0, 1.0))
+        assert not events.all("finished")
+        what = dice.choice(("actor", "rank", "driver"))
+        if what == "actor":
+            started = events.all("rollout_actor_started")
+            os.kill(started[-1]["pid"], signal.SIGKILL)
+            began = time.monotonic()
+            events.wait("rollout_actor_started", len(started) + 1)
+        elif what == "rank":
+            failed = len(events.all("attempt_failed"))
+            os.kill(events.ranks()[0], signal.SIGKILL)
+            began = time.monotonic()
+            events.wait("attempt_failed", failed + 1)
+        else:
+            attempts = len(events.all("attempt_started"))
+            driver.kill()
+            driver.wait()
+            began = time.monotonic()
+            driver = start_driver(job, 1)
+            events.wait("attempt_started", attempts + 1)
+        events.wait_for_a_step()
+        killed.append((what, round(time.monotonic() - began, 1)))
+    assert driver.wait(timeout=900) == 0, driver.stderr.read()
+    assert rollouts(job) == rollouts(straight)
+    assert_equal(job, straight)
+    spent = vars(goodput.measure_goodput(job.folder))
+    write_result(
+        "rl_kills.json",
+        {
+            "kills_and_seconds_to_the_next_step": killed,
+            "seed": seed,
+            "steps": steps,
+            "byte_equal": True,
+            "seconds": {name: round(value, 1) for name, value in spent.items()},
+        },
+    )
