@@ -4,11 +4,11 @@ BIN := .venv/bin
 OUT ?= quickstart
 # Processes that test: much of a test is waiting, but each starts Ray and ranks of its own.
 TESTERS ?= 2
-# Of `make test-all`: after so many minutes no slow or chaos test begins any more; none: all run.
+# In `make test-all`, no slow or chaos test starts after this many minutes; empty: all run.
 MINUTES ?=
 # Longest files first, as tests/conftest.py orders them: xdist would begin with those of most tests.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
-# Which files of slow tests come first changes with each commit, so that each has its turn.
+# Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
 .PHONY: quickstart test test-all check lint types floors chaos bench soak gpu docs clean

@@ -100,9 +100,7 @@ ASKED_FOR = {
     "chaos": "kills what it runs on; run by `make chaos`",
 }
 QUICK = "takes seconds; run by `make test-all`"
-
-
-LATER = "its turn comes in another run: the minutes for slow and chaos tests were over"
+LATER = "left for another run: the minutes for slow and chaos tests were over"
 BEGUN = time.monotonic()
 
 
@@ -118,15 +116,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--slow-from",
         type=int,
         default=0,
-        help="begin with this file of those with slow tests (it wraps around)",
+        help="start with this one of the files that have slow tests, and wrap around",
     )
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture is set up
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Of slow tests a run with `--slow-minutes` has those that it has the time for.
+    """Skip slow and chaos tests once `--slow-minutes` have passed.
 
-    Machines differ twofold in speed, and what decides whether a change lands has a time limit.
+    CI has a time limit, and its machines differ twofold in speed.
     """
     over = time.monotonic() - BEGUN > 60 * item.config.getoption("--slow-minutes")
     if over and any(map(item.get_closest_marker, ("slow", "chaos"))):

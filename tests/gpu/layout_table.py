@@ -78,11 +78,11 @@ def _zeroed(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def stand_for_others() -> None:
-    """Have this process be the last rank of a group of which there is nobody else."""
+    """Join torch's fake process group as its last rank; no other rank exists."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=WORLD - 1, world_size=WORLD)
-    # Nobody writes into what is to be received: zeros, for arithmetic that stays finite.
+    # Receive buffers are never written: zeros keep the arithmetic finite.
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, _zeroed(getattr(owner, name)))
     dispatch.gather_parts = lambda part, group: torch.stack([part] * group.size())

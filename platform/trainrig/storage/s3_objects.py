@@ -106,7 +106,7 @@ def upload_parts(path: str, data: memoryview) -> None:
                 parts = list(threads.map(put, range(1, -(-len(data) // PART) + 1)))
             complete_upload(path, place, parts, len(data))
         except BaseException:
-            with contextlib.suppress(Exception):  # what it leaves is seen by nobody, only paid for
+            with contextlib.suppress(Exception):  # its parts would be stored, and billed, unseen
                 get_client().abort_multipart_upload(**place)
             raise
 

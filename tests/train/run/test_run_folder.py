@@ -78,7 +78,7 @@ def test_an_event_torn_by_a_full_disk_costs_no_other(tmp_path, caplog):
         file.write('{"event": "torn", "ti\n')
     folder.record("last")
     assert [event["event"] for event in folder.read_events()] == ["first", "last"]
-    list(folder.read_events())  # nor is it said again each time that somebody looks
+    list(folder.read_events())  # reading again does not log it again
     assert len([m for m in caplog.messages if "passed over a torn line" in m]) == 1
 
 
