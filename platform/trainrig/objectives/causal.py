@@ -64,10 +64,14 @@ class CausalLM(Settings):
     ) -> Computed:
         """Nats of each target of `batch` under `model`."""
         output = self.predict(model, batch)
-        return Computed(self.compute_losses(output, batch.arrays[TARGETS]), output.auxiliary)
+        terms = self.compute_losses(output, batch.arrays[TARGETS], batch.all_targets)
+        return Computed(terms, output.auxiliary)
 
-    def compute_losses(self, output: Output, targets_BT: Tensor) -> dict[str, Contributions]:
-        """What each of `targets_BT` comes to under the logits of `output`, by term."""
+    def compute_losses(
+        self, output: Output, targets_BT: Tensor, all_targets: bool = False
+    ) -> dict[str, Contributions]:
+        """What each of `targets_BT` comes to under the logits of `output`, by term; `all_targets`:
+        none of them is known to be IGNORE."""
         from trainrig.objectives.chunked_head import Extras, compute_head_loss
 
         counts_B = (targets_BT != IGNORE).sum(1)
@@ -75,7 +79,7 @@ class CausalLM(Settings):
         # denominator.
         own = 1 - self.label_smoothing
         extras = Extras(self.z_loss / own, self.label_smoothing / own)
-        loss = compute_head_loss(output.hidden, output.head, targets_BT, extras)
+        loss = compute_head_loss(output.hidden, output.head, targets_BT, extras, all_targets)
         values = {CROSS_ENTROPY: loss.nats_BT, Z_LOSS: loss.z_BT, UNIFORM: loss.uniform_BT}
         return {
             name: Contributions(values_BT, counts_B)

@@ -13,6 +13,8 @@ Shapes: B batch, T positions, N tokens, K of them targets, R of those in a block
 entries of the vocabulary.
 """
 
+import functools
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,7 +29,9 @@ from trainrig.tokens.batches import IGNORE
 # Logits of a block: enough rows for products to be as fast as on all, few enough to be small beside
 # them. CPU: 256 rows of 16,384 entries, 16 MiB of float32.
 BLOCK_ELEMENTS = {"cpu": 2**22}
-BLOCK_ELEMENTS_ELSEWHERE = 2**26
+BLOCK_ELEMENTS_ELSEWHERE = 2**28
+# Rows of a block elsewhere are a multiple of this: a tile of a GPU's product.
+BLOCK_ROWS_ELSEWHERE = 128
 
 
 @dataclass(frozen=True)
@@ -80,20 +84,30 @@ class PartialHead(Protocol):
 
 
 def compute_head_loss(
-    hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, extras: Extras | None = None
+    hidden_BTC: Tensor,
+    head: OutputHead,
+    targets_BT: Tensor,
+    extras: Extras | None = None,
+    all_targets: bool = False,
 ) -> HeadLoss:
-    """The loss of each target under the logits `head(hidden_BTC)`."""
-    targets_K, extras = targets_BT[targets_BT != IGNORE], extras or Extras()
+    """The loss of each target under the logits `head(hidden_BTC)`. `all_targets`: none is known to
+    be IGNORE; else the device is waited for, to say which are."""
+    targets_K = targets_BT.flatten() if all_targets else targets_BT[targets_BT != IGNORE]
+    extras = extras or Extras()
     losses: RowLosses = (
         head.make_row_losses(targets_K, extras)
         if isinstance(head, PartialHead)
         else _CrossEntropy(targets_K, Bend.of(head), extras)
     )
-    return HeadLoss(*compute_row_losses(hidden_BTC, head, targets_BT, losses))
+    return HeadLoss(*compute_row_losses(hidden_BTC, head, targets_BT, losses, all_targets))
 
 
 def compute_row_losses(
-    hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, losses: RowLosses
+    hidden_BTC: Tensor,
+    head: OutputHead,
+    targets_BT: Tensor,
+    losses: RowLosses,
+    all_targets: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T] each, the three numbers of each place whose target is not IGNORE, float32, 0
     elsewhere. The first can be gone backward from; the others have no gradients of their own."""
@@ -104,6 +118,7 @@ def compute_row_losses(
         targets_BT.reshape(-1),
         losses,
         torch.is_grad_enabled(),
+        all_targets,
     )
     first, second, third = (each_N.view(targets_BT.shape) for each_N in found)
     return first, second, third
@@ -119,17 +134,22 @@ class _HeadLoss(torch.autograd.Function):
         targets_N: Tensor,
         losses: RowLosses,
         with_gradients: bool,
+        all_targets: bool,
     ) -> tuple[Tensor, ...]:
-        trained_K = (targets_N != IGNORE).nonzero().squeeze(1)
+        # None: all of them.
+        trained_K = None if all_targets else (targets_N != IGNORE).nonzero().squeeze(1)
+        if trained_K is not None and len(trained_K) == len(targets_N):
+            trained_K = None
         blocks = _Blocks(weight_VC, bias_V, losses)
         wanted = ctx.needs_input_grad[:3] if with_gradients else None
-        everything = len(trained_K) == len(targets_N)
-        hidden_KC = hidden_NC if everything else hidden_NC[trained_K]
+        hidden_KC = hidden_NC if trained_K is None else hidden_NC[trained_K]
         parts_3K, gradients = blocks.work_through(hidden_KC, wanted)
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
         ctx.losses, ctx.trained_K, ctx.gradients = losses, trained_K, gradients
-        parts_3N = parts_3K.new_zeros(3, len(targets_N))
-        parts_3N[:, trained_K] = parts_3K
+        parts_3N = parts_3K
+        if trained_K is not None:
+            parts_3N = parts_3K.new_zeros(3, len(targets_N))
+            parts_3N[:, trained_K] = parts_3K
         first_N, *others = parts_3N.unbind()
         ctx.mark_non_differentiable(*others)
         return first_N, *others
@@ -151,16 +171,17 @@ class _HeadLoss(torch.autograd.Function):
             gradients.scale(gradient_N[0])
         else:
             blocks = _Blocks(weight_VC, bias_V, ctx.losses)
-            counts_K = gradient_N[trained_K]
             wanted = ctx.needs_input_grad[:3]
-            gradients = blocks.work_through(hidden_NC[trained_K], wanted, counts_K)[1]
+            chosen = slice(None) if trained_K is None else trained_K
+            counts_K = gradient_N[chosen].contiguous()
+            gradients = blocks.work_through(hidden_NC[chosen], wanted, counts_K)[1]
         of_hidden_NC = gradients.hidden_KC
-        if of_hidden_NC is not None and len(trained_K) < len(hidden_NC):
+        if of_hidden_NC is not None and trained_K is not None:
             of_hidden_NC = torch.zeros_like(hidden_NC)
             of_hidden_NC[trained_K] = gradients.hidden_KC
         weight = None if gradients.weight_VC is None else gradients.weight_VC.to(weight_VC.dtype)
         bias = None if gradients.bias_V is None else gradients.bias_V.to(weight_VC.dtype)
-        return of_hidden_NC, weight, bias, None, None, None
+        return of_hidden_NC, weight, bias, None, None, None, None
 
 
 @dataclass
@@ -252,10 +273,24 @@ class _CrossEntropy:
     def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """In float32, a few rows at a time, which stay in a core's cache. The gradient of a nat is
-        the softmax, less one at the target."""
+        """In float32, a few rows at a time, which stay in a core's cache; on a GPU in one kernel.
+        The gradient of a nat is the softmax, less one at the target."""
         extras, entries = self.extras, logits_RV.shape[1]
         targets_R = self.targets_K[rows]
+        if logits_RV.is_cuda and _has_triton():
+            from trainrig.objectives import cross_entropy_kernel
+
+            cross_entropy_kernel.replace_by_gradients(
+                logits_RV,
+                targets_R,
+                counts_R,
+                parts_3R,
+                multiplier=self.bend.multiplier,
+                cap=self.bend.cap,
+                z=extras.z,
+                uniform=extras.uniform,
+            )
+            return
         for some in cut_rows(logits_RV):
             x = logits_RV[some].float()  # float32 logits themselves, or a copy
             left = self.bend.apply(x)
@@ -274,6 +309,11 @@ class _CrossEntropy:
             if extras.uniform:
                 x.sub_(extras.uniform / entries)
             put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:
@@ -296,8 +336,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def cut_blocks(count: int, weight_VC: Tensor) -> list[slice]:
     """Blocks of as equal numbers of rows as can be."""
-    elements = BLOCK_ELEMENTS.get(weight_VC.device.type, BLOCK_ELEMENTS_ELSEWHERE)
-    most = max(1, elements // len(weight_VC))
+    kind = weight_VC.device.type
+    elements = BLOCK_ELEMENTS.get(kind, BLOCK_ELEMENTS_ELSEWHERE)
+    tile = 1 if kind in BLOCK_ELEMENTS else BLOCK_ROWS_ELSEWHERE
+    most = max(tile, elements // len(weight_VC) // tile * tile)
     blocks = -(-count // most)
-    each = -(-count // blocks) if blocks else 1
+    each = -(-count // (blocks * tile)) * tile if blocks else 1
     return [slice(start, start + each) for start in range(0, count, each)]

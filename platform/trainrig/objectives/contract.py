@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from trainrig.tokens.batches import Corruption, MicroBatch
+from trainrig.tokens.batches import IGNORE, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -58,6 +58,8 @@ class DeviceBatch:
     # The other models of the run by name: a frozen reference, say, or a critic that is trained too.
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parts: RowParts | None = None  # None: rows are whole
+    # Whether all places are known to have targets, so that nobody asks the device which do.
+    all_targets: bool = False
 
     @classmethod
     def copy(
@@ -80,7 +82,14 @@ class DeviceBatch:
             return tensor.to(device)
 
         arrays = {name: move(array) for name, array in micro.arrays.items()}
-        return cls(arrays, move(micro.samples), move(micro.sources), models or {})
+        targets = micro.arrays.get(TARGETS)
+        return cls(
+            arrays,
+            move(micro.samples),
+            move(micro.sources),
+            models or {},
+            all_targets=targets is not None and bool((targets != IGNORE).all()),
+        )
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class MultiTokenPrediction(CausalLM):
         arrays = batch.arrays
         rows = {} if POSITIONS not in arrays else {"positions_BT": arrays[POSITIONS]}
         first, *others = model(arrays[IDS], further=True, **rows)
-        terms = self.compute_losses(first, arrays[TARGETS])
+        terms = self.compute_losses(first, arrays[TARGETS], batch.all_targets)
         for ahead, output in zip(self.ahead, others, strict=True):
             targets_BT: Tensor = arrays[name_term(ahead)]
             nats_BT = compute_head_loss(output.hidden, output.head, targets_BT).nats_BT

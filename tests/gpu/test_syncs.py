@@ -1,0 +1,53 @@
+"""How often a step waits for the device: run by `make gpu`."""
+
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainrig.parallel.mesh import join_group
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import step_table  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
+]
+
+TWICE = 2  # a step: for its losses, and for its norms
+
+
+def counted(loop, micro_batches, monkeypatch):
+    """How often one step, the third, waits for the device."""
+    monkeypatch.setattr(step_table, "MICRO_BATCHES", micro_batches)
+    row = step_table.Row("tiny", loop, compiled=False)
+    step, _ = step_table._our_loop(row, step_table.SIZES["tiny"])
+    step(0), step(1)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    where = [f"{each.filename}:{each.lineno}" for each in caught if "synchroniz" in str(each)]
+    print(f"{loop}, {micro_batches} micro-batches: {where}")
+    return len(where)
+
+
+@pytest.mark.parametrize("loop", ["fast", "deterministic"])
+def test_a_step_waits_for_the_device_as_often_whatever_its_micro_batches(
+    loop, tmp_path, monkeypatch
+):
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
+    try:
+        assert counted(loop, 4, monkeypatch) == counted(loop, 2, monkeypatch) <= TWICE
+    finally:
+        dist.destroy_process_group()
+        torch.use_deterministic_algorithms(False)
