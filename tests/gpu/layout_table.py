@@ -140,20 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--size", choices=step_table.SIZES, default="350M")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
     asked = parser.parse_args(arguments)
-    size, rows = step_table.SIZES[asked.size], []
-    print(f"{'one rank of 8, alone':<22}{'tokens/s':>10}{'ms/step':>9}{'GiB':>7}")
-    for name in LAYOUTS:
-        found = step_table.alone(measure_layout, name, size, asked.device)
-        rows.append({"layout": name} | found)
-        if "failed" in found:
-            print(f"{name:<22}{found['failed']}", flush=True)
-            continue
-        print(
-            f"{name:<22}{found['tokens_per_second_a_device']:>10,.0f}"
-            f"{1e3 * found['step_seconds']:>9.1f}{found['peak_gib']:>7.2f}"
-            f"{'' if found['updated'] else '  without the optimizer'}",
-            flush=True,
-        )
+    size, rows = step_table.SIZES[asked.size], list[dict[str, Any]]()
     now = datetime.datetime.now(datetime.UTC)
     told = {
         "date": now.isoformat(timespec="seconds"),
@@ -164,7 +151,20 @@ def main(arguments: Sequence[str]) -> int:
     }
     path = Path(asked.out) / f"layout-table-{now:%Y%m%dT%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
+    print(f"{'one rank of 8, alone':<22}{'tokens/s':>10}{'ms/step':>9}{'GiB':>7}")
+    for name in LAYOUTS:
+        found = step_table.alone(measure_layout, name, size, asked.device)
+        rows.append({"layout": name} | found)
+        path.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
+        if "failed" in found:
+            print(f"{name:<22}{found['failed']}", flush=True)
+            continue
+        print(
+            f"{name:<22}{found['tokens_per_second_a_device']:>10,.0f}"
+            f"{1e3 * found['step_seconds']:>9.1f}{found['peak_gib']:>7.2f}"
+            f"{'' if found['updated'] else '  without the optimizer'}",
+            flush=True,
+        )
     print(path)
     return 1 if any("failed" in row for row in rows) else 0
 

@@ -59,7 +59,7 @@ from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402
 
 WARM = 3  # steps before those that are timed
-TIMED = 8
+TIMED = 5
 MICRO_BATCHES = 2  # of a step
 ROW_SECONDS = 150  # for one row, compiling included
 
@@ -89,8 +89,8 @@ class Size:
 SIZES = {
     "tiny": Size(2, 64, 2, rows=2, length=64, vocabulary=512),
     "124M": Size(12, 768, 12, rows=16),
-    "350M": Size(24, 1024, 16, rows=8),
-    "1.3B": Size(24, 2048, 16, rows=4),
+    "350M": Size(24, 1024, 16, rows=16),
+    "1.3B": Size(24, 2048, 16, rows=8),
 }
 
 
@@ -318,10 +318,19 @@ def _answer(channel: Connection, work: Callable[..., dict[str, Any]], *arguments
         os._exit(0)  # threads of a process group need not be waited for
 
 
-def measure(sizes: Sequence[str], device: str, compiled: Sequence[bool]) -> dict[str, Any]:
-    """The whole table; each deterministic row is run twice, for its weights to be compared."""
+def measure(
+    sizes: Sequence[str],
+    device: str,
+    compiled: Sequence[bool],
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """The whole table; each deterministic row is run twice, for its weights to be compared. After
+    each row `keep` is given what there is."""
     found = alone(measure_matmul, device)
-    peak, rows = found.get("peak"), []
+    versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
+    parameters = {name: count_parameters(SIZES[name].config()).total for name in sizes}
+    peak, rows = found.get("peak"), list[dict[str, Any]]()
+    found |= {"versions": versions, "parameters": parameters, "rows": rows}
     for row in plan_rows(sizes, compiled):
         result = alone(measure_row, row, device)
         if row.loop == "deterministic" and "failed" not in result:
@@ -334,10 +343,9 @@ def measure(sizes: Sequence[str], device: str, compiled: Sequence[bool]) -> dict
             most = found.get("matmul_flops_per_second", math.nan)
             result["share_of_matmul"] = result["flops_per_second"] / most
         rows.append(result)
+        keep(found)
         print(_line(result), flush=True)
-    versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
-    parameters = {name: count_parameters(SIZES[name].config()).total for name in sizes}
-    return found | {"versions": versions, "parameters": parameters, "rows": rows}
+    return found
 
 
 HEAD = (
@@ -375,12 +383,15 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     compiled = (False, True) if asked.device == "cuda" else (False,)
     print(HEAD)
-    found = measure(asked.sizes, asked.device, compiled)
     now = datetime.datetime.now(datetime.UTC)
-    found |= {"date": now.isoformat(timespec="seconds"), "commit": next(_commit(), "unknown")}
+    began = {"date": now.isoformat(timespec="seconds"), "commit": next(_commit(), "unknown")}
     path = Path(asked.out) / f"step-table-{now:%Y%m%dT%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+
+    def keep(found: dict[str, Any]) -> None:
+        path.write_text(json.dumps(began | found, indent=1) + "\n")
+
+    found = measure(asked.sizes, asked.device, compiled, keep)
     print(f"{found.get('device', asked.device)}; {path}")
     bad = [r for r in found["rows"] if "failed" in r or r.get("same_bits_again") is False]
     return 1 if bad else 0
