@@ -57,10 +57,14 @@ def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Pa
     facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
     each = token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
     assert facts["flops"] == each * 5 * 8 * 32
-    assert facts["hours"] == pytest.approx(facts["flops"] / 67e12 / 0.5 / 3600)
+    assert facts["hours"] == pytest.approx(facts["flops"] / 989e12 / 0.5 / 3600)
+    assert facts["compute"] == "bfloat16"
     assert facts["usd"] == pytest.approx(facts["hours"] * 55.04)
     assert facts["device"] == "h100 x 1, at 50% of the peak"
     assert 0 < facts["memory_per_device_gib"] < 0.1
+    whole = run.training.model_copy(update={"precision": Precision(compute="float32")})
+    facts = describe(run.model_copy(update={"training": whole}), DeviceChoice(device="h100"))
+    assert facts["compute"] == "float32"
 
 
 def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:

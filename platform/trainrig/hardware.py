@@ -4,9 +4,13 @@ The table is `hardware.toml` beside this file, or any file of the same form. Pea
 dense products; what training makes of them is `utilisation`, the caller's to state.
 """
 
+import functools
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,6 +31,7 @@ NO_BFLOAT16 = (
 )
 CPU_INFO = Path("/proc/cpuinfo")
 GPU_INFO = Path("/proc/driver/nvidia/gpus")
+C_COMPILERS = ("clang", "gcc")  # Triton's own choice
 _BFLOAT16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16)\b", re.MULTILINE)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -48,6 +53,11 @@ class Device(Settings):
     matmul: float | None = Field(default=None, gt=0, le=1)  # share of the peak, at the best shape
     processors: int | None = Field(default=None, ge=1)  # that a product's tiles are dealt to
     link: str | None = None  # to the others of a machine, its name in `links`
+
+    @property
+    def computes_narrow(self) -> bool:
+        """Whether it is an accelerator with products of bfloat16."""
+        return self.accelerator and "bfloat16" in self.flops
 
     def peak(self, compute: Compute) -> float:
         """FLOP/s, at most. Raises ConfigError where the table does not say."""
@@ -203,3 +213,14 @@ def _gpu() -> str:
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return told.stdout.partition("\n")[0] if told.returncode == 0 else ""
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether GPU kernels of Triton can run here: it comes with CUDA builds of torch, and needs a C
+    compiler and the development files of this Python to start one."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    compilers = [os.environ["CC"]] if os.environ.get("CC") else C_COMPILERS
+    return header.exists() and any(shutil.which(each) for each in compilers)

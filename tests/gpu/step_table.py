@@ -186,7 +186,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
             "deterministic": row.loop == "deterministic",
             "virtual_workers": 1,
             "precision": {"compute": "bfloat16" if cuda else "float32"},
-            "compile": {} if row.compiled else None,
+            "compile": {} if row.compiled else False,
             "metrics": {"every": 0, "layers_every": 0},
             "spikes": None,
         }

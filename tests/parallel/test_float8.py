@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from trainrig.errors import ConfigError
+from trainrig.parallel.compiled import Compile, compile_layers
 from trainrig.parallel.float8 import check_float8, use_float8
 from trainrig.parallel.precision import LossScale, Precision
 
@@ -44,13 +45,35 @@ def test_other_precisions_change_no_layer():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_a_device_without_float8_is_refused_with_what_would_work():
     with pytest.raises(ConfigError, match=r"needs an NVIDIA Ada.* has a CPU; use 'bfloat16'"):
-        check_float8(FLOAT8, compiled=False)
-    check_float8(Precision(), compiled=True)
+        check_float8(FLOAT8)
+    check_float8(Precision())
 
 
-def test_float8_and_compiling_are_refused_together():
-    with pytest.raises(ConfigError, match="only one of the two"):
-        check_float8(FLOAT8, compiled=True)
+class Layer(nn.Module):
+    """A feed-forward part, its norm before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(64)
+        self.up, self.down = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+def test_a_compiled_layer_is_one_graph_and_gives_the_bits_of_a_plain_one():
+    found = []
+    for compiled in (None, Compile(backend="aot_eager")):
+        torch.manual_seed(0)
+        layer = Layer().bfloat16()
+        use_float8([layer], FLOAT8)
+        compile_layers([layer], compiled)
+        x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
+        y = layer(x)
+        y.float().square().sum().backward()
+        found.append([y.detach(), x.grad, *(each.grad for each in layer.parameters())])
+    for plain, graph in zip(*found, strict=True):
+        assert torch.equal(plain, graph)
 
 
 def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():

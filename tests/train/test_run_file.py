@@ -1,8 +1,13 @@
+import dataclasses
+
 import pytest
+import torch
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.compiled import Compile
+from trainrig.train import job
 from trainrig.train.run_file import Pretraining, Training, check_positions
 
 RUN = {
@@ -23,6 +28,23 @@ def test_a_run_file_needs_to_say_little():
     run = build(Pretraining, RUN, "run.toml")
     assert run.training == Training(steps=100)
     assert run.training.optimizer.kind == "AdamW" and run.training.schedule.kind == "Cosine"
+
+
+@pytest.mark.parametrize(
+    ("said", "compiled"),
+    [
+        ({}, Compile()),
+        ({"compile": False}, False),
+        ({"compile": {"dynamic": True}}, Compile(dynamic=True)),
+        ({"precision": {"compute": "float8"}}, None),
+        ({"parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}}, None),
+        ({"parallel": {"kind": "FSDP", "pipeline": {"ranks": 2}}}, None),
+    ],
+)
+def test_layers_are_compiled_on_gpus_unless_the_file_or_the_layout_says_otherwise(said, compiled):
+    training = build(Pretraining, changed("training", **said), "run.toml").training
+    assert training.resolve(has_bfloat16=True, compiles=True).compile == compiled
+    assert training.resolve(has_bfloat16=True, compiles=False).compile == training.compile
 
 
 def test_sequences_longer_than_the_positions_are_refused_when_the_file_is_read():
@@ -68,3 +90,17 @@ def test_a_collective_waits_for_a_rank_that_compiles():
     plain = Training(steps=1, faults={"collective_timeout": 7.0, "start_limit": 90.0})
     compiled = plain.model_copy(update={"compile": Compile()})
     assert (plain.collective_timeout, compiled.collective_timeout) == (7.0, 90.0)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_job_is_resolved_for_the_device_it_is_on(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr(job, "has_bfloat16", lambda device: device.type == "cuda")
+    monkeypatch.setattr(job, "can_compile", lambda: True)
+    made = job.TrainingJob("", DecoderConfig(**RUN["model"]), Training(steps=1), tuple, "")
+    for compiles in (True, False):
+        asked = dataclasses.replace(made, compiles_on_gpus=compiles)
+        found = asked.resolve(torch.device(kind)).training
+        gpu = kind == "cuda"
+        assert found.precision.compute == ("bfloat16" if gpu else "float32")
+        assert found.compile == (Compile() if gpu and compiles else None)
+        assert asked.resolve(torch.device(kind)).resolve(torch.device(kind)).training == found

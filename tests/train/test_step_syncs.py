@@ -1,6 +1,6 @@
-"""How often a step waits for its device: as often for many micro-batches as for few, but for one
-question of each, how many targets it has (objectives/chunked_head.py). And what measuring adds, of
-waits, of kernels and of the bytes that they read and write: less than a hundredth.
+"""How often a step waits for its device: as often for many micro-batches as for few, where all
+places have targets (else each asks which have: objectives/chunked_head.py). And what measuring
+adds, of waits, of kernels and of the bytes that they read and write: less than a hundredth.
 
 On a GPU, work is queued; who asks for a number, or copies to the host, waits until all of it is
 done, and the device then waits for the host. Counted on the CPU: every call of ours that would wait
@@ -123,10 +123,7 @@ def test_a_step_waits_no_more_often_for_more_micro_batches(
         )
         for rows in (4, 16)
     )
-    few, many = Counter(few), Counter(many)
-    assert (few["nonzero"], many["nonzero"]) == (2, 8)  # one a micro-batch
-    del few["nonzero"], many["nonzero"]
-    assert few == many
+    assert Counter(few) == Counter(many)
 
 
 # How the metrics of a step are sampled.
@@ -193,6 +190,6 @@ def test_measuring_adds_less_than_a_hundredth(micro_batch, alone, make_job, tmp_
     counts = counts_of_steps(make_job, tmp_path, monkeypatch, **shape_of(4, micro_batch))
     for what in ("kernels", "bytes", "waits"):
         assert 0 < added(counts, what) <= MOST, what
-    # One question of each micro-batch, the losses, and the norm, with which the noise is read.
-    assert counts["plain"]["waits"] == counts["sampled"]["waits"] == 8 // micro_batch + 2
-    assert counts["by layer"]["waits"] == 8 // micro_batch + 4
+    # The losses, and the norm, with which the noise is read.
+    assert counts["plain"]["waits"] == counts["sampled"]["waits"] == 2
+    assert counts["by layer"]["waits"] == 3

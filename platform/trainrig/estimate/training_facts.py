@@ -48,12 +48,14 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     """Operations, memory a device, time, money and energy, for the most workers that `run` may
     have."""
     offers, workers = hardware.load(machine.table), parse_bounds(run.workers).most
-    device, compute = machine.resolve_name(offers), run.training.precision.peak
+    device = machine.resolve_name(offers)
+    training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
+    compute = training.precision.peak
     flops, on_cpu = _flops(run, model), device in hardware.CPUS
     largest = max(
         worker_memory(
             model,
-            run.training,
+            training,
             workers,
             stage.global_batch,
             stage.micro_batch,
@@ -68,6 +70,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "flops": flops,
         "flops_by_6nd": float(six_n_d(count.layers - count.idle, positions)),
         "device": f"{device} x {workers}, at {machine.assumed.utilisation:.0%} of the peak",
+        "compute": training.precision.compute,
         "at_work": _at_work(run, taken),
         "memory_per_device_gib": round(largest / 2**30, 3),
         "cache_of_a_sequence_gib": round(cache_memory(model, model.positions) / 2**30, 3),

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from trainrig.config import CACHE, Settings
 from trainrig.errors import ConfigError
+from trainrig.hardware import has_triton
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +28,7 @@ CPP_COMPILERS = ("g++", "clang++")
 
 
 class Compile(Settings):
-    """How layers are compiled; without this table they are not.
+    """How layers are compiled.
 
     The first step then takes 10 s or more, and so does the first after a restart on a machine whose
     `cache` is empty: of no use to runs of a few hundred steps.
@@ -50,9 +51,9 @@ class Compile(Settings):
         return f"{self.backend}, {'any length' if self.dynamic else 'by shape'}"
 
 
-def check_compiler(settings: Compile | None) -> None:
+def check_compiler(settings: Compile | Literal[False] | None) -> None:
     """Raise ConfigError if this machine lacks what compiling needs, before a worker finds out."""
-    if settings is None or settings.backend != "inductor":
+    if not settings or settings.backend != "inductor":
         return
     named = os.environ.get("CXX")
     wanted = (named,) if named else CPP_COMPILERS
@@ -69,13 +70,24 @@ def check_compiler(settings: Compile | None) -> None:
         )
 
 
-def compile_layers(layers: "Sequence[nn.Module]", settings: Compile | None) -> None:
+def can_compile() -> bool:
+    """Whether this machine has what compiling layers for its GPU needs."""
+    try:
+        check_compiler(Compile())
+    except ConfigError:
+        return False
+    return has_triton()
+
+
+def compile_layers(
+    layers: "Sequence[nn.Module]", settings: Compile | Literal[False] | None
+) -> None:
     """Compile each of `layers` when it is first called, in place, names unchanged.
 
     To be called after `recompute`, so that what is computed again is compiled too, and before
     `shard`, whose gathering of weights stays outside of the graphs.
     """
-    if settings is None:
+    if not settings:
         return
     # Here, as they take seconds, for which whoever compiles nothing should not have to wait.
     import torch

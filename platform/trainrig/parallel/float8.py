@@ -28,15 +28,10 @@ CAPABILITY = (8, 9)
 SMALLEST = 1e-12  # of a largest magnitude, against division by 0
 
 
-def check_float8(precision: "Precision", compiled: bool) -> None:
+def check_float8(precision: "Precision") -> None:
     """Raise ConfigError if `precision` asks for float8 and this process's device has none."""
     if precision.compute != "float8":
         return
-    if compiled:
-        raise ConfigError(
-            "training.precision.compute = 'float8' and training.compile: only one of the two at a "
-            "time; leave one out"
-        )
     found = "a CPU"
     if torch.cuda.is_available():
         if torch.cuda.get_device_capability() >= CAPABILITY:

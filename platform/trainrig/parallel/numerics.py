@@ -5,9 +5,11 @@ import platform
 import re
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import torch
 
+from trainrig.hardware import has_triton
 from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel.compiled import Compile
 
@@ -30,9 +32,11 @@ def settle(threads: int, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
 
 
-def describe_numerics(compiled: Compile | None = None) -> dict[str, str]:
+def describe_numerics(
+    compiled: Compile | Literal[False] | None = None, compute: str = "float32"
+) -> dict[str, str]:
     """What must be alike for two processes to compute the same bits, by name; `compiled`: how their
-    layers are."""
+    layers are; `compute`: the numbers of their passes."""
     cuda = torch.cuda.is_available()
     found = {
         "torch": torch.__version__,
@@ -41,6 +45,7 @@ def describe_numerics(compiled: Compile | None = None) -> dict[str, str]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "compute": compute,
         "float32_products": torch.get_float32_matmul_precision(),
         "compiled": compiled.in_words if compiled else "none",
         "documents": f"read apart in rows of more than {TOGETHER} bytes a channel",
@@ -69,9 +74,9 @@ def _read_driver() -> str:
 
 
 def _read_triton() -> str:
-    """The version of what compiled layers are made of there."""
+    """The version of what compiled layers, and the kernel of the loss, are made of there."""
     try:
-        return metadata.version("triton")
+        return metadata.version("triton") if has_triton() else "none"
     except metadata.PackageNotFoundError:
         return "none"
 

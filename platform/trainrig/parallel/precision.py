@@ -6,7 +6,7 @@ arXiv:1905.12322). In float16 it has (Micikevicius et al., section 3.2).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from trainrig.config import Settings
 from trainrig.hardware import Compute
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
 NARROW = ("bfloat16", "float16", "float8")
@@ -30,13 +31,14 @@ class Precision(Settings):
     multiply to 10 bits of mantissa; on any other device it is float32. bfloat16: weights are cast
     to it once they are gathered, and what flows through the layers has 8 bits of mantissa. float16:
     likewise, with 11 bits and a small range, for devices without bfloat16: the loss is scaled.
+    auto: bfloat16 on GPUs that have it, float32 on CPUs and others; `resolve` says which.
     float8: bfloat16, but for the products of the layers' projections, whose factors are scaled,
     each as a whole, to 8 bits (parallel/float8.py); for NVIDIA's Ada, Hopper and newer.
     """
 
     # Number format of the forward and backward passes; weights, gradients and checkpoints stay
-    # float32.
-    compute: Literal["float32", "tf32", "bfloat16", "float16", "float8"] = "float32"
+    # float32. auto: bfloat16 on GPUs that have it, float32 on CPUs.
+    compute: Literal["auto", "float32", "tf32", "bfloat16", "float16", "float8"] = "auto"
     # Power of 2 that a loss in float16 is first multiplied by, so that small gradients are not
     # lost.
     loss_scale_exponent: int = Field(default=16, ge=0, le=24)
@@ -44,18 +46,24 @@ class Precision(Settings):
     # and the step computed again.
     loss_scale_interval: int = Field(default=2_000, ge=1)
 
+    def resolve(self, has_bfloat16: bool) -> Self:
+        """The same, its format named; `has_bfloat16`: the device is an accelerator that has it."""
+        if self.compute != "auto":
+            return self
+        return self.model_copy(update={"compute": "bfloat16" if has_bfloat16 else "float32"})
+
     @property
     def bytes(self) -> int:
-        """Of a number that flows through the layers."""
+        """Of a number that flows through the layers; of auto, on a CPU."""
         return 2 if self.compute in NARROW else 4
 
     @property
     def peak(self) -> Compute:
         """Whose peak in the table of hardware it is measured by: of float8 and float16 there is
-        none, and theirs is no lower than that of bfloat16."""
+        none, and theirs is no lower than that of bfloat16. Of auto, a CPU's."""
         if self.compute == "float16" or self.compute == "float8":
             return "bfloat16"
-        return self.compute
+        return "float32" if self.compute == "auto" else self.compute
 
     def make_first_scale(self) -> "LossScale | None":
         """The loss scale of a fresh state; None: losses are not scaled."""
@@ -91,7 +99,15 @@ class LossScale:
         return True
 
 
-FLOAT32 = Precision()
+FLOAT32 = Precision(compute="float32")
+BFLOAT16_CAPABILITY = (8, 0)  # of NVIDIA's devices, the first with it (Ampere)
+
+
+def has_bfloat16(device: "torch.device") -> bool:
+    """Whether `device` is a GPU with products of bfloat16."""
+    import torch
+
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
 
 
 def make_policy(precision: Precision) -> "MixedPrecisionPolicy":

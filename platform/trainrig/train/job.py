@@ -1,18 +1,24 @@
 """What the workers of a training run are told."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
+from trainrig.parallel.compiled import can_compile
+from trainrig.parallel.precision import has_bfloat16
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
 from trainrig.train.held_out import HeldOutSets, hold_nothing_out
 from trainrig.train.run_file import ModelStages, Training, find_model
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,16 @@ class TrainingJob:
     rollout_actors: int | tuple[int, int] = 0
     # What each rank asks the model before the first step and after the last; None of it: nothing.
     make_comparison: Callable[[], ModelComparison | None] = compare_nothing
+
+    # Whether layers are compiled on GPUs where nothing is said of it: their rows have few shapes.
+    compiles_on_gpus: bool = False
+
+    def resolve(self, device: "torch.device") -> Self:
+        """The same, on `device`: with the numbers to compute in named, and whether to compile."""
+        on_gpu = device.type == "cuda"
+        compiles = on_gpu and self.compiles_on_gpus and can_compile()
+        training = self.training.resolve(has_bfloat16(device), compiles)
+        return dataclasses.replace(self, training=training)
 
     def model_after(self, data_step: int) -> DecoderConfig:
         """The model with the positions of the last batch before `data_step`."""

@@ -53,11 +53,12 @@ def train(
     The process group must be up. The losses are a function of the job and its data, however often
     it was stopped and resumed; in deterministic mode, also on however many ranks.
     """
+    job = job.resolve(find_local_device())
     training = job.training
     training.check_workers(dist.get_world_size())
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    check_float8(training.precision, compiled=training.compile is not None)
+    check_float8(training.precision)
     return _RankLoop(job, attempt, resume_from, heartbeats).run()
 
 

@@ -12,6 +12,7 @@ from trainrig.config import RunFile, to_toml
 from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
@@ -112,7 +113,13 @@ def prepare(run: Pretraining) -> TrainingJob:
         model_stages=build_model_stages(model, run.context),
         epochs=epochs,
         make_held_out=_prepare_held_out(run, tokens, encoder, corruption),
+        compiles_on_gpus=_is_dense_decoder(model),
     )
+
+
+def _is_dense_decoder(model: DecoderConfig) -> bool:
+    sparse = isinstance(model.feedforward, MixtureOfExperts)
+    return type(model) is DecoderConfig and not sparse and not model.further_heads
 
 
 def describe_waits(run: Pretraining) -> list[str]:

@@ -78,7 +78,9 @@ class Training(Settings):
     precision: Precision = Precision()  # number format to compute in
     # What to compute again in the backward pass, to save memory; None: nothing.
     recompute: Recompute | None = None
-    compile: Compile | None = None  # how to compile the layers; None: not at all
+    # How to compile the layers; false: not at all; None: as by an empty table where `pretrain`
+    # trains a dense decoder on GPUs in a layout that divides no layers, else not at all.
+    compile: Compile | Literal[False] | None = None
     deterministic: bool = True  # whether results are the same bits at any number of workers
     # Most workers that may share a step in deterministic mode. Another number gives other bits; a
     # doubling beyond the number of workers costs the memory of a gradient.
@@ -114,6 +116,17 @@ class Training(Settings):
         wanted = self.faults.collective_timeout
         return max(wanted, self.faults.start_limit) if self.compile else wanted
 
+    def resolve(self, has_bfloat16: bool, compiles: bool) -> Self:
+        """The same, with the number format named that its devices compute in, and layers compiled
+        if `compiles` and nothing is said of it; `has_bfloat16`: the devices are accelerators that
+        have it."""
+        changes: dict[str, Any] = {"precision": self.precision.resolve(has_bfloat16)}
+        divides = self.parallel.context or self.parallel.tensor or self.parallel.expert
+        alone = not (divides or self.parallel.pipeline)
+        if compiles and self.compile is None and alone and self.precision.compute != "float8":
+            changes["compile"] = Compile()
+        return self.model_copy(update=changes)
+
     @model_validator(mode="after")
     def _deterministic_when_sliced(self) -> Self:
         if self.deterministic and (setting := self.parallel.inexact_by()):
@@ -125,7 +138,7 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _layout_goes_with_the_rest(self) -> Self:
-        compiled, again = self.compile is not None, self.recompute.kind if self.recompute else None
+        compiled, again = bool(self.compile), self.recompute.kind if self.recompute else None
         self.parallel.check_beside(compiled, bool(self.groups), self.precision.compute, again)
         if self.parallel.tensor:
             own = [each.optimizer.kind for each in self.groups if each.optimizer]

@@ -101,7 +101,7 @@ class Timer:
         self._processors = device.processors
         self._bytes = device.bandwidth * terms.MEMORY.value
         self.size = training.precision.bytes
-        self._fused = training.compile is not None
+        self._fused = bool(training.compile)
 
     def product(self, each: Product) -> float:
         """The slower of its arithmetic, in whole rounds of tiles, and its memory."""

@@ -54,10 +54,11 @@ def answer(
         check_file(out)
     run = config.load(Pretraining, path)
     offers = hardware.load(table)
-    subject, notes = subject_of(run, path)
-    found = search(
-        subject, cluster_of(wanted, offers, parse_bounds(run.workers).most), fixed, offers
-    )
+    cluster = cluster_of(wanted, offers, parse_bounds(run.workers).most)
+    # Of the layouts some cannot be compiled, so unless the run file says so none is.
+    on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
+    subject, notes = subject_of(run.model_copy(update={"training": on_devices}), path)
+    found = search(subject, cluster, fixed, offers)
     lines = [*notes, *layout_text.lines(found)]
     if out is not None:
         lines += _write(out, run, found)

@@ -181,7 +181,9 @@ class Saver:
             "context": self._job.context_before(state.data_step),
             **({"adapter": build_adapter_entries(self._job.adapter)} if self._job.adapter else {}),
             "training": identity(self._job.training),
-            "numerics": numerics.describe_numerics(self._job.training.compile),
+            "numerics": numerics.describe_numerics(
+                self._job.training.compile, self._job.training.precision.compute
+            ),
         }
 
     def _run(self, staged: StagedFile, snapshot: Snapshot) -> None:

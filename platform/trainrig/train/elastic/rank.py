@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainrig import storage
 from trainrig.parallel import flight_recorder
-from trainrig.parallel.mesh import join_group, use_device
+from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter, Stall
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
 from trainrig.train.elastic.restart_policy import HangDetector
@@ -77,6 +77,7 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
     flight_recorder.turn_on()
     try:
         use_device(info.device)
+        job = job.resolve(find_local_device())
         timeout = timedelta(seconds=job.training.collective_timeout)
         join_group(info.rank, info.world, info.rendezvous, timeout)
         train(job, attempt, work.resume_from, heartbeats)

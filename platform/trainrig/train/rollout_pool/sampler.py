@@ -37,10 +37,11 @@ class RolloutSampler:
     def __init__(self, job: TrainingJob, device: int | None = None) -> None:
         """`device`: the GPU of this process; None: it has none. Forms a process group of its own,
         unless this process has one, which must be of it alone."""
+        use_device(device)
+        job = job.resolve(find_local_device())
         training = job.training
         numerics.settle(training.threads, training.deterministic)
         set_products(training.precision)
-        use_device(device)
         if not dist.is_initialized():
             with tempfile.TemporaryDirectory(prefix="trainrig-sampler-") as folder:
                 join_group(0, 1, Path(folder, "store").as_uri(), TIMEOUT)

@@ -160,7 +160,8 @@ class StepLogger:
 
         A change suspends the promise of equal bits, not the run.
         """
-        mine = numerics.describe_numerics(self._job.training.compile)
+        training = self._job.training
+        mine = numerics.describe_numerics(training.compile, training.precision.compute)
         all_ranks = [mine] * dist.get_world_size()
         dist.all_gather_object(all_ranks, mine)
         if not self._metrics:
