@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu docs clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray docs clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -46,6 +46,10 @@ soak: .venv/installed ## The long forms of the fault tests: hours
 gpu: OUT = gpu-results
 gpu: ## Tests that need a GPU, then a table of how fast a step is, by PYTHON's own torch: no Ray
 	OUT=$(OUT) $(PYTHON) tests/gpu/run.py
+
+gpu-ray: OUT = gpu-results
+gpu-ray: .venv/installed ## Runs on Ray over two GPUs of this machine, killed and resized; not run anywhere yet
+	$(BIN)/python tests/gpu/ray_runs.py --out $(OUT)
 
 docs: .venv/installed ## docs/run-files.md and the schemas of run files, from the sources
 	$(BIN)/python -m trainrig.run_file_pages

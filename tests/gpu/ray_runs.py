@@ -1,0 +1,178 @@
+"""Runs on Ray with a GPU a worker, killed and resized: `make gpu-ray`, for who has two GPUs.
+
+`python tests/gpu/ray_runs.py [--device cpu] [--out FOLDER]`, by an environment with Ray. Each GPU
+is given to a raylet of its own on this machine, so a node can be lost while the other goes on;
+ranks talk by NCCL. All runs must come to the same losses, samples and weights, to the bit. On CPUs,
+where ranks talk by gloo, it is the harness that is tried.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOUND = [str(ROOT / "platform"), str(ROOT), str(ROOT / "tests" / "chaos")]
+sys.path[:0] = FOUND
+# The workers of Ray import what wraps the batches.
+os.environ["PYTHONPATH"] = os.pathsep.join([*FOUND, os.environ.get("PYTHONPATH", "")])
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+import trouble  # noqa: E402
+from raylets import MEMORY, Raylets  # noqa: E402
+from tests.chaos.conftest import Aside, Events, what_came_of  # noqa: E402
+from tests.train.tiny import tokenized  # noqa: E402
+
+from trainrig.ray_runtime.ray_session import join  # noqa: E402
+from trainrig.train.elastic import trainer  # noqa: E402
+from trainrig.train.job import TrainingJob  # noqa: E402
+from trainrig.train.pretrain import prepare  # noqa: E402
+from trainrig.train.run_file import Pretraining  # noqa: E402
+
+WORLD = 2
+STEPS = 60
+KILLS = 3
+SECONDS = 0.05  # of a micro-batch of a run that is disturbed
+SAME = ("updates", "held out", "samples", "tensors")
+
+
+class Nodes(Raylets):
+    """A head without room for workers, and nodes with a GPU each, or none."""
+
+    def __init__(self, gpus: bool) -> None:
+        self._gpus, self._added = gpus, 0
+        super().__init__()
+
+    def add(self) -> Any:
+        """A node with the next GPU: the one that was lost, where one was."""
+        number, self._added = self._added % WORLD, self._added + 1
+        options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": MEMORY, "wait": False}
+        if self._gpus:
+            options |= {"num_gpus": 1, "env_vars": {"CUDA_VISIBLE_DEVICES": str(number)}}
+        return self._cluster.add_node(**options)
+
+    def die(self) -> None:
+        """Lose the last node."""
+        super().die()
+        self._added -= 1
+
+
+def make_job(tokens: str, folder: Path) -> TrainingJob:
+    """A tiny decoder, deterministic; its run folder made."""
+    folder.mkdir(parents=True)
+    run = {
+        "tokens": tokens,
+        "output": str(folder),
+        "workers": WORLD,
+        "model": {"layers": 2, "channels": 64, "heads": 4, "kv_heads": 2, "positions": 48},
+        "batches": {"sequence_length": 32, "global_batch": 8, "micro_batch": 2, "epochs": 1e6},
+        "training": {
+            "steps": STEPS,
+            "checkpoints": {"every": 4, "keep": 2},
+            "held_out": {"every": 6, "rows": 8},
+            "faults": {"max_restarts": 3 * KILLS},
+        },
+    }
+    return prepare(Pretraining.model_validate(run))
+
+
+def kill_ranks(events: Events, nodes: Nodes) -> None:
+    """SIGKILL to a rank of each of the first attempts, once it takes steps."""
+    for number in range(KILLS):
+        events.wait("first_step", number + 1)
+        os.kill(events.ranks()[number % WORLD], signal.SIGKILL)
+
+
+def lose_and_add_a_node(events: Events, nodes: Nodes) -> None:
+    """From two workers to one, and back to two."""
+    events.wait("first_step", 1)
+    nodes.die()
+    events.wait("first_step", 2)
+    nodes.come()
+
+
+DISTURBANCES: dict[str, tuple[tuple[int, int], Callable[[Events, Nodes], None] | None]] = {
+    "two workers": ((2, 2), None),
+    "one worker": ((1, 1), None),
+    "two, ranks killed": ((2, 2), kill_ranks),
+    "two, a node lost and another added": ((1, 2), lose_and_add_a_node),
+}
+
+
+def run_disturbed(
+    job: TrainingJob,
+    workers: tuple[int, int],
+    disturb: Callable[[Events, Nodes], None] | None,
+    nodes: Nodes,
+) -> list[tuple[str, int]]:
+    """Train `job`; why each of its attempts was started, and on how many workers."""
+    events = Events(job.folder)
+    aside = None
+    if disturb:
+        job = trouble.slowed(job, job.folder, seconds=SECONDS)
+        # The main thread adds nodes: Ray's helper starts them so that they go with it.
+        aside = Aside(lambda: trainer.run(job, workers))
+        disturb(events, nodes)
+        aside.end()
+    else:
+        trainer.run(job, workers)
+    return [(event["why"], event["workers"]) for event in events.all("attempt_started")]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 1 if a run came to something else, 2 where there are no two GPUs."""
+    parser = argparse.ArgumentParser(prog="ray_runs.py", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
+    asked = parser.parse_args(arguments)
+    gpus = asked.device == "cuda"
+    if gpus and (count := torch.cuda.device_count()) < WORLD:
+        print(f"make gpu-ray: needs {WORLD} GPUs, and torch sees {count} here", file=sys.stderr)
+        return 2
+    nodes, rows = Nodes(gpus), list[dict[str, Any]]()
+    straight: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="trainrig-") as base:
+        os.environ["RAY_ADDRESS"] = nodes.address
+        join()
+        tokens = tokenized(Path(base, "tokens"))
+        for name, (workers, disturb) in DISTURBANCES.items():
+            job = make_job(tokens, Path(base, name.replace(" ", "-")))
+            attempts = run_disturbed(job, workers, disturb, nodes)
+            found = what_came_of(job)
+            straight = straight or found
+            # Files of other numbers of ranks are cut elsewhere.
+            compared = SAME if attempts[-1][1] == WORLD else SAME[:-1]
+            other = [each for each in compared if found[each] != straight[each]]
+            rows.append({"run": name, "attempts": attempts, "other": other})
+            same = "the same bits" if not other else f"OTHER: {', '.join(other)}"
+            print(f"{name:<36}{same:<16}{' '.join(f'{w} {n}' for w, n in attempts)}", flush=True)
+    import ray  # not before the environment that Ray reads was set
+
+    ray.shutdown()
+    nodes.shutdown()
+    now = datetime.datetime.now(datetime.UTC)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    told = {
+        "date": now.isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip() or "unknown",
+        "device": torch.cuda.get_device_name() if gpus else "cpu",
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    path = Path(asked.out) / f"ray-runs-{now:%Y%m%dT%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(told, indent=1) + "\n")
+    print(path)
+    return 1 if any(row["other"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
