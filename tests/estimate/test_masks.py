@@ -21,7 +21,7 @@ SOMETIMES = {"size": 40, "pattern": ("local", "global")}
 DOCUMENTS, PREFIXES = RowMasks(documents=True, on_cpu=True), RowMasks(marks=True, on_cpu=True)
 
 
-def kept(config: DecoderConfig, length: int, training: Training, prefixes: bool) -> int:
+def count_kept(config: DecoderConfig, length: int, training: Training, prefixes: bool) -> int:
     """Bytes of what is T by T and alive after a forward pass of two rows."""
     model = build_model(config)
     initialise(model, 0)
@@ -56,8 +56,8 @@ def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
     config = build(**SIZES, positions=length, attention=attention.get(kind, {}))
     training = Training(steps=1, precision={"compute": compute})
     masks = PREFIXES if kind == "prefixes" else DOCUMENTS
-    found = kept(config, length, training, kind == "prefixes")
-    assert masks.kept(config, training, 2, length) == found
+    found = count_kept(config, length, training, kind == "prefixes")
+    assert masks.count_kept(config, training, 2, length) == found
     # Where one is kept, and where not, by hand.
     taken = kind == "prefixes" or length <= {"float32": 128, "bfloat16": 256}[compute]
     size = training.precision.bytes
@@ -67,14 +67,14 @@ def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
 def test_what_numbers_are_made_of_is_kept_where_layers_compute_again():
     config = DecoderConfig(**SIZES, positions=100)
     training = Training(steps=1, recompute=Full())
-    assert DOCUMENTS.kept(config, training, 2, 100) == 2 * 100**2 * 5
+    assert DOCUMENTS.count_kept(config, training, 2, 100) == 2 * 100**2 * 5
 
 
 def test_a_gpu_reads_rows_of_documents_under_a_mask_however_long():
     config, training = DecoderConfig(**SIZES, positions=4096), Training(steps=1)
-    assert DOCUMENTS.kept(config, training, 1, 4096) == 0
+    assert DOCUMENTS.count_kept(config, training, 1, 4096) == 0
     masks = RowMasks.of(CausalLM(), by_document=True, on_cpu=False)
-    assert masks.kept(config, training, 1, 4096) == 4 * 4096**2
+    assert masks.count_kept(config, training, 1, 4096) == 4 * 4096**2
     assert RowMasks.of(CausalLM(), False, False) == NO_MASKS
     assert RowMasks.of(PrefixLM(), False, True) == PREFIXES
 
@@ -92,7 +92,7 @@ def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
 
     def bytes_of(kind: str) -> float:
         parallel = {"kind": "FSDP", "context": {"ranks": 2, "kind": kind}}
-        return NO_MASKS.kept(config, Training(steps=1, parallel=parallel), 1, 4096)
+        return NO_MASKS.count_kept(config, Training(steps=1, parallel=parallel), 1, 4096)
 
     assert bytes_of("Gathered") == 4 * 5 * 1024**2
     assert bytes_of("RingAttention") == 0

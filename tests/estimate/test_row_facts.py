@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.estimate.row_facts import describe_rows, padded_share
+from trainrig.estimate.row_facts import compute_padded_share, describe_rows
 from trainrig.objectives import (
     UL2,
     CausalLM,
@@ -74,7 +74,7 @@ def test_padding_of_rows_dealt_one_by_one_is_what_it_is_on_average(joined, encod
             filled = int((found.arrays[SEGMENTS] > 0).sum() + (found.targets != IGNORE).sum())
         shares.append((filled, places))
     filled, places = np.sum(shares, axis=0)
-    expected = padded_share(objective, stage)
+    expected = compute_padded_share(objective, stage)
     assert expected == pytest.approx(1 - filled / places, abs=0.02)
     assert describe_rows(objective, batches())["padded"] == f"{expected:.1%} of places"
 

@@ -24,7 +24,7 @@ from trainrig.models.architecture.positions import (
     Rope,
     YaRN,
 )
-from trainrig.models.architecture.shapes import named_sizes
+from trainrig.models.architecture.shapes import list_named_sizes
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 
@@ -82,7 +82,7 @@ def name(request):
 def test_parameters_caches_documents_and_gradients(build, name):
     model = build(**VARIANTS[name])
     named = {each: tuple(value.shape) for each, value in model.named_parameters()}
-    assert dict(named_sizes(model.config.shapes)) == named
+    assert dict(list_named_sizes(model.config.shapes)) == named
     assert count_parameters(model.config).total == sum(p.numel() for p in model.parameters())
 
     whole = model(IDS).logits

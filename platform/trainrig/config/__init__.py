@@ -197,15 +197,15 @@ def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = ""
 
 
 def _validate(model: type[Model], data: Mapping[str, Any]) -> Model:
-    return model.model_validate(_frozen(data))
+    return model.model_validate(_freeze(data))
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """TOML's arrays as tuples: frozen models hold no lists, and strict ones take none for them."""
     if isinstance(value, Mapping):
-        return {key: _frozen(inner) for key, inner in value.items()}
+        return {key: _freeze(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_frozen(item) for item in value)
+        return tuple(_freeze(item) for item in value)
     return value
 
 

@@ -261,7 +261,7 @@ class _Passes:
         """Sign the texts that passed; documents and shingles, by split."""
         work = functools.partial(write_signatures, self.run, pool, self.path_of)
         before = 2 * len(self.splits)
-        phase = Phase(_done(self.run, self.decision, "sign"), work)
+        phase = Phase(_name_done_folder(self.run, self.decision, "sign"), work)
         forget_torn(phase, self.splits, self.path_of())
         records = self._map("sign", work, self.splits, before).results(self.splits)
         return {
@@ -271,7 +271,7 @@ class _Passes:
 
     def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         """Do one pass of the search for copies; all of them count as much as a split each."""
-        phase = Phase(_done(self.run, self.decision, name), make_work)
+        phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         done = nth_step(name, self.run.url_duplicates)
         self._tell(3 * len(self.splits) + done)
@@ -304,7 +304,7 @@ class _Passes:
         self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
     ) -> Phase:
         """Do one pass of those that cut; each counts as much as a split."""
-        phase = Phase(_done(self.run, self.decision, name), make_work)
+        phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
         self._tell(3 * len(self.splits) + len(steps(self.run.url_duplicates)) + nth)
@@ -400,7 +400,7 @@ class _Passes:
     ) -> Phase:
         """Do one pass, its progress told as a part of all; by all workers unless told otherwise."""
         records = (name,) if name == READ else (self.decision, name)
-        phase = Phase(_done(self.run, *records), make_work)
+        phase = Phase(_name_done_folder(self.run, *records), make_work)
         workers = self.run.workers if workers is None else workers
         map_splits(phase, splits, workers, lambda done, _: self._tell(before + done))
         return phase
@@ -411,7 +411,7 @@ class _Passes:
             self.progress(done, 4 * len(self.splits) + passes)
 
 
-def _done(run: Curation, *names: str) -> str:
+def _name_done_folder(run: Curation, *names: str) -> str:
     """The folder of the records of a pass."""
     return storage.join(run.output, manifest.SCRATCH, "done", *names)
 

@@ -33,7 +33,9 @@ class RowMasks:
         )
         return cls(by_document, marks, on_cpu)
 
-    def kept(self, model: DecoderConfig, training: Training, rows: float, length: int) -> float:
+    def count_kept(
+        self, model: DecoderConfig, training: Training, rows: float, length: int
+    ) -> float:
         """Bytes on one device, of a micro-batch whose `rows` rows it reads or shares."""
         context, size = training.parallel.context, training.precision.bytes
         if isinstance(model, EncoderDecoderConfig) or not model.takes_mask(length):

@@ -140,7 +140,7 @@ def step_memory(
         own, within = (tokens * each for each in per_token(generator, training))
         kept, in_a_layer = kept + own, max(in_a_layer, within)
         head = max(head, at_the_head(generator, training.precision.bytes, tokens))
-    kept += masks.kept(model, training, micro_batch, sequence_length)
+    kept += masks.count_kept(model, training, micro_batch, sequence_length)
     return peak_memory(
         HeldParameters(
             total=total,

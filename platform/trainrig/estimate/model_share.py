@@ -21,7 +21,7 @@ from trainrig.models.architecture.shapes import (
     LayerShape,
     MixtureShape,
     count,
-    named_sizes,
+    list_named_sizes,
 )
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.optim.named_groups import assign
@@ -71,7 +71,7 @@ def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
     return replace(local, layers=layers)
 
 
-def _held_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
+def _find_held_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
     """The sizes of every parameter that one device holds: those of `cut_shapes`, but keys and
     values whole where there are fewer of their heads than devices."""
     shapes = cut_shapes(model, tensor, expert)
@@ -177,12 +177,14 @@ class ModelParts:
     @classmethod
     def of(cls, model: DecoderConfig, training: Training, tensor: int, expert: int) -> Self:
         """As `training` trains and keeps them."""
-        shapes = _held_shapes(model, tensor, expert)
+        shapes = _find_held_shapes(model, tensor, expert)
         by_layer = [CountedParameters()] * len(shapes.layers)
         before = after = embedding = CountedParameters()
-        first = {name for name, _ in named_sizes(replace(shapes, layers=(), norm=None, head=None))}
-        assigned = assign((name for name, _ in named_sizes(shapes)), training.groups)
-        for name, size in named_sizes(shapes):
+        first = {
+            name for name, _ in list_named_sizes(replace(shapes, layers=(), norm=None, head=None))
+        }
+        assigned = assign((name for name, _ in list_named_sizes(shapes)), training.groups)
+        for name, size in list_named_sizes(shapes):
             group = assigned.get(name)
             frozen = group is not None and group.freeze
             chosen = group.optimizer if group and group.optimizer else training.optimizer

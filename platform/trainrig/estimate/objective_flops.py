@@ -40,7 +40,7 @@ def _row_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: in
         share = written / places
         return places * token_flops(model, places, predicted=share, keys_ahead=ahead).training
     if isinstance(objective, PrefixLM):
-        predicted, ahead = objective.trained_share(length), objective.keys_ahead(length)
+        predicted, ahead = objective.compute_trained_share(length), objective.keys_ahead(length)
         return length * token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
     if isinstance(objective, ReplacedTokenDetection):
         return length * detection_flops(model, length, objective.mean_rate(steps))

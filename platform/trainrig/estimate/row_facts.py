@@ -23,14 +23,14 @@ def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]
     }
     if not any(isinstance(each, SpanCorruption) for each in named.values()):
         return described
-    share = max(padded_share(objective, stage) for stage in stages)
+    share = max(compute_padded_share(objective, stage) for stage in stages)
     apart = ", and what documents of other numbers add" if batches.attend == "document" else ""
     return described | {"padded": f"{share:.1%} of places{apart}"}
 
 
 def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
     if isinstance(objective, PrefixLM):
-        said = objective.trained_share(length) * length
+        said = objective.compute_trained_share(length) * length
         read = f"{length - said:g} read from both sides and {said:g} said, on average"
         return f"{length} places: {read}"
     read_places, said_places = objective.compute_lengths(length)
@@ -45,7 +45,7 @@ def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
     )
 
 
-def padded_share(objective: CausalLM, stage: StageSizes) -> float:
+def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
     """Expected share of the places of `stage` that rows of other widths of their micro-batch leave
     empty; 0 where all its rows are of one objective."""
     if not isinstance(objective, DealtObjectives) or objective.deals_micro_batches:

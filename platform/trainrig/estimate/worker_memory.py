@@ -66,7 +66,7 @@ def worker_memory(
     over = slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
-    mask = masks.kept(model, training, micro_batch / expert, sequence_length)
+    mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, root = parts.count_held(stages)

@@ -268,14 +268,14 @@ class Decoder(nn.Module):
         """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
         sights = self.sights(positions, documents_BS, marks, x_BTC.dtype)
         routers: list[Tensor] = []
-        for index, layer in self._numbered_layers():
+        for index, layer in self._number_layers():
             sight = sights[self._local[index]]
             x_BTC, router = layer(x_BTC, sight, caches[index] if caches else None)
             if router is not None:
                 routers.append(router)
         return x_BTC, routers
 
-    def _numbered_layers(self) -> Iterable[tuple[int, nn.Module]]:
+    def _number_layers(self) -> Iterable[tuple[int, nn.Module]]:
         """The layers that a forward pass goes through, with their numbers in the whole model."""
         return enumerate(self.layers)
 

@@ -52,7 +52,7 @@ from trainrig.models.architecture.shapes import (
     VectorShape,
     count,
     count_idle,
-    named_sizes,
+    list_named_sizes,
 )
 from trainrig.models.architecture.width_transfer import MuP
 
@@ -191,7 +191,7 @@ class DecoderConfig(Settings):
     def _check_positions(self) -> Self:
         width = self.head_channels or self.channels // self.heads
         for rope in self.ropes:
-            turned = rope.rotated_channels(width)
+            turned = rope.count_rotated_channels(width)
             if turned % 2 or turned == 0:
                 share = "" if rope.rotated_share == 1 else f" {turned} rotated ones of"
                 raise ValueError(
@@ -508,7 +508,7 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Names and sizes of the parameters of `Decoder(config)`, without making it."""
-    return dict(named_sizes(config.shapes))
+    return dict(list_named_sizes(config.shapes))
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -32,7 +32,7 @@ class Rotation:
 
     def __init__(self, positions: Tensor, head_channels: int, rope: Rope) -> None:
         """`positions`: whole numbers, [T], or [B, T] where rows have positions of their own."""
-        self.rotated = rope.rotated_channels(head_channels)
+        self.rotated = rope.count_rotated_channels(head_channels)
         rates, factor = compute_rotation_rates(rope, self.rotated, positions.device)
         angles = positions.float()[..., None] * rates
         if positions.dim() == 2:

@@ -85,7 +85,7 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
     ]
     last: dict[str, Any] = updates[-1] if updates else {}
     seconds = sum(metrics.wall_seconds(line) * line["cluster/workers"] for line in lines)
-    paid = _paid_hours(folder, lines)
+    paid = _count_paid_hours(folder, lines)
     best = min(measured, default=(None, None))
     return ListedRun(
         folder=folder,
@@ -104,7 +104,7 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
     )
 
 
-def _paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
+def _count_paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
     """Workers times hours, from the start of each attempt to the last that was heard of it."""
     events = list(RunFolder(folder).read_events())
     last: dict[int, float] = {}

@@ -111,10 +111,10 @@ class Waves(ABC):
         """What was sampled for that wave."""
 
     @abstractmethod
-    def filled(self) -> Sequence[Arrays] | None:
+    def find_filled(self) -> Sequence[Arrays] | None:
         """The micro-batches, sampled; None: another wave is to be drawn."""
 
-    def left(self) -> Arrays:
+    def list_left(self) -> Arrays:
         """What a filled batch leaves for the next."""
         return NONE
 
@@ -135,6 +135,6 @@ class WholeWaves(Waves):
         """See Waves."""
         self._drawn.append(units)
 
-    def filled(self) -> Sequence[Arrays] | None:
+    def find_filled(self) -> Sequence[Arrays] | None:
         """See Waves."""
         return self._maker.fill(self._drawn) if self._drawn else None

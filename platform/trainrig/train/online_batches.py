@@ -209,7 +209,7 @@ class OnlineBatches:
             drawn = maker.begin(number, self._read_left_before(number, state))
             first, gather = _find_next_wave(state), self._gather_once
             units, waves = ahead.draw_waves(state, drawn, first, self._assign_slots, gather, alive)
-            sampled, left = dict(enumerate(units)), drawn.left()
+            sampled, left = dict(enumerate(units)), drawn.list_left()
         else:
             sampled = ahead.wait(number, [each.index for each in slots], alive)
 

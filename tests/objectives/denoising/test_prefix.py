@@ -170,7 +170,9 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     found = cut(objective.make_corruption(encoder), micro)
     left = (found.targets != IGNORE).sum(1)
     # Each count of a row is as likely: a mean of 200 uniform draws.
-    assert abs(left.mean() - 512 * objective.trained_share(512)) < 4 * 512 / np.sqrt(12 * 200)
+    assert abs(left.mean() - 512 * objective.compute_trained_share(512)) < 4 * 512 / np.sqrt(
+        12 * 200
+    )
     # One text where attention crosses documents: a prefix from the row's first place on.
     prefix = found.arrays[PREFIXES]
     assert (np.diff(prefix.astype(int), axis=1) <= 0).all()

@@ -166,7 +166,7 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
     for number in range(12):
         waves = PartialWaves(wanted, (), number, left, assemble)
         for _ in range(40):
-            if waves.filled() is not None:
+            if waves.find_filled() is not None:
                 break
             count, asked = waves.next()
             assert 1 <= len(asked[PLACE]) <= prompts * samples
@@ -175,7 +175,7 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
             waves.take([written(each, samples, lengths) for each in units])
         else:
             raise AssertionError(f"batch {number} is never full")
-        left = waves.left()
+        left = waves.list_left()
     begun = [int(p) for _, rows in batches for p in rows[PLACE][::samples]]
     waiting = left[PLACE][::samples].tolist()
     assert sorted(begun + waiting) == list(range(left[NEXT][0]))
@@ -257,13 +257,13 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
     found, left = [], {}
     for number in range(3):
         waves = maker.begin(number, left)
-        while (filled := waves.filled()) is None:
+        while (filled := waves.find_filled()) is None:
             count, asked = waves.next()
             with torch.no_grad():
                 waves.take([maker.sample(model, number, index, asked) for index in range(count)])
         rows = [row for each in filled for row in each[TARGETS]]
         found += [row[row != IGNORE].tolist() for row in rows]
-        left = waves.left()
+        left = waves.list_left()
     assert any(1 < len(row) < LONGEST for row in found)
     assert any(len(row) == LONGEST for row in found)
     for said in map(tuple, found):

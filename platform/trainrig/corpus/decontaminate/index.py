@@ -95,7 +95,7 @@ class Index:
         """What `save` wrote, mapped into memory. Raises DataError for another file."""
         arrays, facts = open_arrays(path, _KIND)
         return cls(
-            Decontamination.model_validate(_frozen(facts["settings"])),
+            Decontamination.model_validate(_freeze(facts["settings"])),
             tuple(facts["names"]),
             tuple(facts["orders"]),
             tuple(facts["firsts"]),
@@ -169,7 +169,7 @@ def _orders(
     return np.where(before_end >= each, each, 0).astype(np.uint8)
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _frozen(inner) for key, inner in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+        return {key: _freeze(inner) for key, inner in value.items()}
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value

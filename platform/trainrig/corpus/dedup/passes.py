@@ -524,7 +524,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
                 falls = np.flatnonzero(kept & (found.kinds != KEPT))
                 arrays = {name: array[falls] for name, array in found.arrays().items()}
                 ids = documents.ids[falls]
-                save_arrays(revoked_file(search, number), {"ids": ids, **arrays})
+                save_arrays(name_revoked_file(search, number), {"ids": ids, **arrays})
                 counts[str(number)] = {"revoked": len(falls)}
             else:
                 documents.save(search.path_of("decided", f"{split_index.name}.npz"), found)
@@ -535,7 +535,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
     return finalise_partition
 
 
-def revoked_file(search: DuplicateSearch, split_index: int) -> str:
+def name_revoked_file(search: DuplicateSearch, split_index: int) -> str:
     """Where the kept documents of an earlier split index lie that would fall now: `ids`, and
     `DedupDecisions`."""
     return search.path_of("revoked", f"{split_index:05d}.npz")

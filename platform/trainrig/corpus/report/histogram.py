@@ -47,7 +47,7 @@ def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
     parts.append(_y_label("documents"))
     for (least, most), (_, number) in zip(edges, bins, strict=True):
         parts.append(_bar(x(least), x(most), y(number)))
-    parts += [_bound(x(bound), short(bound)) for bound in bounds]
+    parts += [_draw_bound(x(bound), short(bound)) for bound in bounds]
     parts.append(f'<path d="M {left:.2f} {TOP} V {BOTTOM} H {RIGHT}" style="{LINE}" />')
     body = "\n".join(parts)
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
@@ -113,7 +113,7 @@ def _bar(left: float, right: float, top: float) -> str:
     return f'<rect {place} style="fill: var(--c1)" />'
 
 
-def _bound(x: float, label: str) -> str:
+def _draw_bound(x: float, label: str) -> str:
     style = "fill: none; stroke: var(--c2); stroke-width: 1.5"
     return (
         f'<path d="M {x:.2f} {BOTTOM} V {TOP}" style="{style}" />'

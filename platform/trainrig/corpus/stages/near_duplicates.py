@@ -24,7 +24,7 @@ from trainrig.corpus.dedup.decisions.documents import COPIES, Documents
 from trainrig.corpus.dedup.decisions.keep import KeepFeatures
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts, id_words
 from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
-from trainrig.corpus.dedup.passes import DuplicateSearch, revoked_file
+from trainrig.corpus.dedup.passes import DuplicateSearch, name_revoked_file
 from trainrig.corpus.dedup.search import DuplicatesFound
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.files.arrays import load_arrays
@@ -296,7 +296,7 @@ def _write_revoked(run: Curation, path: str, search: DuplicateSearch) -> None:
     tables = [_REVOKED.empty_table()]
     for number, split_index in enumerate(search.split_indexes):
         if split_index.earlier:
-            found = load_arrays(revoked_file(search, number))
+            found = load_arrays(name_revoked_file(search, number))
             tables.append(
                 pa.table(
                     {

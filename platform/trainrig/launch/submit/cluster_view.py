@@ -95,7 +95,7 @@ class ClusterView:
             return "ok", f"{asked}: room for {live} now"
         if self.pools is None:
             return "unknown", f"{asked}: room for {live} now; what may be added, it does not say"
-        nodes, pools = self._meant(asked)
+        nodes, pools = self._find_meant(asked)
         head = sum(places(node.resources, asked.each) for node in nodes if node.head)
         later = head + sum(pool.most * places(pool.resources, asked.each) for pool in pools)
         if (later := max(live, later)) >= asked.least:
@@ -107,9 +107,9 @@ class ClusterView:
         """How many workers the live nodes hold, were nothing else there."""
         if not asked.each:
             return asked.most
-        return sum(places(node.resources, asked.each) for node in self._meant(asked)[0])
+        return sum(places(node.resources, asked.each) for node in self._find_meant(asked)[0])
 
-    def _meant(self, asked: ResourceRequest) -> tuple[list[ClusterNode], list[NodePool]]:
+    def _find_meant(self, asked: ResourceRequest) -> tuple[list[ClusterNode], list[NodePool]]:
         """The nodes and pools that such workers go to: those with the label, if there are any."""
         nodes, pools = list(self.nodes), list(self.pools or ())
         meant = [n for n in nodes if n.labels.get(LABEL) == asked.pool]

@@ -85,7 +85,7 @@ class Rope(Settings):
     # Share of the channels of a head that are turned, the first ones; GPT-NeoX has 0.25.
     rotated_share: float = Field(default=1.0, gt=0, le=1)
 
-    def rotated_channels(self, head_channels: int) -> int:
+    def count_rotated_channels(self, head_channels: int) -> int:
         """How many of `head_channels` are turned."""
         return int(head_channels * self.rotated_share)
 

@@ -239,25 +239,25 @@ class EncoderDecoderShapes(DecoderShapes):
         )
 
 
-def named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:
+def list_named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:
     """Dotted names and sizes of the parameters of `part`, in the order of its fields."""
     if part is None:
         return
     if isinstance(part, tuple):
         for index, each in enumerate(part):
-            yield from named_sizes(each, f"{prefix}{index}.")
+            yield from list_named_sizes(each, f"{prefix}{index}.")
     elif hasattr(part, "sizes"):
         for name, size in part.sizes().items():
             yield f"{prefix}{name}".removesuffix("."), size
     else:
         for name in _names(part):
-            yield from named_sizes(getattr(part, name), f"{prefix}{name}.")
+            yield from list_named_sizes(getattr(part, name), f"{prefix}{name}.")
 
 
 def count(part: object) -> int:
     """How many parameters `part` has."""
     total = 0
-    for _, size in named_sizes(part):
+    for _, size in list_named_sizes(part):
         numbers = 1
         for length in size:
             numbers *= length

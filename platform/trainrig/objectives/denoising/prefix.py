@@ -52,7 +52,7 @@ class PrefixLM(CausalLM):
                 f"of {shortest} tokens; set {shortest - 1} at most, or leave it out"
             )
 
-    def trained_share(self, length: int) -> float:
+    def compute_trained_share(self, length: int) -> float:
         """Share of the targets of rows of `length` that the loss is of, on average."""
         return 1 - self._mean_prefix(length) / length
 

@@ -91,7 +91,7 @@ class StageDecoder(Decoder):
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
         return super()._embed(ids_BT, positions) if self.begins(self._chunk) else ids_BT
 
-    def _numbered_layers(self) -> Iterable[tuple[int, nn.Module]]:
+    def _number_layers(self) -> Iterable[tuple[int, nn.Module]]:
         for number in self.stages[self._chunk]:
             yield number, self.layers.get_submodule(str(number))
 

@@ -73,7 +73,7 @@ class PartialWaves(Waves):
         self._rows = _select_rows(_concatenate([_select_rows(self._rows, rest), *units]), back)
         self._waves += 1
 
-    def filled(self) -> Sequence[Arrays] | None:
+    def find_filled(self) -> Sequence[Arrays] | None:
         """See Waves."""
         if not self._rows:
             return None
@@ -89,7 +89,7 @@ class PartialWaves(Waves):
         unfinished = int((self._rows[OVER] == 0).sum())
         return self._assemble(self._number, taken, self._waves, unfinished)
 
-    def left(self) -> Arrays:
+    def list_left(self) -> Arrays:
         """See Waves."""
         return {**self._rows, NEXT: np.array([self._next])}
 

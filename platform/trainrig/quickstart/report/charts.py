@@ -20,7 +20,7 @@ from trainrig.report import Cell, Chart, ReportTable, duration, percent, short
 _TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
 
 
-def caught_chart(results: QuickstartResults) -> Chart:
+def draw_caught_chart(results: QuickstartResults) -> Chart:
     """What became of the planted faults, by kind."""
     parts = (
         BarPart("caught", C1),

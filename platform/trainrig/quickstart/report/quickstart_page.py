@@ -138,7 +138,7 @@ def _pages(results: QuickstartResults) -> Section:
             "copies, foreign languages, invented personal data. Some were made hard to find on "
             "purpose."
         ),
-        charts.caught_chart(results),
+        charts.draw_caught_chart(results),
     )
     if results.near_duplicates:
         pairs = tuple((pair.url, pair.kept_url, pair.jaccard) for pair in results.near_duplicates)

@@ -248,7 +248,7 @@ class PretrainBatches:
         corruption = self.corruption
         return {
             **({} if corruption is None else {"corruption": dict(corruption.identity())}),
-            **self._dealt_before(samples),
+            **self._find_dealt_before(samples),
             "shards": self.shards.fingerprint,
             "packing": self.settings.packing.model_dump(mode="json"),
             "plan": self._layout.fingerprint,
@@ -260,7 +260,7 @@ class PretrainBatches:
             "segments": self.timeline.before(samples),
         }
 
-    def _dealt_before(self, samples: int) -> dict[str, Any]:
+    def _find_dealt_before(self, samples: int) -> dict[str, Any]:
         """The sizes of micro-batches before `samples`, where a corruption depends on them."""
         if not isinstance(self.corruption, DealtCorruption) or not self.corruption.by_micro_batch:
             return {}

@@ -106,7 +106,7 @@ class RolloutsAhead:
         """
         weights = storage.join(self._folder_of(first), f"weights-attempt-{self._attempt.number}")
         wave = first
-        while (filled := waves.filled()) is None:
+        while (filled := waves.find_filled()) is None:
             if self._actors and wave == first:
                 self._writer.write(state, weights, self._attempt.number)
             count, asked = waves.next()

@@ -119,17 +119,17 @@ class _Text:
             held.append(records)
             data.append(np.frombuffer(storage.read_range(texts_of(path), begin, end), np.uint8))
             before += end - begin
-        return cls._laid_out(np.concatenate(held), np.concatenate(data))
+        return cls._lay_out(np.concatenate(held), np.concatenate(data))
 
     def beside(self, other: "_Text") -> "_Text":
         """The pieces of both."""
         theirs = other.pieces.copy()
         theirs["at"] += len(self.data)
         pieces = np.concatenate([self.pieces, theirs])
-        return self._laid_out(pieces, np.concatenate([self.data, other.data]))
+        return self._lay_out(pieces, np.concatenate([self.data, other.data]))
 
     @classmethod
-    def _laid_out(cls, pieces: Records, data: NDArray[np.uint8]) -> "_Text":
+    def _lay_out(cls, pieces: Records, data: NDArray[np.uint8]) -> "_Text":
         pieces = pieces[np.lexsort((pieces["start"], pieces["number"]))]
         ends = pieces["start"] + pieces["length"]
         overlap = np.zeros(len(pieces), np.int64)
