@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from trainrig.estimate import memory
 from trainrig.estimate.layouts import BatchShape, devices_needed, fitting, table
 from trainrig.estimate.memory import per_token, step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
+from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.layout import DDP, FSDP, HSDP
@@ -174,3 +176,7 @@ def test_the_table_falls_with_each_stage() -> None:
         column = [rows[each].bytes_by_recompute[again] for each in
                   ("0 (DDP)", "1", "2", "3 (FSDP)", "3 (FSDP, by layer)")]  # fmt: skip
         assert column == sorted(column, reverse=True)
+
+
+def test_the_block_of_logits_is_that_of_the_head():
+    assert memory.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE
