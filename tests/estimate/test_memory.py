@@ -1,5 +1,6 @@
 """Memory of a step, by its formulas and against what a real step took."""
 
+import gc
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -64,6 +65,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def peak(training: Training, rows: int, count: int, length: int = 128) -> int:
     """Bytes that the allocator had given out at most in the second step, what was there before
     included."""
+    gc.collect()  # else what tests before left may be let go of while it is counted
     batches = OneBatch(rows, count, length)
     numerics.settle(1, training.deterministic)
     job = TrainingJob(
