@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.train.worker_bounds import WorkerBounds, Workers, parse_bounds
+from trainrig.train.worker_bounds import WorkerBounds, Workers, check_fallbacks, parse_bounds
 
 
 class Part(Settings):
@@ -37,6 +39,53 @@ def test_what_is_no_number_or_pair_is_refused(written):
 def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room, multiple):
     """Workers that compute a micro-batch together come and go together."""
     least, most = multiple * least, multiple * (least + more)
-    allowed = parse_bounds((least, most), multiple)
+    allowed = parse_bounds((least, most), [multiple])
     fitting = [size for size in range(least, most + 1, multiple) if size <= room]
     assert allowed.fit_within(room) == (max(fitting) if fitting else None)
+
+
+UNITS = st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True).map(
+    lambda units: sorted(units, reverse=True)
+)
+
+
+@given(UNITS, st.integers(1, 20), st.integers(0, 20), st.integers(0, 50))
+def test_the_first_layout_that_there_is_room_for_is_taken(units, least, more, room):
+    allowed = parse_bounds((least, least + more), units)
+    size = allowed.fit_within(room)
+    alone = [parse_bounds((least, least + more), [unit]).fit_within(room) for unit in units]
+    assert size == next((each for each in alone if each is not None), None)
+    if size is not None:
+        assert alone[allowed.find_layout(size)] == size
+        assert size in allowed.list_sizes()[allowed.find_layout(size)]
+
+
+@given(UNITS, st.integers(1, 20), st.integers(0, 20), st.integers(0, 50))
+def test_another_layout_is_taken_only_with_other_workers(units, least, more, room):
+    """So that a run that grows comes back to its own, and one that does not is left alone."""
+    allowed = parse_bounds((least, least + more), units)
+    size, larger = allowed.fit_within(room), allowed.fit_within(room + 1)
+    if size is not None:
+        assert larger is not None and larger >= size
+        assert allowed.find_layout(larger) <= allowed.find_layout(size)
+
+
+def test_a_run_shrinks_through_its_layouts():
+    allowed = parse_bounds((1, 8), [4, 2, 1])
+    found = [allowed.fit_within(room) for room in range(10)]
+    assert found == [None, 1, 2, 2, 4, 4, 4, 4, 8, 8]
+    assert allowed.list_sizes() == [[4, 8], [2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ((3, 8), "fewest (3) are no whole number of replicas of any layout; use 2 or 4"),
+        ((4, 8), "fallbacks[0] is never used: workers = [4, 8] has room"),
+        (4, "fallbacks[0] is never used: workers = 4 has room"),
+    ],
+)
+def test_workers_with_which_layouts_make_no_sense_are_refused(workers, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_fallbacks(parse_bounds(workers, [4, 2]))
+    check_fallbacks(parse_bounds((2, 8), [4, 2]))

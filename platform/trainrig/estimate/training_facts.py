@@ -7,6 +7,7 @@ from trainrig import hardware, storage
 from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_after_losses
 from trainrig.estimate.cost import Cost, cost
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import cache_memory
 from trainrig.estimate.objective_flops import position_flops
@@ -21,7 +22,7 @@ from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file import Pretraining, Training
 from trainrig.train.worker_bounds import parse_bounds
 
 
@@ -52,18 +53,22 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
     compute = training.precision.peak
     flops, on_cpu = _flops(run, model), device in hardware.CPUS
-    largest = max(
-        worker_memory(
-            model,
-            training,
-            workers,
-            stage.global_batch,
-            stage.micro_batch,
-            compute_widest_row(run.objective, stage.sequence_length),
-            RowMasks.of(run.objective, run.batches.attend == "document", on_cpu),
-        ).total
-        for stage in run.batches.resolve_stages()
-    )
+
+    def find_memory(laid_out: Training, count: int) -> float:
+        return max(
+            worker_memory(
+                model,
+                laid_out,
+                count,
+                stage.global_batch,
+                stage.micro_batch,
+                compute_widest_row(run.objective, stage.sequence_length),
+                RowMasks.of(run.objective, run.batches.attend == "document", on_cpu),
+            ).total
+            for stage in run.batches.resolve_stages()
+        )
+
+    largest = find_memory(training, workers)
     taken = cost(flops, offers, device, workers, compute, machine.assumed)
     positions, count = run.batches.positions(run.training.steps), count_parameters(model)
     return {
@@ -79,6 +84,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if _is_emulated(machine, device, compute) else {}),
         **_stages(run, model),
+        **describe_fallbacks(training, run.workers, find_memory),
     }
 
 

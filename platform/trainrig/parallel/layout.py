@@ -74,6 +74,11 @@ class HSDP(_Copies):
         """As the run file says."""
         return self.reduce == "micro_batch"
 
+    @property
+    def unit(self) -> int:
+        """A replica for each copy of the model."""
+        return self.replica * self.replicas
+
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` make groups of equal size."""
         super().check_workers(workers)

@@ -133,6 +133,11 @@ class WorkerLayout(Settings):
         return self._ranks_of_micro_batches * self.pipeline_ranks
 
     @property
+    def unit(self) -> int:
+        """Workers of which any multiple can be laid out so."""
+        return self.replica
+
+    @property
     def _ranks_of_micro_batches(self) -> int:
         """Workers that have a part each of the same micro-batches, or of the same layers."""
         ranks = 1

@@ -81,7 +81,8 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     if isinstance(run.objective, KTO):
         # Which answer it compares with depends on the batch: no reference can be computed before.
         model, _ = checkpoint.describe(reference)
-        run.check_reference(model)
+        for laid_out in run.list_laid_out():
+            laid_out.check_reference(model)
         frozen = {REFERENCE_MODEL: FrozenModel(model, reference)}
     kind = find_answer_kind(run.objective)
     make = functools.partial(

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
+from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.training_facts import describe_adapters, sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
@@ -245,15 +246,16 @@ def estimate_tuning(run: FineTuning, _: object) -> dict[str, int | str]:
     """
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
+    fallbacks = describe_fallbacks(run.training, run.workers)
     if not storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
         path = checkpoint.resolve(run.checkpoint)
         model = checkpoint.describe(path)[0]
         if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
             model = _add_head(run, path, model, {})
         _check(run, model)
-        return sizes_of(model) | describe_adapters(run.lora, model)
+        return sizes_of(model) | describe_adapters(run.lora, model) | fallbacks
     job, _inputs, counted = prepare(run)
-    return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model)
+    return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model) | fallbacks
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:
@@ -270,7 +272,7 @@ def _check(run: FineTuning, model: DecoderConfig) -> None:
     run.training.check_workers(run.workers)
     run.training.check_parameters(model)
     try:
-        run.check_row_split(model)
+        run.check_layouts(model)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -94,6 +94,10 @@ class TrainingJob:
         training = self.training.resolve(has_bfloat16(device), compiles)
         return dataclasses.replace(self, training=training)
 
+    def lay_out(self, workers: int) -> Self:
+        """The job as that many `workers` do it: in its own layout, or in one to fall back on."""
+        return dataclasses.replace(self, training=self.training.lay_out(workers))
+
     def model_after(self, data_step: int) -> DecoderConfig:
         """The model with the positions of the last batch before `data_step`."""
         return find_model(self.model_stages, data_step - 1) if self.model_stages else self.model

@@ -166,7 +166,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         assert run.model is not None  # the run file was refused otherwise
         model = run.model.for_tokenizer(encoder.vocabulary_size)
         try:
-            run.check_row_split(model)  # now that its vocabulary is settled
+            run.check_layouts(model)  # now that its vocabulary is settled
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return model, None
@@ -180,7 +180,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         if heads and not model.bidirectional and not isinstance(model, EncoderDecoderConfig):
             model = model.with_further_heads(heads)
         run.check_objective(model)
-        run.check_row_split(model)
+        run.check_layouts(model)
     except ValueError as error:
         raise ConfigError(f"continue_from: {begun.path}: {error}") from None
     if not run.convert:

@@ -1,9 +1,10 @@
 """What a training run is told: what all runs share, and what is pretraining's own."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trainrig.config import (
     EXTENDABLE,
@@ -40,6 +41,7 @@ from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.parallel.compiled import Compile
+from trainrig.parallel.fallback import Fallback, check_order, list_units
 from trainrig.parallel.layout import FSDP, Layout
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Recompute
@@ -57,7 +59,7 @@ from trainrig.train.fault_settings import Faults
 from trainrig.train.held_out import HeldOutSettings, Metrics, StepProfile
 from trainrig.train.retention import Checkpoints
 from trainrig.train.spikes import Spikes
-from trainrig.train.worker_bounds import Workers, parse_bounds
+from trainrig.train.worker_bounds import WorkerBounds, Workers, check_fallbacks, parse_bounds
 
 
 class Training(Settings):
@@ -75,6 +77,9 @@ class Training(Settings):
     # CPU threads of a worker; another number gives other bits.
     threads: int = Field(default=1, ge=1)
     parallel: Layout = FSDP()  # how the model is laid out over workers
+    # Layouts for fewer workers than a replica of `parallel` takes, the larger first: the run goes
+    # on in them after losses, and back in its own when workers come. Bits differ between layouts.
+    fallbacks: Annotated[tuple[Fallback, ...], NOT_IDENTITY] = ()
     precision: Precision = Precision()  # number format to compute in
     # What to compute again in the backward pass, to save memory; None: nothing.
     recompute: Recompute | None = None
@@ -146,6 +151,14 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
+    def _fallbacks_go_with_the_rest(self) -> Self:
+        check_order(self.parallel, self.fallbacks)
+        for number, laid_out in enumerate(self.layouts[1:]):
+            with _named_by(f"fallbacks[{number}]"):
+                type(self).model_validate(dict(laid_out))
+        return self
+
+    @model_validator(mode="after")
     def _skipped_ranges_are_ranges(self) -> Self:
         for begin, end in self.skip_data:
             if not 0 <= begin < end:
@@ -178,8 +191,9 @@ class Training(Settings):
         """Raise ConfigError if `groups` or optimizers do not fit the parameters of `model`."""
         shapes, transfer = parameter_shapes(model), find_width_transfer(model)
         assigned = assign(shapes, self.groups)
-        if self.parallel.expert:
-            self.parallel.expert.check_optimizers(shapes, assigned, self.optimizer)
+        for parallel in (each.parallel for each in self.layouts):
+            if parallel.expert:
+                parallel.expert.check_optimizers(shapes, assigned, self.optimizer)
         for name, shape in shapes.items() if transfer else ():
             assert transfer is not None
             group = assigned.get(name)
@@ -187,9 +201,40 @@ class Training(Settings):
                 chosen = group.optimizer if group and group.optimizer else self.optimizer
                 transfer.share(chosen, name, shape)
 
+    @property
+    def layouts(self) -> tuple[Self, ...]:
+        """Itself in its own layout, then in each that it falls back on."""
+        own = self.model_copy(update={"fallbacks": ()})
+        return own, *(
+            own.model_copy(
+                update={"parallel": each.parallel, "recompute": each.recompute or self.recompute}
+            )
+            for each in self.fallbacks
+        )
+
+    def bound_workers(self, workers: int | tuple[int, int]) -> WorkerBounds:
+        """What `workers` mean in its layouts."""
+        return parse_bounds(workers, list_units(self.parallel, self.fallbacks))
+
+    def lay_out(self, workers: int) -> Self:
+        """Itself in the layout in which a run has so many `workers`."""
+        if not self.fallbacks:
+            return self
+        return self.layouts[self.bound_workers(workers).find_layout(workers)]
+
     def check_workers(self, workers: int | tuple[int, int]) -> None:
         """Raise ConfigError if any number of whole replicas within `workers` cannot share in a
-        step."""
+        step, in the layout in which there are so many."""
+        if not self.fallbacks:
+            self._check_own_workers(workers)
+            return
+        wanted = self.bound_workers(workers)
+        self.parallel.check_workers(wanted.most)
+        for laid_out, sizes in zip(self.layouts, wanted.list_sizes(), strict=True):
+            for size in sizes:
+                laid_out._check_own_workers(size)
+
+    def _check_own_workers(self, workers: int | tuple[int, int]) -> None:
         wanted = parse_bounds(workers)
         for count in {*range(wanted.least, wanted.most, self.parallel.replica), wanted.most}:
             self.parallel.check_workers(count)
@@ -203,6 +248,18 @@ class Training(Settings):
             )
 
 
+@contextlib.contextmanager
+def _named_by(setting: str) -> Iterator[None]:
+    """Have what is refused inside name the `setting` that it is of."""
+    try:
+        yield
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{setting}: {said}") from None
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None
+
+
 class TrainingRunFile(RunFile):
     """A run file whose verb trains a model, step by step, into a run folder."""
 
@@ -214,6 +271,49 @@ class TrainingRunFile(RunFile):
         output: str
         workers: Workers
         training: Training
+
+    @model_validator(mode="after")
+    def _fallbacks_fit_the_run(self) -> Self:
+        """Each as if the run were laid out so from its beginning."""
+        own, *fallbacks = self.training.layouts
+        if not fallbacks or not self._takes(own, self.workers):
+            return self  # what its own layout is refused for is said for itself
+        check_fallbacks(self.training.bound_workers(self.workers))
+        for number in range(len(fallbacks)):
+            with _named_by(f"training.fallbacks[{number}]"):
+                self._fall_back(number)
+        return self
+
+    def check_row_split(self, model: DecoderConfig) -> None:
+        """Raise ValueError if workers are to share rows or layers of `model`, or divide them, and
+        cannot. Here none do."""
+
+    def check_layouts(self, model: DecoderConfig) -> None:
+        """The same in its own layout, and in those that it falls back on."""
+        self.check_row_split(model)
+        for number in range(len(self.training.fallbacks)):
+            with _named_by(f"training.fallbacks[{number}]"):
+                self._fall_back(number).check_row_split(model)
+
+    def list_laid_out(self) -> list[Self]:
+        """Itself, and as it is laid out where it falls back."""
+        return [self, *(self._fall_back(n) for n in range(len(self.training.fallbacks)))]
+
+    def _fall_back(self, number: int) -> Self:
+        """As it is in the fallback of that `number`, on the workers that it may have then."""
+        sizes = self.training.bound_workers(self.workers).list_sizes()[number + 1]
+        return self._lay_out_as(self.training.layouts[number + 1], (sizes[0], sizes[-1]))
+
+    def _lay_out_as(self, training: Training, workers: Workers) -> Self:
+        return type(self).model_validate(dict(self) | {"training": training, "workers": workers})
+
+    def _takes(self, training: Training, workers: Workers) -> bool:
+        """Whether its settings go with so laid out a `training`."""
+        try:
+            self._lay_out_as(training, workers)
+        except ValidationError:
+            return False
+        return True
 
     @model_validator(mode="after")
     def _whole_rows_unless_it_splits_them(self) -> Self:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
+from trainrig.parallel.layout import FSDP
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint
@@ -118,7 +119,7 @@ class FakeCluster:
     def __init__(self, clock, plays):
         self.clock, self.plays = clock, list(plays)
         self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
-        self.avoided = []  # by each attempt
+        self.avoided, self.laid_out = [], []  # by each attempt
         self.waits = []  # s between looks at attempts
         self.lost, self.ours = [], True
 
@@ -141,6 +142,7 @@ class FakeCluster:
     def start(self, job, attempt, resume_from, workers, avoid):
         self.avoided.append(avoid)
         assert all(group.over or not group.play.mortal for group in self.groups)
+        self.laid_out.append(job.training.parallel)
         self.groups.append(Group(self, self.plays.pop(0), attempt, workers))
         return self.groups[-1]
 
@@ -155,8 +157,8 @@ def play(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
 
-    def run(*plays, workers=1, rooms=None, at=(), damages=(), **faults):
-        job = FakeJob(str(tmp_path), FakeTraining(Faults(**faults)))
+    def run(*plays, workers=1, rooms=None, at=(), damages=(), layouts=(), **faults):
+        job = FakeJob(str(tmp_path), FakeTraining(Faults(**faults)), layouts)
         cluster = FakeCluster(clock, plays)
         cluster.folder = job.folder
         cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(parse_bounds(workers).most)}
@@ -164,7 +166,8 @@ def play(tmp_path, monkeypatch):
         clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
         with StopRequests(job.folder) as stop:
             try:
-                outcome = supervise(job, parse_bounds(workers), cluster, stop)
+                units = [each.unit for each in dict(layouts).values()] or [1]
+                outcome = supervise(job, parse_bounds(workers, units), cluster, stop)
             except (ClusterError, Unfinished, DataError) as error:
                 outcome = error
         return cluster, outcome
@@ -379,6 +382,43 @@ def test_a_lost_node_shrinks_the_run(play):
     assert [group.workers for group in cluster.groups] == [2, 1]
     assert whys(play.folder) == ["start", "shrink"]
     assert outcome.restarts == 1
+
+
+SHARED, WHOLE = FSDP(tensor={"ranks": 2}), FSDP()
+LAYOUTS = ((2, SHARED), (1, WHOLE))
+
+
+def test_a_run_goes_on_in_a_smaller_layout_and_comes_back_to_its_own(play):
+    lost = Play(4, "the process of rank 1 died", saves=True)
+    cluster, outcome = play(
+        lost,
+        Play(),
+        Play(),
+        workers=(1, 2),
+        layouts=LAYOUTS,
+        at=[
+            (3, lambda cluster: cluster.rooms.pop("node1")),
+            (8, lambda cluster: cluster.rooms.update(node2=1)),
+        ],
+    )
+    assert outcome.checkpoint.step == STEPS
+    assert whys(play.folder) == ["start", "shrink", "grow"]
+    assert cluster.laid_out == [SHARED, WHOLE, SHARED]
+    events = list(play.folder.read_events())
+    started = [event["layout"] for event in events if event["event"] == "attempt_started"]
+    assert started == ["FSDP, tensor 2", "FSDP", "FSDP, tensor 2"]
+    away, back = (event for event in events if event["event"] == "layout_changed")
+    assert (away["before"], away["layout"]) == ("FSDP, tensor 2", "FSDP")
+    assert (away["step"], back["attempt"]) == (4, 3)
+    assert "rounded otherwise" in away["bits"] and back["layout"] == "FSDP, tensor 2"
+
+
+def test_another_driver_knows_in_which_layout_the_run_was(play):
+    lost = Play(0, "killed", saves=False)
+    play(lost, workers=(1, 2), layouts=LAYOUTS, rooms={"node0": 1}, max_restarts=0)
+    assert "layout_changed" not in kinds(play.folder)
+    play(Play(), workers=(1, 2), layouts=LAYOUTS)
+    assert only(play.folder, "layout_changed")["before"] == "FSDP"
 
 
 def test_room_that_is_not_yet_seen_as_free_shrinks_nothing(play):
@@ -596,12 +636,18 @@ class FakeTraining:
     steps: int = STEPS
     stop_if: None = None
     checkpoints: Checkpoints = dataclasses.field(default_factory=Checkpoints)
+    parallel: FSDP = dataclasses.field(default_factory=FSDP)
 
 
 @dataclasses.dataclass
 class FakeJob:
     folder: str
     training: FakeTraining
+    layouts: tuple = ()  # by number of workers
+
+    def lay_out(self, workers):
+        parallel = dict(self.layouts).get(workers, self.training.parallel)
+        return FakeJob(self.folder, dataclasses.replace(self.training, parallel=parallel))
 
 
 def test_a_node_by_which_enough_attempts_failed_is_avoided(play):

@@ -28,6 +28,7 @@ from trainrig.train.elastic.restart_policy import (
     find_reason_to_leave,
 )
 from trainrig.train.job import TrainingJob
+from trainrig.train.run.attempt_start import record_start
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.scores.records import find_last_step
 from trainrig.train.worker_bounds import WorkerBounds
@@ -128,11 +129,9 @@ class _Run:
             before, workers = workers, self._wait_for_size(step)
             if why == "fault" and workers < before:
                 why = "shrink"
-            attempt = self.folder.take_attempt(step)
-            self.folder.record(
-                "attempt_started", attempt=attempt.number, step=step, workers=workers, why=why
-            )
-            asked, failure = self._run_attempt(attempt, newest, workers)
+            attempt, job = self.folder.take_attempt(step), self.job.lay_out(workers)
+            record_start(self.folder, attempt, job.training.parallel, workers, why)
+            asked, failure = self._run_attempt(job, attempt, newest, workers)
             newest = self._find_newest()
             why = self._record_end(attempt, newest.step if newest else 0, asked, failure, policy)
         self.folder.record("finished", step=newest.step)
@@ -140,13 +139,13 @@ class _Run:
         return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
 
     def _run_attempt(
-        self, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
+        self, job: TrainingJob, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
     ) -> tuple[str | None, Failure | None]:
         """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
         try:
             path = newest.path if newest else None
             avoid = self.quarantine.avoided
-            group = self.cluster.start(self.job, attempt, path, workers, avoid)
+            group = self.cluster.start(job, attempt, path, workers, avoid)
             asked, failure = _AttemptWatcher(self, group, attempt, workers).watch_until_over()
             if failure:
                 group.release()

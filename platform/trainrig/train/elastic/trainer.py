@@ -97,7 +97,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     the job allows, Unfinished when asked to stop.
     """
     check_fit(workers, job.rollout_actors)
-    wanted = parse_bounds(workers, job.training.parallel.replica)
+    wanted = job.training.bound_workers(workers)
     with (
         StopRequests(job.folder) as stop,
         contextlib.closing(RayCluster(wanted, parse_bounds(job.rollout_actors).most)) as cluster,

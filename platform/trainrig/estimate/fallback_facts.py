@@ -1,0 +1,28 @@
+"""What is said before a run starts of the layouts that it falls back on."""
+
+from collections.abc import Callable
+
+from trainrig.parallel.fallback import describe_layout
+from trainrig.train.run_file import Training
+
+GIB = 2**30
+
+
+def describe_fallbacks(
+    training: Training,
+    workers: int | tuple[int, int],
+    find_memory: Callable[[Training, int], float] | None = None,
+) -> dict[str, str]:
+    """Each layout with the workers that it is for, and, by `find_memory`, the bytes of a device
+    with the fewest of them, which hold the most each; {} where there are none."""
+    found, sizes = dict[str, str](), training.bound_workers(workers).list_sizes()
+    for number, laid_out in enumerate(training.layouts[1:], 1):
+        least, most = sizes[number][0], sizes[number][-1]
+        counts = f"{least} to {most} workers" if most > least else f"{least} workers"
+        said = f"{describe_layout(laid_out.parallel)}; on {counts if most > 1 else '1 worker'}"
+        if laid_out.recompute:
+            said += f"; recompute {laid_out.recompute.kind}"
+        if find_memory:
+            said += f"; {find_memory(laid_out, least) / GIB:.3f} GiB a device"
+        found[f"fallback_{number}"] = said
+    return found

@@ -1,0 +1,36 @@
+"""What is put on record when an attempt starts: how many workers, in which layout, and why."""
+
+import logging
+
+from trainrig.parallel.fallback import describe_layout
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+
+log = logging.getLogger(__name__)
+
+OTHER_BITS = (
+    "sums are rounded otherwise from here on; the samples, their order and the schedule are the "
+    "same"
+)
+
+
+def record_start(
+    folder: RunFolder,
+    attempt: TrainingAttempt,
+    layout: FSDP | HSDP | DDP,
+    workers: int,
+    why: str,
+) -> None:
+    """Put the start of `attempt` on record, and before it, if `layout` is another than that of the
+    attempt before, that it has changed."""
+    events, now = folder.read_events(), describe_layout(layout)
+    started = [event for event in events if event["event"] == "attempt_started"]
+    before = started[-1].get("layout", now) if started else now
+    where = {"attempt": attempt.number, "step": attempt.resumed_step}
+    if before != now:
+        folder.record("layout_changed", **where, before=before, layout=now, bits=OTHER_BITS)
+        log.warning(
+            "from step %d on %s (workers: %d), no longer %s: %s",
+            *(attempt.resumed_step, now, workers, before, OTHER_BITS),
+        )
+    folder.record("attempt_started", **where, workers=workers, why=why, layout=now)

@@ -1,0 +1,53 @@
+"""A run whose replica spans two nodes, of which one dies, and another comes."""
+
+import pytest
+import trouble
+
+from trainrig.train.elastic import trainer
+from trainrig.train.run.run_folder import RunFolder
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+STEPS = 40
+
+
+@pytest.mark.timeout(600)
+def test_a_replica_that_loses_a_node_goes_on_in_a_smaller_layout_and_grows_back(
+    several_raylets, make_job, ranks, chaos, tmp_path
+):
+    training = {
+        "steps": STEPS,
+        "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}},
+        "fallbacks": ({"parallel": {"kind": "FSDP"}},),
+        "checkpoints": {"every": 4, "keep": 2},
+        "held_out": {"every": 20, "rows": 8},
+        "faults": {"hang_seconds": 3.0, "max_restarts": 9},
+    }
+    straight = make_job(tmp_path / "straight", (1, 2), training=training, batches={"epochs": 1e6})
+    ranks(2, "train", job=straight.lay_out(2), attempt=RunFolder(straight.folder).take_attempt(0))
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
+    events = chaos.events(job.folder)
+    outcome = []
+    aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
+    events.wait("first_step", 1)
+    several_raylets.die()
+    events.wait("first_step", 2)
+    several_raylets.come()
+    aside.end()
+    assert outcome[0].checkpoint.step == STEPS
+    started = [(e["why"], e["workers"], e["layout"]) for e in events.all("attempt_started")]
+    assert started == [
+        ("start", 2, "FSDP, tensor 2"),
+        ("shrink", 1, "FSDP"),
+        ("grow", 2, "FSDP, tensor 2"),
+    ]
+    assert len(events.all("layout_changed")) == 2
+    # None is done twice on the way back.
+    stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
+    assert events.folder.read_attempts()[2].resumed_step == stopped["grow"]
+    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    assert found["samples"] == wanted["samples"]
+    steps = [update[0] for update in found["updates"]]
+    assert steps == list(range(1, STEPS + 1))
+    for mine, others in zip(found["updates"], wanted["updates"], strict=True):
+        assert mine[1] == pytest.approx(others[1], rel=1e-5)  # the loss
+        assert mine[2:] == pytest.approx(others[2:], rel=1e-4)
