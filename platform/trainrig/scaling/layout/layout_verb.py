@@ -1,6 +1,7 @@
 """What `trainrig plan --layout` answers: the fastest layouts of a run, and a run file of one."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
+from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.layouts import BatchShape
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
@@ -17,12 +19,14 @@ from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
+from trainrig.parallel.fallback import Fallback
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import RECOMPUTED
+from trainrig.scaling.layout.fallbacks import count_unit, find_fallbacks
+from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
 from trainrig.scaling.layout.prediction import StepPrediction
-from trainrig.scaling.layout.search import Fixed, LayoutPlan, Subject, search
+from trainrig.scaling.layout.search import GIB, Fixed, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file import Pretraining
 from trainrig.train.worker_bounds import parse_bounds
@@ -184,9 +188,8 @@ def _usual_interconnect(instance: str | None, offers: Hardware) -> str:
     return own
 
 
-def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
-    """`run` with the workers, batches and layout of `prediction`, which the trainer can run."""
-    layout = prediction.layout
+def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
+    """`layout` as the run file has it."""
     degrees = layout.degrees
     axes: dict[str, Any] = {
         axis: {"ranks": getattr(degrees, axis)}
@@ -199,40 +202,65 @@ def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
         axes["tensor"]["sequence_parallel"] = layout.in_places
     if "context" in axes:
         axes["context"]["kind"] = "Gathered"  # what the planner counts
-    parallel: dict[str, Any] = {"kind": "FSDP", "reshard": layout.reshard, **axes}
-    if degrees.replicate > 1:
-        sliced = degrees.shard * degrees.context * degrees.expert > 1
-        replicas = {"kind": "HSDP", "replicas": degrees.replicate}
-        parallel = parallel | replicas if sliced else {"kind": "DDP", **axes}
-    kinds: dict[str, type[FSDP] | type[HSDP] | type[DDP]] = {
-        "FSDP": FSDP,
-        "HSDP": HSDP,
-        "DDP": DDP,
-    }
+    if degrees.replicate == 1:
+        return FSDP.model_validate({"reshard": layout.reshard, **axes})
+    if degrees.shard * degrees.context * degrees.expert == 1:
+        return DDP.model_validate(axes)
+    return HSDP.model_validate({"replicas": degrees.replicate, "reshard": layout.reshard, **axes})
+
+
+def laid_out(
+    run: Pretraining, prediction: StepPrediction, smaller: Sequence[StepPrediction] = ()
+) -> Pretraining:
+    """`run` with the workers, batches and layout of `prediction`, which the trainer can run, and
+    with those of `smaller` to fall back on."""
+    layout = prediction.layout
+    degrees = layout.degrees
     training = run.training.model_copy(
         update={
-            "parallel": kinds[parallel["kind"]].model_validate(parallel),
+            "parallel": lay_out(layout),
+            "fallbacks": tuple(
+                Fallback(parallel=lay_out(each.layout), recompute=RECOMPUTED[each.layout.recompute])
+                for each in smaller
+            ),
             "recompute": RECOMPUTED[layout.recompute],
             "virtual_workers": max(run.training.virtual_workers, degrees.data),
         }
     )
+    fewest = min((count_unit(each.layout.degrees) for each in smaller), default=degrees.devices)
     micro_batch = layout.micro_batch * degrees.expert  # of all workers that divide its rows
-    batches = run.batches.model_copy(update={"micro_batch": micro_batch})
-    changes = {"workers": degrees.devices, "batches": batches, "training": training}
+    changes = {
+        "workers": (fewest, degrees.devices) if smaller else degrees.devices,
+        "batches": run.batches.model_copy(update={"micro_batch": micro_batch}),
+        "training": training,
+    }
     changed = Pretraining.model_validate(dict(run) | changes)
     changed.training.check_workers(changed.workers)
     return changed
+
+
+def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> Iterator[str]:
+    """What the run file falls back on, a line each."""
+    found = describe_fallbacks(run.training, run.workers).values()
+    for said, each in zip(found, smaller, strict=True):
+        yield (
+            f"falls back on {said}; {each.seconds.total:.4g} s a step on "
+            f"{each.layout.degrees.devices}, {each.memory.total / GIB:.1f} GiB a device"
+        )
 
 
 def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     """Write the run file and the page beside it; what to say of them."""
     if found.runnable is None:
         raise ConfigError(f"plan: no run file: {found.warnings[-1]}")
+    best = found.runnable.prediction
+    smaller = find_fallbacks(found.subject, found.cluster, best.layout)
     try:
-        text = to_toml(laid_out(run, found.runnable.prediction)).encode()
+        written = laid_out(run, best, smaller)
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"plan: no run file: {said}") from None
+    text = to_toml(written).encode()
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
     # Here, as it draws: a refused plan should not wait for that.
@@ -241,4 +269,5 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     page = f"{path.removesuffix('.toml')}.layouts.html"
     storage.write(path, text)
     storage.write(page, layout_page(found, path).encode())
-    return [f"{path}: `trainrig pretrain` runs it; the layouts: {page}"]
+    runs = f"{path}: `trainrig pretrain` runs it; the layouts: {page}"
+    return [*_describe_fallbacks(written, smaller), runs]
