@@ -75,6 +75,7 @@ from trainrig.train.loss_table import Loss
 from trainrig.train.online_batches import OnlineBatches
 from trainrig.train.rollout_pool.requests import find_open, rollouts_of
 from trainrig.train.rollout_pool.sampler import RolloutSampler
+from trainrig.train.run import step_logger
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file import Training
 from trainrig.train.state import TrainState, build_fresh_state
@@ -183,12 +184,16 @@ def train(
     lacking: tuple[int, ...] = (),
     tuning: str | None = None,
     online: int | None = None,
+    of_a_node: int | None = None,
 ) -> int:
     """`fault`: (rank, how, step); "die in save" kills when all but the manifest is written.
 
     `told`: (rank, doing, number), see Told. `poison`: see Poisoned. `lacking`: steps of data.
-    `tuning`: see Tuning. `online`: updates of each batch of Rollouts.
+    `tuning`: see Tuning. `online`: updates of each batch of Rollouts. `of_a_node`: neighbours that
+    take themselves to be on a node of their own.
     """
+    name = f"node {dist.get_rank() // of_a_node}" if of_a_node else meshes.find_node_name()
+    step_logger.find_node_name = lambda: name
     if online:
         job = dataclasses.replace(job, make_batches=lambda: Rollouts(online))
     if tuning:

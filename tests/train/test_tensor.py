@@ -441,3 +441,18 @@ def test_workers_of_ray_share_layers(local_ray, trained, make_job, ranks, tmp_pa
     job = dataclasses.replace(straight[0], folder=str(tmp_path))
     trainer.run(job, 2)
     assert_same_bits((job, whole(ranks, job)), straight)
+
+
+def test_a_group_that_spans_nodes_is_told_of_with_its_price(make_job, ranks, tmp_path):
+    for of_a_node, told in ((1, 1), (2, 0)):
+        training = {"steps": 3, "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}}
+        job = make_job(tmp_path / str(of_a_node), 2, training=training)
+        folder = RunFolder(job.folder)
+        attempt = folder.take_attempt(0)
+        ranks(2, "train", job=job, attempt=attempt, of_a_node=of_a_node)
+        found = [each for each in folder.read_events() if each["event"] == "tensor_spans_nodes"]
+        assert len(found) == told
+        for event in found:
+            assert (event["groups"], event["of"]) == (1, 1)
+            # 8 times half of 32 channels of 4 bytes, in each of two layers.
+            assert event["bytes_per_token"] == 8 * 2 * 32 * 4 / 2

@@ -132,6 +132,14 @@ class WorkerLayout(Settings):
         """Workers that compute a micro-batch together, and come and go together."""
         return self._ranks_of_micro_batches * self.pipeline_ranks
 
+    def nest(self, workers: int) -> tuple[int, ...]:
+        """How many of `workers` are in the groups of neighbours in rank of which others are made:
+        those that share a layer, those with the same layers or micro-batches, a replica."""
+        copies = self.copies(workers // self.pipeline_ranks)
+        whole = copies == workers // (self._tensor * self.pipeline_ranks)  # as a mesh is built
+        middle = self._tensor * self.pipeline_ranks if whole else self._ranks_of_micro_batches
+        return self._tensor, middle, self.replica
+
     @property
     def unit(self) -> int:
         """Workers of which any multiple can be laid out so."""

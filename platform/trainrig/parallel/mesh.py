@@ -219,6 +219,13 @@ def count_ranks_of_node(nodes: Sequence[int]) -> int:
     return 1
 
 
+def count_spanning(nodes: Sequence[str], size: int) -> int:
+    """How many groups of `size` neighbouring ranks are on several of `nodes`, which are given by
+    rank."""
+    firsts = range(0, len(nodes), size)
+    return sum(len(set(nodes[first : first + size])) > 1 for first in firsts)
+
+
 def _make_twin(devices: DeviceMesh) -> DeviceMesh:
     """The same ranks along the same axes, in process groups of their own."""
     shape = tuple(devices.shape)

@@ -285,12 +285,37 @@ class _NoBarrier:
         return "no barrier"  # something must be there
 
 
+@contextlib.contextmanager
+def ordered_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
+    """Have Ray Train's workers of this process become ranks in the `order` that their nodes' ids
+    ask for, given node by node as Ray puts them.
+
+    Public way: none. Ray makes one placement group of as many equal bundles as there are workers,
+    and numbers workers by node and GPU.
+    """
+    from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+
+    name = "_sort_workers_by_gpu_id_grouped_by_node"
+    sort = getattr(WorkerGroup, name)
+
+    def sort_workers(workers: list[Any], _first_id: str | None = None) -> list[Any]:
+        found = sort(workers, _first_id)
+        return [found[number] for number in order([each.metadata.node_id for each in found])]
+
+    with mock.patch.object(WorkerGroup, name, staticmethod(sort_workers)):
+        yield
+
+
 def fit_in_this_process(
-    train_loop: Callable[[dict[str, Any]], None], settings: Mapping[str, Any], **options: Any
+    train_loop: Callable[[dict[str, Any]], None],
+    settings: Mapping[str, Any],
+    order: Callable[[list[str]], list[int]],
+    **options: Any,
 ) -> None:
     """Ray Train's `fit` of `train_loop`, with the controller in this process. Raises what Ray does.
 
-    `settings` go to `train_loop`; `options` are those of `DataParallelTrainer`.
+    `settings` go to `train_loop`; `order`: as `ordered_workers` has it; `options` are those of
+    `DataParallelTrainer`.
 
     In Ray's own way each attempt begins by starting a process for its controller and another to
     clean up after it, which a run that lost a worker would wait for. Public way:
@@ -332,6 +357,7 @@ def fit_in_this_process(
             return [each for each in every if not isinstance(each, idle)]
 
     with (
+        ordered_workers(order),
         mock.patch.object(worker_group, "SynchronizationActor", _NoBarrier()),
         mock.patch.object(state, "_shutdown_sync_actor", lambda sync_actor: None),
     ):

@@ -108,6 +108,7 @@ class _RankLoop:
         self._stops = stops = _StopRequests(job, state, heartbeats)
         self._logger = StepLogger(job, attempt, state)
         self._logger.log_numerics()
+        self._logger.log_placement()
         self._saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, made)
         self._saved, self._stopped, self._rolled_back = state.step, False, False
         self._then = Next.GO_ON  # what its scores have come to

@@ -29,6 +29,14 @@ class TensorSplit(Settings):
     # arXiv:2205.05198); else all have all places.
     sequence_parallel: bool = False
 
+    def count_sent(self, model: DecoderConfig, size: int) -> float:
+        """The bytes that each worker sends to share the layers of `model`, forward and backward,
+        for a token of its replica, in numbers of `size` bytes; what is computed again comes on
+        top."""
+        times = 10 if self.sequence_parallel else 8
+        stream = model.channels * size
+        return times * model.layers * stream * (self.ranks - 1) / self.ranks
+
     def check_workers(self, workers: int, replica: int) -> None:
         """Raise ConfigError unless `workers` are whole groups of `replica`, which work together."""
         if workers % replica:

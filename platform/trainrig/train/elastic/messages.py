@@ -57,3 +57,5 @@ class WorkerGroupSpec:
     gpus: bool
     environment: Mapping[str, str]
     avoid: frozenset[str] = frozenset()  # nodes on which none may be
+    # Workers of the groups that should be on one node, each made of those before it.
+    nested: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ In Ray's own way each attempt begins by starting a process for its controller an
 up after it, which a run that lost a worker would wait for. Nothing here imports torch.
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 
 from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.rank_order import order_by_node
 from trainrig.train.elastic.messages import WorkerGroupSpec
 from trainrig.train.elastic.worker_agent import RENDEZVOUS, find_free_endpoint, run_agent
 
@@ -24,6 +26,7 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
         ray_private.fit_in_this_process(
             run_agent,
             config,
+            functools.partial(order_by_node, sizes=group.nested),
             backend_config=_RendezvousConfig(),
             scaling_config=ScalingConfig(  # type: ignore[call-arg] # typed as the one it replaced
                 num_workers=group.workers,

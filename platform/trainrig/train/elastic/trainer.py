@@ -281,9 +281,9 @@ class RayCluster:
             "coordinator": self._coordinator,
             "fork_servers": dict(self._warm_actors.fork_servers.by_node),
         }
-        gpus = self._what == "GPU"
+        gpus, nested = self._what == "GPU", job.training.parallel.nest(workers)
         self._group = WorkerGroup(
-            self._warm_actors, self._coordinator, config, workers, gpus, self._avoid
+            self._warm_actors, self._coordinator, config, workers, gpus, self._avoid, nested
         )
         return RayAttempt(folder, attempt, self._coordinator, self._group, _all_reachable)
 

@@ -32,9 +32,11 @@ class WorkerGroup:
         workers: int,
         gpus: bool,
         avoid: frozenset[str],
+        nested: tuple[int, ...] = (),
     ) -> None:
         """Have Ray start `workers` worker agents, each for `config` and none on the nodes `avoid`;
-        returns before one is up.
+        returns before one is up. `nested`: sizes of groups of ranks, each of the ones before, that
+        should be on one node.
 
         `coordinator`: the handle of the Coordinator actor.
         """
@@ -47,7 +49,12 @@ class WorkerGroup:
         self._controller = warm_actors.take_controller()
         name = f"attempt-{self.number:04d}"
         group = WorkerGroupSpec(
-            name=name, workers=workers, gpus=gpus, environment=WORKER_ENVIRONMENT, avoid=avoid
+            name=name,
+            workers=workers,
+            gpus=gpus,
+            environment=WORKER_ENVIRONMENT,
+            avoid=avoid,
+            nested=nested,
         )
         self.fit: Any = self._controller.fit.remote(group, dict(config))
         warm_actors.mark_busy(self.fit)

@@ -19,6 +19,7 @@ from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.contract import Watchful
 from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale
 from trainrig.parallel import numerics
+from trainrig.parallel.mesh import count_spanning, find_node_name
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import IDS, TARGETS, TOKENS, LocalBatch
 from trainrig.train.job import TrainingJob
@@ -174,6 +175,29 @@ class StepLogger:
                 self._say_changed(f"rank 0 → rank {rank}: {difference}")
         if before and (difference := numerics.describe_changes(before[-1], mine)):
             self._say_changed(difference)
+
+    def log_placement(self) -> None:
+        """Say so, with its price, if workers that share layers are on several nodes; every rank
+        calls it."""
+        tensor = self._job.training.parallel.tensor
+        if tensor is None:
+            return
+        nodes = [""] * dist.get_world_size()
+        dist.all_gather_object(nodes, find_node_name())
+        spanning = count_spanning(nodes, tensor.ranks)
+        if not spanning or not self._metrics:
+            return
+        sent = tensor.count_sent(self._job.model, self._job.training.precision.bytes)
+        groups, number = len(nodes) // tensor.ranks, self._attempt.number
+        self._folder.record(
+            "tensor_spans_nodes", attempt=number, groups=spanning, of=groups, bytes_per_token=sent
+        )
+        log.warning(
+            "tensor groups that span nodes: %d of %d; each worker of these sends %s bytes for a "
+            "token of its replica, partly between nodes; leave room for whole groups of %d on each "
+            "node, or set fewer parallel.tensor.ranks",
+            *(spanning, groups, f"{sent:,.0f}", tensor.ranks),
+        )
 
     def _say_changed(self, difference: str) -> None:
         number, step = self._attempt.number, self._state.step
