@@ -227,7 +227,7 @@ def main(base: Path) -> None:
     from trainrig.train.job import TrainedModel
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
-    from trainrig.train.run_file import Pretraining
+    from trainrig.train.run_file.run_files import Pretraining
 
     tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
     tokens = tiny["tokenized"](base)

@@ -18,7 +18,8 @@ from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.mixing.stages import BatchSettings, BatchStage
 from trainrig.train.checkpoint import write_model
-from trainrig.train.run_file import Pretraining, Training
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
 BATCHES = BatchSettings(sequence_length=32, global_batch=8, micro_batch=2)

@@ -18,7 +18,7 @@ from trainrig.trace import trace
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run.metrics import read_series
 from trainrig.train.run.run_page import write_report
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 globals().update(runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py")))
 

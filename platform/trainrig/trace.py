@@ -49,7 +49,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 RUN_FILE = "run.toml"
 TARGET = "target"  # of a row for an encoder and a decoder, what the decoder reads and says

@@ -86,7 +86,7 @@ VERBS = {
     ),
     "pretrain": Verb(
         "trainrig.train.pretrain:pretrain",
-        "trainrig.train.run_file:Pretraining",
+        "trainrig.train.run_file.run_files:Pretraining",
         "models",
         "Train a model on token shards; run it again to continue after a stop.",
     ),

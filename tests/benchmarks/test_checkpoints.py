@@ -18,7 +18,7 @@ from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.train.checkpoint import Saver, find_newest_valid, load
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
 
 pytestmark = pytest.mark.bench

@@ -31,7 +31,7 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train.job import TrainingJob
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 

@@ -24,7 +24,7 @@ from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))

@@ -15,7 +15,7 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
 from trainrig.train.job import TrainingJob
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 

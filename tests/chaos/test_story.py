@@ -33,7 +33,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.answers import read_followed
 from trainrig.train.run.scores.records import read_scores
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
 

@@ -12,7 +12,7 @@ from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import worker_memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder import DecoderConfig
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 MODEL = DecoderConfig(
     layers=4, channels=64, heads=4, kv_heads=2, feedforward_channels=128, vocabulary=320,

@@ -54,7 +54,7 @@ from trainrig.tokens.batches import (  # noqa: E402
     token_arrays,
 )
 from trainrig.train.job import TrainingJob  # noqa: E402
-from trainrig.train.run_file import Training  # noqa: E402
+from trainrig.train.run_file.training import Training  # noqa: E402
 from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402
 

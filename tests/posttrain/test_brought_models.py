@@ -21,7 +21,7 @@ from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.train.checkpoint import StoredModel
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 DRAWN = Sampling(temperature=1.2, top_p=0.95, maximum_tokens=12, seed=3)

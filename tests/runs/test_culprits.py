@@ -13,7 +13,7 @@ from trainrig.corpus.signals import measure
 from trainrig.errors import ConfigError
 from trainrig.runs.culprits import find_culprits, find_url, rules_broken
 from trainrig.train.run.metrics import read_series
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 

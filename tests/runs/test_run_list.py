@@ -15,7 +15,7 @@ from trainrig.runs.run_list import list_runs, state_of
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import write_scores
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 

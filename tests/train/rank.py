@@ -77,7 +77,7 @@ from trainrig.train.rollout_pool.requests import find_open, rollouts_of
 from trainrig.train.rollout_pool.sampler import RolloutSampler
 from trainrig.train.run import step_logger
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import StepFigures, Stepper
 

@@ -10,7 +10,7 @@ from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.alarms import AlarmRules
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.spikes import SpikeDetector, Spikes
 
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]

@@ -24,7 +24,7 @@ from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import open_batches, prepare
 from trainrig.train.run import metrics
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 SEEDS = (0, 1, 2)
 EPOCHS = 8.0  # that the longest of the runs reads of the text

@@ -21,7 +21,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.attempt_start import record_start
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 RUN = {
     "stage": "pretrain",

@@ -14,7 +14,7 @@ from trainrig.train.initial_weights import warn_of_high_rate
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 
 @pytest.fixture(scope="module")

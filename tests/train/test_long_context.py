@@ -15,7 +15,7 @@ from trainrig.train import checkpoint
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]
 SHORT, MIDDLE, LONG = 128, 1_024, 8_192

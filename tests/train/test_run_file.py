@@ -8,7 +8,9 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.compiled import Compile
 from trainrig.train import job
-from trainrig.train.run_file import Pretraining, Training, check_positions
+from trainrig.train.run_file.objective_fit import check_positions
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 
 RUN = {
     "stage": "pretrain",

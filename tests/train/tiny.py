@@ -36,7 +36,7 @@ from trainrig.train.elastic import trainer
 from trainrig.train.job import TrainingJob
 from trainrig.train.pretrain import prepare
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges

@@ -13,7 +13,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.contract import find_parts
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from trainrig.models.architecture.shapes import (
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.recompute import Full, Selective
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 MASTER = 4  # bytes of a float32
 HEAD_BLOCK = 2**28  # logits that are there at once at most: objectives/chunked_head.py, of GPUs

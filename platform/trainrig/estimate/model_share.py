@@ -25,7 +25,7 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.optim.named_groups import assign
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 _EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
 # Last parts of the names of those that a tensor group cuts along another dimension than the first.

@@ -22,7 +22,8 @@ from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
-from trainrig.train.run_file import Pretraining, Training
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import parse_bounds
 
 

@@ -34,7 +34,7 @@ from trainrig.estimate.model_share import (
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import find_held_at_once, plan_turns
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 
 def worker_memory(

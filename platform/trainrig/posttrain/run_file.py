@@ -22,7 +22,8 @@ from trainrig.objectives import (
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.train.run_file import Training, TrainingRunFile
+from trainrig.train.run_file.run_files import TrainingRunFile
+from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import Workers, parse_bounds
 
 OfPairs = Pairwise | Reward  # objectives that read two answers together

@@ -42,7 +42,7 @@ from trainrig.train.evaluations.comparison import ModelComparison, compare_nothi
 from trainrig.train.held_out import HeldOutSets, hold_nothing_out, open_held_out_conversations
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.pretrain import drive
-from trainrig.train.run_file import check_positions
+from trainrig.train.run_file.objective_fit import check_positions
 
 
 def posttrain(run: FineTuning) -> Manifest:

@@ -36,7 +36,7 @@ from trainrig.terminal import Terminal, show
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 
 class PageMaking(RunFile):

@@ -15,7 +15,8 @@ from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
 from trainrig.train.held_out import HeldOutSets, hold_nothing_out
-from trainrig.train.run_file import ModelStages, Training, find_model
+from trainrig.train.run_file.model_stages import ModelStages, find_model
+from trainrig.train.run_file.training import Training
 
 if TYPE_CHECKING:
     import torch

@@ -39,7 +39,8 @@ from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
 from trainrig.train.run.export import export_figures
 from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
-from trainrig.train.run_file import Pretraining, build_model_stages
+from trainrig.train.run_file.model_stages import build_model_stages
+from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.scoring.contract import check_evaluations
 from trainrig.train.worker_bounds import parse_bounds
 

@@ -35,7 +35,7 @@ from trainrig.parallel.tensor.layers import LayerSplit, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
-from trainrig.train.run_file import find_width_transfer
+from trainrig.train.run_file.training import find_width_transfer
 from trainrig.train.spikes import DataRange, SpikeDetector
 
 MEMORY = "optimizer.state."

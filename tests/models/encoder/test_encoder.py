@@ -17,7 +17,8 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import BidirectionalEncoder, build_model
 from trainrig.models.kernels.blocked_attention import QUERIES, blocked_attention
 from trainrig.optim import AdamW
-from trainrig.train.run_file import Pretraining, Training
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 
 SIZES = {
     "layers": 3, "channels": 32, "heads": 4, "kv_heads": 2, "vocabulary": 61, "positions": 40,

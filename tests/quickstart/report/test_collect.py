@@ -26,7 +26,8 @@ from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import SampleLog
-from trainrig.train.run_file import Pretraining, Training
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_o
 from trainrig.scaling.layout.layouts import Degrees
 from trainrig.scaling.layout.prediction import Predictor
 from trainrig.scaling.layout.search import Fixed, search
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """
 stage = "pretrain"

@@ -13,7 +13,7 @@ from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_of, subject_of
 from trainrig.scaling.layout.search import Fixed
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """
 stage = "pretrain"

@@ -16,7 +16,7 @@ from trainrig.scaling.mixture.proposal import MixtureSearch
 from trainrig.scaling.mixture.runs import MixtureRuns
 from trainrig.scaling.mixture.write_mixture import write_mixture
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
 RUN = """

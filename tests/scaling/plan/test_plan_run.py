@@ -19,7 +19,7 @@ from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.plan import read_plan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 TINY = {
     "parameters": 1.2e4,

@@ -18,7 +18,7 @@ from trainrig.scaling.laws.objective_names import serialise_objective
 from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.planner import PlanRequest, make_plan
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 OFFERS = hardware.load()
 

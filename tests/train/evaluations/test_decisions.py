@@ -9,7 +9,7 @@ from trainrig.train.evaluations.decisions import (
     find_stop_reason,
 )
 from trainrig.train.evaluations.settings import BestBy, RunEvaluation, StopIf
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 QUICK = {"name": "quick", "tasks": ("copa",), "every": 10}
 

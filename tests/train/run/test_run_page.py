@@ -23,7 +23,7 @@ from trainrig.train.run.run_page import (
     write_report,
 )
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 HOSTILE = "<script>alert(1)</script>"
 

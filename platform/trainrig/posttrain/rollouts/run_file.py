@@ -14,7 +14,8 @@ from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.environments import EnvironmentSettings
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.tokens.batches import check_divides
-from trainrig.train.run_file import Training, TrainingRunFile
+from trainrig.train.run_file.run_files import TrainingRunFile
+from trainrig.train.run_file.training import Training
 from trainrig.train.spikes import Spikes
 from trainrig.train.worker_bounds import ExtraWorkers, Workers, parse_bounds
 

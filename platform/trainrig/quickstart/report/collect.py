@@ -30,7 +30,7 @@ from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 EXAMPLES = 3  # dropped texts shown for each reason
 PAIRS = 8  # near-duplicates shown

@@ -20,7 +20,7 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.scaling.layout import terms
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 MASTER = 4
 # Numbers of the computed format that are read and written where nothing is fused: a norm casts to

@@ -28,7 +28,7 @@ from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
 from trainrig.scaling.layout.prediction import StepPrediction
 from trainrig.scaling.layout.search import GIB, Fixed, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.worker_bounds import parse_bounds
 
 

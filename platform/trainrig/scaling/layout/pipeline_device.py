@@ -19,7 +19,7 @@ from trainrig.scaling.layout.compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.stages import in_flight
 from trainrig.scaling.layout.traffic import DataTraffic, Exchange, of_data
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from trainrig.scaling.layout.layouts import (
 )
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
 from trainrig.scaling.layout.stages import largest, waiting
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 SHOWN = 10
 MOST_DEVICES = 65_536

@@ -16,7 +16,7 @@ from trainrig.scaling.mixture.proposal import LEVEL, MixtureSearch, Proposal, pr
 from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
 from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, leave_one_out
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
 DECIMALS = 4  # of a weight: batches are mixed to hundred-thousandths, and no fit is that sure

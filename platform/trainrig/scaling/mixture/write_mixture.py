@@ -19,7 +19,7 @@ from trainrig.scaling.mixture.mixture_page import mixture_page
 from trainrig.scaling.mixture.record import MixtureRecord
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 
 def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:

@@ -15,7 +15,8 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings
 from trainrig.train.pretrain import open_batches
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run_file import Pretraining, Training
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 
 
 def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:

@@ -43,7 +43,7 @@ from trainrig.scaling.plan.planned_model import (
     row_places,
     training_flops,
 )
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 TARGETS: tuple[Target, ...] = ("flops", "gpu_days", "budget_usd", "parameters", "tokens")
 CURVE_POINTS = 40

@@ -36,7 +36,7 @@ from trainrig.scaling.sweep.search_settings import RateSearch
 from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings, Cap, Weights
 from trainrig.tokens.packing.choices import Concatenate, Packing
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.train.run_file import check_fit
+from trainrig.train.run_file.objective_fit import check_fit
 
 Seed = Annotated[int, Field(ge=0)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]

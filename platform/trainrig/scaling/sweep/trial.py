@@ -49,7 +49,7 @@ from trainrig.train.loop import train
 from trainrig.train.pretrain import finish, prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file.run_files import Pretraining
 
 DIVERGED = "diverged.json"
 Train = Callable[[Stage, TrainingJob], None]

@@ -35,7 +35,8 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train.held_out import HeldOutSettings
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run_file import Pretraining, Training
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training import Training
 
 TRIALS = "trials"
 SEARCH = "search"

@@ -7,7 +7,7 @@ from trainrig.train.checkpoint.manifest import KEPT, MANIFEST, find_damage, list
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.scores.records import find_held_for_scores
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 STEP_FOLDER = re.compile(r"step_(\d+)")
 ATTEMPT_FOLDER = re.compile(r"attempt-(\d+)")

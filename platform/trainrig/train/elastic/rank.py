@@ -21,7 +21,7 @@ from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.loop import train
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 # s between two heartbeats of a rank, at least: well under the least hang worth finding,
 HEARTBEAT_SECONDS = 0.25

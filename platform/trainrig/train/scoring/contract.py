@@ -9,7 +9,7 @@ from typing import Protocol
 
 from trainrig.train.evaluations.decisions import CheckpointScore
 from trainrig.train.evaluations.settings import RunEvaluation
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 from trainrig.verbs import load_named
 
 MAKER = "trainrig.evaluate.checkpoint_scoring:CheckpointScoring"

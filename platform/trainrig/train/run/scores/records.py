@@ -18,7 +18,7 @@ from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoi
 from trainrig.train.evaluations.settings import BestBy
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file import Training
+from trainrig.train.run_file.training import Training
 
 FOLDER = "evaluations"
 ENDED = "ended.json"

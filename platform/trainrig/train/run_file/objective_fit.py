@@ -1,0 +1,91 @@
+"""Whether a model can learn what an objective asks, of rows as long as they are."""
+
+from trainrig.models import ENCODER_DECODER
+from trainrig.models.architecture.attention import takes_no_mask
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives import (
+    CausalLM,
+    MaskedLM,
+    PrefixLM,
+    ReplacedTokenDetection,
+    SpanCorruption,
+)
+from trainrig.objectives.denoising.row_shapes import (
+    count_further_heads,
+)
+
+
+def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
+    """Raise ValueError unless `model` has just the generator and the further heads that `objective`
+    trains."""
+    heads = count_further_heads(objective)
+    if heads != model.further_heads and not model.bidirectional:
+        raise ValueError(
+            f"model.further_heads ({model.further_heads}) is not the {heads} further tokens that "
+            f"objective {objective.kind} predicts; set model.further_heads = {heads}"
+            + ("" if heads else ', or objective.kind = "MultiTokenPrediction"')
+        )
+    detects = isinstance(objective, ReplacedTokenDetection)
+    if detects and model.generator_model is None:
+        raise ValueError(
+            "objective ReplacedTokenDetection trains a small generator beside the model, which has "
+            'none: set model.kind = "Encoder", model.head = "replaced" and [model.generator], or '
+            'begin with a preset, as "electra-small"'
+        )
+    if not detects and model.head == "replaced":
+        raise ValueError(
+            f'model.head: "replaced" says whether a token was replaced, which objective '
+            f'{objective.kind} does not ask; set objective.kind = "ReplacedTokenDetection"'
+        )
+
+
+def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
+    """Raise ValueError if `model`, which becomes an encoder by `convert`, cannot learn what
+    `objective` asks."""
+    spans = isinstance(objective, SpanCorruption)
+    joined = isinstance(objective, SpanCorruption) and objective.joined
+    asked = spans and not joined
+    if asked != isinstance(model, EncoderDecoderConfig):
+        wanted = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
+        if not asked:
+            wanted = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
+        raise ValueError(
+            f"objective {objective.kind} does not fit a model of kind {model.kind}: one "
+            f"reads a text and writes another; set {wanted}"
+        )
+    masked = isinstance(objective, MaskedLM)
+    check_beside(objective, model)
+    if masked and not model.bidirectional and not convert:
+        raise ValueError(
+            "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+            'see; set model.kind = "Encoder", or with `continue_from` convert = true'
+        )
+    if model.bidirectional and not masked:
+        raise ValueError(
+            f"objective {objective.kind} predicts the next token, which an encoder sees; "
+            'set objective.kind = "MaskedLM"'
+        )
+    setting = takes_no_mask(model.attention, model.position_embedding)
+    if (isinstance(objective, PrefixLM) or joined) and setting:
+        raise ValueError(
+            f"objective {objective.kind}: model.{setting} is computed by a kernel that takes no "
+            "mask of prefixes; leave it out, or choose another objective"
+        )
+
+
+def check_positions(
+    sequence_length: int,
+    model: DecoderConfig,
+    setting: str = "model.positions",
+    places: int | None = None,
+) -> None:
+    """Raise ValueError if sequences are longer than the model can tell positions apart; `setting`:
+    what allows for more; `places`: of a row that an objective makes of one; None: as many."""
+    needed = places or sequence_length
+    if needed > model.positions:
+        wider = f" in a row of {needed} places" if needed > sequence_length else ""
+        raise ValueError(
+            f"sequence_length ({sequence_length} tokens{wider}) is beyond the model's "
+            f"{model.positions} positions; lower it, or set {setting} = {needed}"
+        )
