@@ -36,6 +36,7 @@ _BFLOAT16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Compute = Literal["float32", "tf32", "bfloat16"]  # training.precision.compute
+Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send"]
 OWN = "laptop"  # what cluster/local.yaml labels its nodes with: nothing is rented
 SPOT = "spot"
 
@@ -52,6 +53,7 @@ class Device(Settings):
     bandwidth: Positive | None = None  # bytes/s of its own memory
     matmul: float | None = Field(default=None, gt=0, le=1)  # share of the peak, at the best shape
     processors: int | None = Field(default=None, ge=1)  # that a product's tiles are dealt to
+    tile: tuple[int, int] | None = None  # rows and columns of such a tile; None: 128 x 256
     link: str | None = None  # to the others of a machine, its name in `links`
 
     @property
@@ -75,6 +77,10 @@ class HardwareLink(Settings):
     bandwidth: Positive  # bytes/s each way: of one device, or for `between` machines of one machine
     latency: Positive  # seconds of one message
     between: Literal["devices", "machines"]
+    # What each collective reaches, bytes/s that a device sends, as measured (the "bus bandwidth" of
+    # nccl-tests); for what is not here, plans of layouts take a share of `bandwidth`.
+    reached: dict[Collective, Positive] = Field({})
+    takes: float = Field(default=0.0, ge=0, le=1)  # share of a device that sending slows it by
     source: str  # of these figures
 
 

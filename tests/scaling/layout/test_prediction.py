@@ -1,5 +1,6 @@
 """Predictions: equal to what is counted elsewhere, and monotone where physics is."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,9 +11,10 @@ from trainrig.estimate.model_share import cut_model, cut_shapes
 from trainrig.estimate.worker_memory import worker_memory
 from trainrig.flops import token_flops
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.compute import attention_flops, products_of
+from trainrig.scaling.layout import layouts, terms
+from trainrig.scaling.layout.compute import Product, Timer, attention_flops, products_of
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
+from trainrig.scaling.layout.prediction import Predictor
 
 MIXTURE = {
     "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}
@@ -150,3 +152,44 @@ def test_what_is_sent_is_counted_by_hand(predictor):
     assert sent(Degrees(pipeline=2)).pipeline.inside == 2 * stream
     far = sent(Degrees(shard=2, replicate=1)).reduced
     assert far.across == 0
+
+
+def test_parameters_and_gradients_are_copied_between_buffers(predictor):
+    """Read and written in bfloat16 once a gather, and in float32 once a step; of parameters that
+    nobody gathers, gradients alone."""
+    batch = BatchShape(8, 2048)
+    by_layer = DeviceLayout(Degrees(shard=2), 1, reshard="layer")  # four micro-batches
+    found = []
+    for layout in (DeviceLayout(Degrees(), 1), DeviceLayout(Degrees(shard=2), 1), by_layer):
+        made = predictor(layout.degrees.devices, batch=batch)
+        (device,) = made._pipeline(Degrees(), 1, "nothing", 1, True)
+        held, root = device.held.total, device._root
+        found.append(device.data(layout, layout.turns(8)).copied)
+    assert found[0] == 2 * 4 * held
+    assert found[1] == 2 * (2 + 4) * held
+    assert found[2] == 2 * (2 * (4 * root + 2 * 4 * (held - root)) + 4 * held)
+
+
+def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
+    """Instead of a share of the link's bandwidth, of nothing lost beside it, of whole GPU tiles."""
+    usual = predictor(2, batch=BatchShape(2, 2048))
+    device, link = usual.cluster.device, usual.cluster.inside
+    fsdp, tensor = DeviceLayout(Degrees(shard=2), 1), DeviceLayout(Degrees(tensor=2), 1)
+
+    def seconds(layout, device=device, **measured):
+        cluster = replace(usual.cluster, device=device, inside=link.model_copy(update=measured))
+        made = Predictor(usual.model, usual.training, usual.batch, cluster)
+        return made.of(layout).seconds
+
+    of_gather = seconds(tensor, reached={"all-gather": link.bandwidth * terms.INSIDE.value})
+    assert of_gather == seconds(tensor)
+    assert seconds(tensor, reached={"reduce-scatter": 1e9}).tensor > of_gather.tensor
+    assert seconds(fsdp, takes=0.5).data > seconds(fsdp).data
+    assert seconds(tensor, takes=0.5) == seconds(tensor)  # nothing hidden
+    small = device.model_copy(update={"tile": (16, 16), "processors": 1})
+    large = device.model_copy(update={"tile": None, "processors": 1})
+    narrow = Product(16, 16, 65_536)
+    of_small, of_large = (
+        Timer("", each, usual.training).product(narrow) for each in (small, large)
+    )
+    assert of_small < of_large

@@ -21,8 +21,8 @@ from trainrig.scaling.layout.published import (
 BANDS = {
     LLAMA: (-0.20, 0.09),
     MEGATRON: (-0.05, 0.25),
-    TORCHTITAN: (-0.10, 0.65),  # at 500 W, of which there is no peak
-    MPT: (0.09, 0.47),
+    TORCHTITAN: (-0.08, 0.59),  # at 500 W, of which there is no peak
+    MPT: (0.08, 0.31),
 }
 RUNS = list(read_published_runs())
 PAGE = Path(__file__).parents[3] / "docs/layouts.md"

@@ -13,13 +13,10 @@ trees by which short messages go, log2 g inside and log2 m across.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from trainrig.hardware import Device, HardwareLink
+from trainrig.hardware import Collective, Device, HardwareLink
 from trainrig.scaling.layout import terms
 from trainrig.scaling.layout.layouts import Axis, Degrees
-
-Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send"]
 
 
 @dataclass(frozen=True)
@@ -96,16 +93,23 @@ class Cluster:
             whole = twice * size * (group.size - 1) / group.size
             found, latency = Sent(whole - far_bytes, far_bytes), twice * self._of_a_tree(group)
         ring = found.inside + (0.0 if kind in ("send", "all-to-all") else found.across)
-        near = ring / (self.inside.bandwidth * terms.INSIDE.value) if group.inside > 1 else 0.0
+        rate = self._reach(self.inside, kind, terms.INSIDE.value)
+        near = ring / rate if group.inside > 1 else 0.0
         if kind == "send" and not found.across:
-            near = found.inside / (self.inside.bandwidth * terms.INSIDE.value)
-        return Sent(found.inside, found.across, latency + max(near, self._far(found.across)))
+            near = found.inside / rate
+        return Sent(found.inside, found.across, latency + max(near, self._far(kind, found.across)))
 
-    def _far(self, size: float) -> float:
+    def _reach(self, link: HardwareLink, kind: Collective, share: float) -> float:
+        """Bytes/s of `link`: what was measured of `kind`, else the usual share of its bandwidth."""
+        return link.reached.get(kind, link.bandwidth * share)
+
+    def _far(self, kind: Collective, size: float) -> float:
         """Seconds of `size` bytes from each device to other machines, whose cards all share."""
         if not size:
             return 0.0
         assert self.across is not None, "one machine has none other to send to"
+        if kind in self.across.reached:
+            return size / self.across.reached[kind]
         return size * self.of_a_machine / (self.across.bandwidth * terms.ACROSS.value)
 
     def _latency(self, far: bool) -> float:

@@ -99,13 +99,14 @@ class Timer:
         self._peak = device.peak(training.precision.peak)
         self._products = self._peak * device.matmul
         self._processors = device.processors
+        self._tile = device.tile or (terms.TILE_ROWS.value, terms.TILE_COLUMNS.value)
         self._bytes = device.bandwidth * terms.MEMORY.value
         self.size = training.precision.bytes
         self._fused = bool(training.compile)
 
     def product(self, each: Product) -> float:
         """The slower of its arithmetic, in whole rounds of tiles, and its memory."""
-        tall, wide = terms.TILE_ROWS.value, terms.TILE_COLUMNS.value
+        tall, wide = self._tile
         tiles = each.copies * math.ceil(each.rows / tall) * math.ceil(each.columns / wide)
         rounds = math.ceil(tiles / self._processors)
         filled = rounds * self._processors * tall * wide

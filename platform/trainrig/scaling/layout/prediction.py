@@ -46,7 +46,7 @@ class StepSeconds:
     expert: float
     pipeline: float  # sent between stages
     bubble: float  # waited for other stages, or for a slower device
-    data: float  # waited for parameters and gradients
+    data: float  # waited for parameters and gradients, and copied of them
     optimizer: float
 
     @property
@@ -166,7 +166,7 @@ class Predictor:
                 expert=turns * spent.expert,
                 pipeline=turns * spent.pipeline,
                 bubble=waiting(layout) * spent.total,
-                data=data.waited,
+                data=data.waited + self.timer.time_moving(data.copied),
                 optimizer=slowest.update(layout),
             ),
             positions=self._positions,

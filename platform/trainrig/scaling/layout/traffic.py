@@ -86,6 +86,7 @@ class DataTraffic:
     reduced: Sent  # within a copy of the model
     replicated: Sent  # between copies
     waited: float  # seconds
+    copied: float  # bytes read and written between tensors and what is sent or received
 
 
 def of_data(
@@ -103,7 +104,8 @@ def of_data(
     `computed`: bytes of a parameter as it is computed with; `seconds`: forward and backward of one
     micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
     with "layer" those of the layers before each forward and each backward pass, the ends before
-    each forward pass. Gradients are reduced in float32 with the last backward pass.
+    each forward pass. Gradients are reduced in float32 with the last backward pass. FSDP copies
+    what is gathered out of a buffer, and gradients into one, whoever they are sent to.
     """
     degrees = layout.degrees
     apart = cluster.group(degrees, ["context", "expert", "shard"])
@@ -132,7 +134,14 @@ def of_data(
         )
     sent = reduced.seconds + replicated.seconds
     waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
-    return DataTraffic(once + each.times(passes), reduced, replicated, waited)
+    hidden = min(rest, forward) + min(sent * layers / (layers + 1), backward)
+    if by_layer:
+        hidden += (turns - 1) * min(rest, forward) + turns * min(rest, backward)
+    waited += cluster.inside.takes * hidden
+    received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
+    received += root * (apart.size > 1) * (turns if by_layer else 1)
+    copied = 2 * (computed * received + MASTER * held.trained)
+    return DataTraffic(once + each.times(passes), reduced, replicated, waited, copied)
 
 
 def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:
