@@ -26,11 +26,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from context_rows import BytesReceived, attended
 from expert_rows import dispatched
+from layout_steps import paced_layouts, reached_rates
+from made_up import MadeUp
 from rollouts import Rollouts
 from sent import Sent
 from torch import Tensor, nn
@@ -58,11 +59,9 @@ from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatRepo
 from trainrig.tokens.batches import (
     IDS,
     TOKENS,
-    MicroBatch,
     MicroBatchSlot,
     assign_micro_batches,
     read_local_batch,
-    token_arrays,
 )
 from trainrig.train import checkpoint, loop
 from trainrig.train.checkpoint import reader, saver
@@ -519,36 +518,6 @@ def _take(job: TrainingJob, count: int) -> tuple[TrainState, list[StepFigures]]:
     return state, taken
 
 
-@dataclass(frozen=True)
-class MadeUp:
-    """Batches of tokens that mean nothing, for those who only want to know how long it takes."""
-
-    count: int  # micro-batches of a step
-    shape: tuple[int, int]  # (B, T) of each
-    vocabulary: int
-
-    def micro_batches(self, step: int) -> int:
-        return self.count
-
-    sources = ("made up",)
-
-    def denominators(self, step: int) -> dict[str, int]:
-        return {TOKENS: self.count * math.prod(self.shape)}
-
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
-        rows, length = self.shape
-        dice = np.random.default_rng((step, index))
-        ids = dice.integers(0, self.vocabulary, (rows, length + 1))
-        samples = (step * self.count + index) * rows + np.arange(rows)
-        nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
-        return MicroBatch(
-            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
-        )
-
-    def data_before(self, step: int) -> dict[str, Any]:
-        return {}
-
-
 def pace(
     model: dict[str, Any], training: dict[str, Any], count: int, shape: tuple[int, int], steps: int
 ) -> list[tuple[float, float]]:
@@ -886,6 +855,8 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         tuning_steps,
         answers_learnt,
         pace,
+        paced_layouts,
+        reached_rates,
         sharded_gradient,
         under_way,
         exact_sums,

@@ -1,0 +1,164 @@
+"""Whether layouts are as fast, one beside the other, as `trainrig plan --layout` says: on two
+workers of one thread each, by a table of hardware that is measured just before.
+
+Kept in results/layout-order.json; docs/layouts.md has its table. Steps count whose threads waited
+least for a core: on a busy machine the others of a layout say how busy it was.
+"""
+
+import json
+import os
+import runpy
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig import hardware
+from trainrig.train.run_file.run_files import Pretraining
+
+order = runpy.run_path(str(Path(__file__).with_name("layout_order.py")))
+LAYOUTS, count_pairs = order["LAYOUTS"], order["count_pairs"]
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+
+STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # counted, of each layout
+MINUTES = 2.5  # of a model, after which no more rounds begin
+SHARE = 6  # one of so many steps counts
+SEQUENCES = 4
+MODELS: dict[str, dict[str, Any]] = {
+    "wide": {  # many parameters for few tokens
+        "channels": 256, "heads": 4, "kv_heads": 4, "feedforward_channels": 1024,
+        "vocabulary": 1024, "positions": 64,
+    },
+    "long": {  # few parameters for many tokens
+        "channels": 128, "heads": 2, "kv_heads": 2, "feedforward_channels": 512,
+        "vocabulary": 512, "positions": 512,
+    },
+    "mixture": {
+        "channels": 128, "heads": 2, "kv_heads": 2, "feedforward_channels": 256,
+        "vocabulary": 512, "positions": 128,
+        "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2},
+    },
+}  # fmt: skip
+TINY = {"channels": 32, "heads": 2, "kv_heads": 2, "vocabulary": 64, "positions": 8}
+RATES = {
+    "device": {"flops": 1e11, "bandwidth": 2e10},
+    "reached": {"all-gather": 1e9, "reduce-scatter": 5e8},
+    "link": {"latency": 1e-4, "takes": 0.5},
+}
+
+
+def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
+    """A run of four layers of such a model, which need not have the same bits everywhere."""
+    return Pretraining(
+        tokens="none",
+        output="none",
+        workers=2,
+        model={"layers": 4, "tie_embeddings": False, **sizes},
+        batches={
+            "sequence_length": sizes["positions"],
+            "global_batch": SEQUENCES,
+            "micro_batch": 1,
+        },
+        training={
+            "steps": 100_000,
+            "deterministic": False,
+            "metrics": {"every": 0, "layers_every": 0},
+            "spikes": None,
+        },
+    )
+
+
+def plan(sizes, rates, folder):
+    """The run, what the planner says of each layout, and what ranks are told of it."""
+    path = folder / "hardware.toml"
+    path.write_text(order["write_table"](rates))
+    run = make_fast_run(sizes)
+    predictions = order["predict_steps"](run, order["list_layouts"](run), hardware.load(str(path)))
+    return run, predictions, order["write_tasks"](run, predictions)
+
+
+def measure(ranks, run, tasks):
+    """Of each layout the STEPS whose ranks waited least for a core: seconds waited, and of all."""
+    found, until = {name: [] for name in tasks}, time.monotonic() + 60 * MINUTES
+    while time.monotonic() < until and min(map(len, found.values())) < SHARE * STEPS:
+        model = run.model.model_dump()
+        both = ranks(2, "paced_layouts", model=model, layouts=tasks, rounds=2, visits=3)
+        for name in tasks:
+            for steps in zip(*(each[name] for each in both), strict=True):
+                walls, waited = zip(*steps, strict=True)
+                found[name].append((max(waited), max(walls)))
+    return {name: sorted(steps)[:STEPS] for name, steps in found.items()}
+
+
+def describe(prediction, seconds):
+    """A row of the result, in milliseconds."""
+    terms = {name: round(1e3 * each, 1) for name, each in vars(prediction.seconds).items()}
+    low, middle, high = statistics.quantiles([each for _, each in seconds])
+    return {
+        "predicted_ms": round(1e3 * prediction.seconds.total, 1),
+        "measured_ms": round(1e3 * middle, 1),
+        "quartiles_ms": [round(1e3 * low, 1), round(1e3 * high, 1)],
+        "steps": len(seconds),
+        "waited_ms": round(1e3 * statistics.median(each for each, _ in seconds), 1),
+        "terms_ms": {name: each for name, each in terms.items() if each},
+    }
+
+
+@pytest.mark.bench
+def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_result):
+    rates = ranks(2, "reached_rates", width=1024, megabytes=4, repeats=80)[0]
+    print(json.dumps(rates, indent=1))
+    found, pairs, right = {"rates": rates}, 0, 0
+    for model, sizes in MODELS.items():
+        run, predictions, tasks = plan(sizes, rates, tmp_path)
+        seconds = measure(ranks, run, tasks)
+        rows = {name: describe(each, seconds[name]) for name, each in predictions.items()}
+        apart, wrong = count_pairs(
+            {name: each["predicted_ms"] for name, each in rows.items()},
+            {name: each["measured_ms"] for name, each in rows.items()},
+        )
+        pairs, right = pairs + apart, right + apart - len(wrong)
+        found[model] = {
+            "layouts": rows,
+            "pairs": apart,
+            "right": apart - len(wrong),
+            "wrong": [
+                {each: [rows[each]["predicted_ms"], rows[each]["measured_ms"]] for each in pair}
+                for pair in wrong
+            ],
+        }
+        print(json.dumps(found[model], indent=1))
+    found |= {"pairs": pairs, "right": right, "share_right": round(right / pairs, 3)}
+    write_result("layout-order.json", found)
+    assert right == pairs
+
+
+def test_pairs_that_differ_by_more_than_15_percent_are_judged():
+    predicted = {"a": 100.0, "b": 110.0, "c": 120.0, "d": 200.0}
+    apart, wrong = count_pairs(predicted, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 2.5})
+    assert apart == 4  # neither a and b, nor b and c
+    assert wrong == [("c", "d")]
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+def test_the_planner_lays_each_layout_out(mixture, tmp_path):
+    sizes = TINY | ({"feedforward": MODELS["mixture"]["feedforward"]} if mixture else {})
+    run, predictions, tasks = plan(sizes, RATES, tmp_path)
+    contexts = {name for name in LAYOUTS if "context" in name}
+    assert set(LAYOUTS) - set(tasks) == (contexts if mixture else {"expert"})
+    for task in tasks.values():
+        rows, length = task["shape"]
+        assert task["count"] * rows == SEQUENCES and length == run.model.positions
+    assert all(each.seconds.total > 0 for each in predictions.values())
+
+
+@pytest.mark.slow
+def test_two_ranks_take_steps_in_turns(ranks, tmp_path):
+    rates = ranks(2, "reached_rates", width=32, megabytes=1, repeats=3)[0]
+    run, _, tasks = plan(TINY, rates, tmp_path)
+    some = {name: tasks[name] for name in ("FSDP", "tensor", "1F1B, 4 micro-batches")}
+    both = ranks(2, "paced_layouts", model=run.model.model_dump(), layouts=some, rounds=2, visits=1)
+    for each in both:
+        assert {name: len(steps) for name, steps in each.items()} == dict.fromkeys(some, 2)

@@ -1,0 +1,39 @@
+"""Batches for ranks that only want to know how long a step takes, or what it holds."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainrig.tokens.batches import TOKENS, MicroBatch, token_arrays
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Batches of tokens that mean nothing, for those who only want to know how long it takes."""
+
+    count: int  # micro-batches of a step
+    shape: tuple[int, int]  # (B, T) of each
+    vocabulary: int
+
+    def micro_batches(self, step: int) -> int:
+        return self.count
+
+    sources = ("made up",)
+
+    def denominators(self, step: int) -> dict[str, int]:
+        return {TOKENS: self.count * math.prod(self.shape)}
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        rows, length = self.shape
+        dice = np.random.default_rng((step, index))
+        ids = dice.integers(0, self.vocabulary, (rows, length + 1))
+        samples = (step * self.count + index) * rows + np.arange(rows)
+        nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
+        return MicroBatch(
+            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
+        )
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        return {}
