@@ -120,8 +120,8 @@ TERMS = (
         "all-gather of parameters in the computed format, reduce-scatter of float32 gradients, "
         "all-reduce of its slices over replicas; what is gathered read and written once more into "
         "parameters, gradients into what is sent (FSDP's copies)",
-        "of what is sent, the forward pass of one micro-batch for each gather, the backward pass of "
-        "the last for the gradients; but for the first part gathered and the last part sent",
+        "of what is sent, the forward pass of one micro-batch for each gather, the backward pass "
+        "of the last for the gradients; but for the first part gathered and the last part sent",
     ),
     StepTerm(
         "optimizer",
