@@ -124,3 +124,19 @@ def count_pairs(
     names: Iterable[tuple[str, str]] = combinations(sorted(predicted, key=predicted.__getitem__), 2)
     apart = [(a, b) for a, b in names if predicted[b] > APART * predicted[a]]
     return len(apart), [(a, b) for a, b in apart if measured[b] <= measured[a]]
+
+
+def format_rows(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The table of docs/layouts.md, of what was found of each model: predicted milliseconds, those
+    measured and their quartiles."""
+    models = " | ".join(f"{name}: predicted | measured" for name in found)
+    rows = [f"| layout | {models} |", "|---|" + "---|---|" * len(found)]
+    for name in LAYOUTS:
+        cells = ["| – | –" for _ in found]
+        for number, model in enumerate(found.values()):
+            if (row := model["layouts"].get(name)) is not None:
+                low, high = row["quartiles_ms"]
+                measured = f"{row['measured_ms']:.0f} ({low:.0f} to {high:.0f})"
+                cells[number] = f"| {row['predicted_ms']:.0f} | {measured}"
+        rows.append(f"| {name} {' '.join(cells)} |")
+    return rows
