@@ -118,12 +118,12 @@ def write_tasks(
 
 def count_pairs(
     predicted: Mapping[str, float], measured: Mapping[str, float]
-) -> tuple[int, list[tuple[str, str]]]:
-    """How many pairs are predicted more than APART from each other, and those of them that were
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The pairs that are predicted more than APART from each other, and those of them that were
     measured in the other order, the one said to be faster first."""
     names: Iterable[tuple[str, str]] = combinations(sorted(predicted, key=predicted.__getitem__), 2)
     apart = [(a, b) for a, b in names if predicted[b] > APART * predicted[a]]
-    return len(apart), [(a, b) for a, b in apart if measured[b] <= measured[a]]
+    return apart, [(a, b) for a, b in apart if measured[b] <= measured[a]]
 
 
 def format_rows(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
