@@ -136,8 +136,8 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
         found |= {"pairs": pairs, "right": right, "share_right": round(right / pairs, 3)}
         write_result("layout-order.json", found)
     print(*order["format_rows"]({model: found[model] for model in MODELS}), sep="\n")
-    # All of them are wanted. What operations cost beside their arithmetic, which the plan leaves out,
-    # is much of a step here, most where micro-batches are many and small, as in pipelines.
+    # All of them are wanted. What operations cost beside their arithmetic, which the plan leaves
+    # out, is much of a step here, most where micro-batches are many and small, as in pipelines.
     assert right >= 0.75 * pairs
     assert wrong_without <= 0.05 * apart_without
 
