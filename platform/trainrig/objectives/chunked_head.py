@@ -13,6 +13,7 @@ Shapes: B batch, T positions, N tokens, K of them targets, R of those in a block
 entries of the vocabulary.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +32,7 @@ BLOCK_ELEMENTS = {"cpu": 2**22}
 BLOCK_ELEMENTS_ELSEWHERE = 2**28
 # Rows of a block elsewhere are a multiple of this: a tile of a GPU's product.
 BLOCK_ROWS_ELSEWHERE = 128
+KERNEL_CAPABILITY = (8, 0)  # of NVIDIA's devices, the first that Triton knows bfloat16 of (Ampere)
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class _CrossEntropy:
         The gradient of a nat is the softmax, less one at the target."""
         extras, entries = self.extras, logits_RV.shape[1]
         targets_R = self.targets_K[rows]
-        if logits_RV.is_cuda and has_triton():
+        if logits_RV.is_cuda and _runs_kernel(logits_RV.device):
             from trainrig.objectives import cross_entropy_kernel
 
             cross_entropy_kernel.replace_by_gradients(
@@ -308,6 +310,11 @@ class _CrossEntropy:
             if extras.uniform:
                 x.sub_(extras.uniform / entries)
             put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
+
+
+@functools.cache
+def _runs_kernel(device: torch.device) -> bool:
+    return has_triton() and torch.cuda.get_device_capability(device) >= KERNEL_CAPABILITY
 
 
 def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:
