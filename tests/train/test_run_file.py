@@ -36,6 +36,7 @@ def test_a_run_file_needs_to_say_little():
     ("said", "compiled"),
     [
         ({}, Compile()),
+        ({"steps": 999}, None),
         ({"compile": False}, False),
         ({"compile": {"dynamic": True}}, Compile(dynamic=True)),
         ({"precision": {"compute": "float8"}}, None),
@@ -44,7 +45,9 @@ def test_a_run_file_needs_to_say_little():
     ],
 )
 def test_layers_are_compiled_on_gpus_unless_the_file_or_the_layout_says_otherwise(said, compiled):
-    training = build(Pretraining, changed("training", **said), "run.toml").training
+    training = build(
+        Pretraining, changed("training", **{"steps": 1000, **said}), "run.toml"
+    ).training
     assert training.resolve(has_bfloat16=True, compiles=True).compile == compiled
     assert training.resolve(has_bfloat16=True, compiles=False).compile == training.compile
 
@@ -98,7 +101,7 @@ def test_a_collective_waits_for_a_rank_that_compiles():
 def test_a_job_is_resolved_for_the_device_it_is_on(kind, monkeypatch, tmp_path):
     monkeypatch.setattr(job, "has_bfloat16", lambda device: device.type == "cuda")
     monkeypatch.setattr(job, "can_compile", lambda: True)
-    made = job.TrainingJob("", DecoderConfig(**RUN["model"]), Training(steps=1), tuple, "")
+    made = job.TrainingJob("", DecoderConfig(**RUN["model"]), Training(steps=1000), tuple, "")
     for compiles in (True, False):
         asked = dataclasses.replace(made, compiles_on_gpus=compiles)
         found = asked.resolve(torch.device(kind)).training

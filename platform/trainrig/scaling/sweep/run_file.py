@@ -88,8 +88,7 @@ class SweepTraining(Settings):
     # CPU threads of a trial; another number gives other bits.
     threads: Annotated[int, Field(ge=1)] = 1
     precision: Precision = Precision()  # number format to compute in
-    # How to compile the layers, as `training.compile` of `pretrain`.
-    compile: Compile | Literal[False] | None = None
+    compile: Compile | None = None  # how to compile the layers; None: not at all
     deterministic: bool = True  # whether results are the same bits at any number of workers
     # Steps between checkpoints: what a trial that is cut short loses at most.
     checkpoint_every: Annotated[int, NOT_IDENTITY] = Field(default=200, ge=1)

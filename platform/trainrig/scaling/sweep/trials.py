@@ -273,7 +273,8 @@ def run_file(sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens)
             clip_norm=training.clip_norm,
             threads=training.threads,
             precision=training.precision,
-            compile=training.compile,
+            # Trials are short: what compiling takes by default on a GPU would not pay.
+            compile=training.compile or False,
             deterministic=training.deterministic,
             checkpoints=Checkpoints(
                 every=training.checkpoint_every, keep_at=tuple(branches) if is_trunk else ()
