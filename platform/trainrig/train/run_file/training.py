@@ -35,7 +35,6 @@ from trainrig.train.retention import Checkpoints
 from trainrig.train.spikes import Spikes
 from trainrig.train.worker_bounds import WorkerBounds, parse_bounds
 
-
 # Steps that make up for the first one, which takes 8 to 16 s longer (124M and 1.3B on an H200).
 WORTH_COMPILING = 1_000
 
