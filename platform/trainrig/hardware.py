@@ -31,6 +31,7 @@ NO_BFLOAT16 = (
 )
 CPU_INFO = Path("/proc/cpuinfo")
 GPU_INFO = Path("/proc/driver/nvidia/gpus")
+AMPERE = (8, 0)  # CUDA capability of NVIDIA's first devices with bfloat16
 C_COMPILERS = ("clang", "gcc")  # Triton's own choice
 _BFLOAT16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16)\b", re.MULTILINE)
 

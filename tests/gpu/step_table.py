@@ -61,6 +61,8 @@ from trainrig.train.step import Stepper  # noqa: E402
 WARM = 3  # steps before those that are timed
 TIMED = 5
 MICRO_BATCHES = 2  # of a step
+FLOAT8 = "float8"
+FLOAT8_SIZE = "1.3B"  # of its row: products of small models gain nothing by 8 bits
 ROW_SECONDS = 150  # for one row, compiling included
 
 
@@ -99,7 +101,7 @@ class Row:
     """What one process measures."""
 
     size: str
-    loop: str  # "deterministic" or "fast": ours; or one of PEERS
+    loop: str  # "deterministic", "fast" or FLOAT8, which is fast: ours; or one of PEERS
     compiled: bool
 
     @property
@@ -137,6 +139,7 @@ def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
     rows = []
     for size in sizes:
         rows += [Row(size, mode, how) for mode in ("deterministic", "fast") for how in compiled]
+        rows += [Row(size, FLOAT8, compiled[-1])] if size == FLOAT8_SIZE else []
         rows += [Row(size, peer, compiled[-1]) for peer in PEERS]
     return rows
 
@@ -179,13 +182,12 @@ Finish = Callable[[], dict[str, Any]]
 
 def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
     total = WARM + TIMED + 1
-    cuda = find_local_device().type == "cuda"
     training = Training.model_validate(
         {
             "steps": total,
             "deterministic": row.loop == "deterministic",
             "virtual_workers": 1,
-            "precision": {"compute": "bfloat16" if cuda else "float32"},
+            "precision": {"compute": _find_compute(row)},
             "compile": {} if row.compiled else False,
             "metrics": {"every": 0, "layers_every": 0},
             "spikes": None,
@@ -211,6 +213,12 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
         return {"split": split, "weights": _digest(state.model)}
 
     return step, finish
+
+
+def _find_compute(row: Row) -> str:
+    if find_local_device().type == "cpu":
+        return "float32"
+    return FLOAT8 if row.loop == FLOAT8 else "bfloat16"
 
 
 def _peer_loop(row: Row, size: Size) -> tuple[Step, Finish]:

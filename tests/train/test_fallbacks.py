@@ -2,9 +2,9 @@
 
 import dataclasses
 import re
-import signal
 
 import pytest
+from tests.train.attempts import go_on
 from typer.testing import CliRunner
 
 from trainrig import config
@@ -15,10 +15,8 @@ from trainrig.parallel.fallback import describe_layout
 from trainrig.parallel.layout import DDP, HSDP
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.run_file import FineTuning
-from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
-from trainrig.train.run.attempt_start import record_start
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
@@ -224,23 +222,6 @@ def test_they_are_told_of_before_the_run(tmp_path):
 # --- with real ranks
 
 
-def go_on(job, world, group, fault=None):
-    """An attempt from the newest checkpoint, as it is supervised; with a `fault`, until its rank
-    is dead."""
-    folder, laid_out_job = RunFolder(job.folder), job.lay_out(world)
-    found, damages = find_newest_valid(folder)
-    assert not damages
-    attempt = folder.take_attempt(found.step if found else 0)
-    record_start(folder, attempt, laid_out_job.training.parallel, world, "test")
-    told = {"job": laid_out_job, "attempt": attempt, "resume_from": found.path if found else None}
-    if fault is None:
-        group(world, "train", **told)
-        return
-    processes = group.start(world, "train", **told, fault=fault)
-    assert processes[fault[0]].wait() == -signal.SIGKILL
-    group.end()
-
-
 def losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
@@ -250,7 +231,7 @@ def test_a_run_that_loses_a_worker_goes_on_in_a_smaller_layout_and_comes_back(
     axis, make_job, ranks, mortal_ranks, tmp_path
 ):
     """Two workers of a replica, one that goes on alone from the last checkpoint and dies in turn,
-    and two again: the samples, and the losses to rounding, of a run that nobody disturbed."""
+    and two again: the samples, and the losses to rounding, of an undisturbed run."""
     training = {
         "steps": STEPS,
         "parallel": laid_out(**{axis: 2}),

@@ -2,11 +2,11 @@
 
 import dataclasses
 import random
-import signal
 import time
 
 import numpy as np
 import pytest
+from tests.train.attempts import go_on
 
 from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid
@@ -27,24 +27,6 @@ LAYOUTS = {
 }
 MODEL = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
 BATCHES = {"global_batch": 16, "micro_batch": 4, "attend": "document", "epochs": 1e6}
-
-
-def go_on(job, world, group, fault=None):
-    """An attempt from the newest checkpoint; with a `fault`, until its rank is dead."""
-    folder = RunFolder(job.folder)
-    found, damages = find_newest_valid(folder)
-    assert not damages
-    told = {
-        "job": job,
-        "attempt": folder.take_attempt(found.step if found else 0),
-        "resume_from": found.path if found else None,
-    }
-    if fault is None:
-        group(world, "train", **told)
-        return
-    processes = group.start(world, "train", **told, fault=fault)
-    assert processes[fault[0]].wait() == -signal.SIGKILL
-    group.end()
 
 
 def losses(job, name="train/loss"):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainrig.hardware import has_triton
+from trainrig.hardware import AMPERE, has_triton
 from trainrig.objectives.contract import OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
@@ -32,7 +32,6 @@ BLOCK_ELEMENTS = {"cpu": 2**22}
 BLOCK_ELEMENTS_ELSEWHERE = 2**28
 # Rows of a block elsewhere are a multiple of this: a tile of a GPU's product.
 BLOCK_ROWS_ELSEWHERE = 128
-KERNEL_CAPABILITY = (8, 0)  # of NVIDIA's devices, the first that Triton knows bfloat16 of (Ampere)
 
 
 @dataclass(frozen=True)
@@ -314,7 +313,7 @@ class _CrossEntropy:
 
 @functools.cache
 def _runs_kernel(device: torch.device) -> bool:
-    return has_triton() and torch.cuda.get_device_capability(device) >= KERNEL_CAPABILITY
+    return has_triton() and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:

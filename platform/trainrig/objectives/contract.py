@@ -58,7 +58,7 @@ class DeviceBatch:
     # The other models of the run by name: a frozen reference, say, or a critic that is trained too.
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parts: RowParts | None = None  # None: rows are whole
-    # Whether all places are known to have targets, so that nobody asks the device which do.
+    # Whether all places are known to have targets; else finding them waits for the device.
     all_targets: bool = False
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.hardware import Compute
+from trainrig.hardware import AMPERE, Compute
 
 if TYPE_CHECKING:
     import torch
@@ -100,14 +100,13 @@ class LossScale:
 
 
 FLOAT32 = Precision(compute="float32")
-BFLOAT16_CAPABILITY = (8, 0)  # of NVIDIA's devices, the first with it (Ampere)
 
 
 def has_bfloat16(device: "torch.device") -> bool:
     """Whether `device` is a GPU with products of bfloat16."""
     import torch
 
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def make_policy(precision: Precision) -> "MixedPrecisionPolicy":

@@ -156,7 +156,7 @@ def test_what_is_sent_is_counted_by_hand(predictor):
 
 def test_parameters_and_gradients_are_copied_between_buffers(predictor):
     """Read and written in bfloat16 once a gather, and in float32 once a step; of parameters that
-    nobody gathers, gradients alone."""
+    are not gathered, gradients alone."""
     batch = BatchShape(8, 2048)
     by_layer = DeviceLayout(Degrees(shard=2), 1, reshard="layer")  # four micro-batches
     found = []

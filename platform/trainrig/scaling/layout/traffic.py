@@ -105,7 +105,7 @@ def of_data(
     micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
     with "layer" those of the layers before each forward and each backward pass, the ends before
     each forward pass. Gradients are reduced in float32 with the last backward pass. FSDP copies
-    what is gathered out of a buffer, and gradients into one, whoever they are sent to.
+    what is gathered out of a buffer, and gradients into one, on one rank alone too.
     """
     degrees = layout.degrees
     apart = cluster.group(degrees, ["context", "expert", "shard"])

@@ -1,0 +1,25 @@
+"""Attempts of a run without Ray, one after the other, as they are supervised."""
+
+import signal
+from typing import Any
+
+from trainrig.train.checkpoint import find_newest_valid
+from trainrig.train.job import TrainingJob
+from trainrig.train.run.attempt_start import record_start
+from trainrig.train.run.run_folder import RunFolder
+
+
+def go_on(job: TrainingJob, world: int, group: Any, fault: tuple[int, str, int] | None = None):
+    """An attempt from the newest checkpoint; with a `fault`, until its rank is dead."""
+    folder, laid_out = RunFolder(job.folder), job.lay_out(world)
+    found, damages = find_newest_valid(folder)
+    assert not damages
+    attempt = folder.take_attempt(found.step if found else 0)
+    record_start(folder, attempt, laid_out.training.parallel, world, "test")
+    told = {"job": laid_out, "attempt": attempt, "resume_from": found.path if found else None}
+    if fault is None:
+        group(world, "train", **told)
+        return
+    processes = group.start(world, "train", **told, fault=fault)
+    assert processes[fault[0]].wait() == -signal.SIGKILL
+    group.end()
