@@ -15,13 +15,13 @@ FILES = {
 
 import numpy as np
 
-from trainrig.corpus.signals.shares import shares
+from trainrig.corpus.signals.shares import compute_shares
 
 
 def vowel_shares(texts):
     """Share of characters that are vowels."""
     vowels = np.array([sum(text.count(each) for each in "aeiou") for text in texts])
-    return shares(vowels, np.array([len(text) for text in texts]))
+    return compute_shares(vowels, np.array([len(text) for text in texts]))
 ''',
     "corpus/filters/vowels.py": '''"""A toy filter."""
 
@@ -37,7 +37,7 @@ class Vowels(Settings):
     kind: Literal["Vowels"] = "Vowels"
     least: float = 0.3  # smallest share of characters
 
-    def limits(self):
+    def iterate_limits(self):
         """Its rule."""
         yield Limit("share", "vowels", least=self.least)
 ''',

@@ -11,7 +11,7 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import ConfigError
 from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.flops import token_flops
+from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.precision import Precision
 from trainrig.posttrain.batches import ConversationBatching
@@ -56,7 +56,7 @@ def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: 
 def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
-    each = token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
+    each = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
     assert facts["flops"] == each * 5 * 8 * 32
     assert facts["hours"] == pytest.approx(facts["flops"] / 989e12 / 0.5 / 3600)
     assert facts["compute"] == "bfloat16"
@@ -75,7 +75,8 @@ def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
     staged = run.batches.model_copy(update={"stages": stages})
     facts = describe(run.model_copy(update={"batches": staged}))
     rows = (
-        2 * 8 * 32 * token_flops(model, 32).training + 3 * 8 * 16 * token_flops(model, 16).training
+        2 * 8 * 32 * count_token_flops(model, 32).training
+        + 3 * 8 * 16 * count_token_flops(model, 16).training
     )
     assert facts["flops"] == rows
 

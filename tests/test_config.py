@@ -322,7 +322,7 @@ def test_an_override_that_cannot_work_is_named(override: str, message: str) -> N
 def test_the_nearest_name_is_offered_or_all_of_them(
     name: str, choices: list[str], hint: str
 ) -> None:
-    assert config.did_you_mean(name, choices) == hint
+    assert config.suggest_choice(name, choices) == hint
 
 
 # Lines
@@ -378,7 +378,7 @@ low = 1
     ],
 )
 def test_the_line_of_a_key_is_found(location: config.Location, line: int | None) -> None:
-    assert config.line_of(LINES, location) == line
+    assert config.find_line(LINES, location) == line
 
 
 @pytest.mark.parametrize(
@@ -409,8 +409,8 @@ def test_identity_leaves_places_out_at_any_depth() -> None:
         parts=(Part(paths=("x", "y"), filters=(Words(),)),),
         named={"n": Part()},
     )
-    assert config.identity(run) == config.identity(elsewhere)
-    assert config.identity(Words()) == {
+    assert config.extract_identity(run) == config.extract_identity(elsewhere)
+    assert config.extract_identity(Words()) == {
         "kind": "Words",
         "min_words": 50,
         "share": 0.5,
@@ -428,7 +428,9 @@ def test_identity_leaves_places_out_at_any_depth() -> None:
     ],
 )
 def test_identity_changes_with_whatever_the_result_depends_on(change: dict[str, Any]) -> None:
-    assert config.identity(Sorting(output="x", **change)) != config.identity(Sorting(output="x"))
+    assert config.extract_identity(Sorting(output="x", **change)) != config.extract_identity(
+        Sorting(output="x")
+    )
 
 
 # Writing

@@ -185,7 +185,7 @@ def test_thinning_keeps_gaps_and_stays_within_its_limit():
 
 
 def test_the_trailing_mean_of_a_small_case():
-    assert figures.trailing_mean(np.array([4.0, 2, 6, 1]), 3).tolist() == [4, 3, 4, 3]
+    assert figures.compute_trailing_mean(np.array([4.0, 2, 6, 1]), 3).tolist() == [4, 3, 4, 3]
 
 
 def test_what_a_later_attempt_did_again_is_superseded():
@@ -250,7 +250,7 @@ def test_an_interrupted_curve_shows_what_was_thrown_away_and_where_it_died(ax):
     assert lines["thrown away"].get_xydata().tolist() == [[10, 1], [11, 1.1], [12, 1.2]]
     assert lines["thrown away"].get_linestyle() == ":"
     assert [line.get_xdata()[0] for line in ax.lines if line.get_xdata()[0] == 12.0] == [12.0]
-    mean = figures.trailing_mean(curve().y, 5)[-1]
+    mean = figures.compute_trailing_mean(curve().y, 5)[-1]
     assert [t.get_text() for t in ax.texts] == [
         "1",
         f"━ mean of 5 steps {mean:.2f}",

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
+from trainrig.flops import count_encoder_decoder_flops, count_flops_6nd, count_token_flops
 from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
 from trainrig.models.architecture.gated_attention import GatedAttention
@@ -45,7 +45,7 @@ def test_counts_are_torchs(changes: dict[str, Any]) -> None:
         loss = model(torch.zeros(2, 32, dtype=torch.int64)).logits.sum()
         forward = counter.get_total_flops()
         loss.backward()
-    expected = token_flops(config, 32, causal=False)
+    expected = count_token_flops(config, 32, causal=False)
     assert forward == 64 * expected.forward
     assert counter.get_total_flops() == 64 * expected.training
 
@@ -59,7 +59,7 @@ def test_counts_of_an_encoder_are_torchs(transform: dict[str, Any]) -> None:
     ids, places = torch.zeros(2, 32, dtype=torch.int64), torch.arange(0, 64, 8)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(ids, places_N=places).logits.sum().backward()
-    found = token_flops(config, 32, predicted=1 / 8)
+    found = count_token_flops(config, 32, predicted=1 / 8)
     before_logits = 0.0 if config.transform is None else 2.0 * 64 * 64
     not_there = before_logits * (1 - 1 / 8) * 3  # which is made at these places alone
     assert counter.get_total_flops() == 64 * (found.training - not_there)
@@ -75,22 +75,22 @@ def test_counts_of_an_encoder_decoder_are_torchs() -> None:
         model(read, written).logits.sum().backward()
     # Torch's plain kernel also computes what a token that is written may not see.
     unseen = 3 * 4.0 * 64 * config.layers * 12 * (12 - (12 + 1) / 2)
-    assert counter.get_total_flops() == encoder_decoder_flops(config, 32, 12) + unseen
+    assert counter.get_total_flops() == count_encoder_decoder_flops(config, 32, 12) + unseen
 
 
 def test_causal_attention_is_the_mean_over_a_sequence() -> None:
     config = DecoderConfig(**SIZES)
-    one_token = token_flops(config, 1).attention
+    one_token = count_token_flops(config, 1).attention
     by_hand = sum(keys * one_token for keys in range(1, 33)) / 32
-    assert token_flops(config, 32).attention == pytest.approx(by_hand)
+    assert count_token_flops(config, 32).attention == pytest.approx(by_hand)
 
 
 def test_6nd_is_all_but_attention() -> None:
     config = DecoderConfig(**SIZES | {"tie_embeddings": False})
     count = count_parameters(config)
     matrices = count.layers + count.head - config.channels * (2 * config.layers + 1)  # no norms
-    flops = token_flops(config, 32)
-    assert flops.training - 3 * flops.attention == six_n_d(matrices, 1)
+    flops = count_token_flops(config, 32)
+    assert flops.training - 3 * flops.attention == count_flops_6nd(matrices, 1)
 
 
 def test_a_query_of_a_local_layer_meets_its_window_alone() -> None:
@@ -99,4 +99,4 @@ def test_a_query_of_a_local_layer_meets_its_window_alone() -> None:
     met = [min(place + 1, 8) for place in range(32)] + [place + 1 for place in range(32)]
     each = 4 * config.shape.heads * config.shape.head_channels
     pairs = config.layers // 2
-    assert token_flops(config, 32).attention == pytest.approx(each * pairs * sum(met) / 32)
+    assert count_token_flops(config, 32).attention == pytest.approx(each * pairs * sum(met) / 32)

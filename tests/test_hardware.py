@@ -34,11 +34,11 @@ def table(tmp_path: Path) -> Path:
 
 def test_the_table_that_comes_along_is_whole() -> None:
     found = hardware.load()
-    assert found.device("h100").peak("bfloat16") == 989e12
+    assert found.find_device("h100").find_peak("bfloat16") == 989e12
     assert {each.device for each in found.instances.values()} <= set(found.devices)
     for device in found.devices.values():  # dense peaks: no device gains more than 40 times
         emulated = device == found.devices[hardware.CPU_WITHOUT_BFLOAT16]
-        gain = device.peak("bfloat16") / device.peak("float32")
+        gain = device.find_peak("bfloat16") / device.find_peak("float32")
         assert gain < 0.2 if emulated else 1 <= gain < 40
     for instance in found.instances.values():
         assert instance.as_of.startswith("202")
@@ -46,21 +46,21 @@ def test_the_table_that_comes_along_is_whole() -> None:
 
 
 def test_the_cheapest_machine_is_the_cheapest_for_each_device() -> None:
-    assert hardware.load().cheapest("h100") == "p5.48xlarge"
-    assert hardware.load().cheapest("rtx-4090") is None
+    assert hardware.load().find_cheapest("h100") == "p5.48xlarge"
+    assert hardware.load().find_cheapest("rtx-4090") is None
 
 
 def test_cores_of_a_cpu_are_no_accelerators(table: Path) -> None:
     found = hardware.load()
-    assert found.accelerators("p5.48xlarge") == 8
-    assert found.accelerators("m7i.8xlarge") == 0
-    assert hardware.load(str(table)).accelerators("box") == 2
+    assert found.count_accelerators("p5.48xlarge") == 8
+    assert found.count_accelerators("m7i.8xlarge") == 0
+    assert hardware.load(str(table)).count_accelerators("box") == 2
 
 
 def test_a_table_of_ones_own(table: Path) -> None:
     found = hardware.load(str(table))
-    assert found.instance("box").usd == 1.5
-    assert found.cheapest("mine") == "box"
+    assert found.find_instance("box").usd == 1.5
+    assert found.find_cheapest("mine") == "box"
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_a_wrong_table_is_one_clear_line(
 
 def test_an_unknown_name_gets_the_nearest(table: Path) -> None:
     with pytest.raises(ConfigError, match=r"no device 'h1000'.*did you mean 'h100'"):
-        hardware.load().device("h1000")
+        hardware.load().find_device("h1000")
     with pytest.raises(ConfigError, match=r"no instance 'p5.48xlrge'.*did you mean 'p5.48xlarge'"):
-        hardware.load().instance("p5.48xlrge")
+        hardware.load().find_instance("p5.48xlrge")
     with pytest.raises(ConfigError, match="no peak for float32"):
-        hardware.load(str(table)).device("mine").peak("float32")
+        hardware.load(str(table)).find_device("mine").find_peak("float32")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_cpu_says_whether_it_multiplies_bfloat16(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert hardware.cpu_has_bfloat16() == there
     core = hardware.CPU if there else hardware.CPU_WITHOUT_BFLOAT16
-    assert hardware.local_device(hardware.load()) == core
+    assert hardware.identify_local_device(hardware.load()) == core
 
 
 def test_a_gpu_is_known_by_what_its_driver_or_its_tool_says(
@@ -121,10 +121,10 @@ def test_a_gpu_is_known_by_what_its_driver_or_its_tool_says(
     about.parent.mkdir(parents=True)
     about.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
     monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "gpus")
-    assert hardware.local_device(hardware.load()) == "h100"
+    assert hardware.identify_local_device(hardware.load()) == "h100"
     monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "none")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho NVIDIA H200\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert hardware.local_device(hardware.load()) == "h200"
+    assert hardware.identify_local_device(hardware.load()) == "h200"

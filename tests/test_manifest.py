@@ -60,9 +60,11 @@ def begin(folder: str, inputs: dict[str, str] = INPUTS, **changes: Any) -> Stage
 
 
 def finish(stage: Stage, text: bytes = b"result") -> Manifest:
-    storage.write(stage.path("part", "a.txt"), text)
-    storage.write(stage.path("scratch", "part"), b"")
-    return stage.finish({"lines": 3}, {"part/a.txt": manifest.file_sum(stage.path("part/a.txt"))})
+    storage.write(stage.build_path("part", "a.txt"), text)
+    storage.write(stage.build_path("scratch", "part"), b"")
+    return stage.finish(
+        {"lines": 3}, {"part/a.txt": manifest.compute_file_sum(stage.build_path("part/a.txt"))}
+    )
 
 
 def rewrite(path: str, **changes: Any) -> None:
@@ -127,10 +129,10 @@ def test_a_killed_run_goes_on_under_its_own_claim(
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
     first = begin(folder)
-    storage.write(first.path("scratch", "split-1.json"), b"{}")
+    storage.write(first.build_path("scratch", "split-1.json"), b"{}")
     second = begin(folder)
     assert (second.finished, second.resumed) == (None, True)
-    assert storage.exists(second.path("scratch", "split-1.json"))
+    assert storage.exists(second.build_path("scratch", "split-1.json"))
     assert second.claim == first.claim
     assert caplog.messages == [f"{folder}: begun before; going on"]
 
@@ -234,7 +236,7 @@ def test_a_stage_that_can_change_what_is_finished_claims_it_again(folder: str) -
     assert claim().finished == made  # nothing is to be changed
     again = claim(later=(8,))
     assert (again.before, again.finished, again.resumed) == (made, None, True)
-    assert again.manifest({}, {}).config["later"] == [8]
+    assert again.build_manifest({}, {}).config["later"] == [8]
     with pytest.raises(OutputTaken, match="seed: 0 there, 1 here"):
         claim(later=(8,), seed=1)
 
@@ -243,13 +245,16 @@ def test_what_it_took_is_no_part_of_what_was_made(out: str) -> None:
     stage = begin(out)
     made = stage.finish({"n": 1}, {}, {"peak_bytes": 7})
     assert manifest.read_manifest(out).cost == {"peak_bytes": 7}
-    assert made.content == stage.manifest({"n": 1}, {}).content
+    assert made.content == stage.build_manifest({"n": 1}, {}).content
 
 
 def test_tables_are_told_apart_by_what_differs() -> None:
     there, here = {"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}, "d": 4}
-    assert manifest.difference_of(there, here) == "b.c[1]: 2 there, 3 here; d: absent there, 4 here"
-    assert manifest.difference_of(there, there) == ""
+    assert (
+        manifest.describe_table_difference(there, here)
+        == "b.c[1]: 2 there, 3 here; d: absent there, 4 here"
+    )
+    assert manifest.describe_table_difference(there, there) == ""
 
 
 def test_another_stage_is_refused(out: str) -> None:
@@ -261,13 +266,13 @@ def test_another_stage_is_refused(out: str) -> None:
 def test_a_key_that_a_later_version_added_is_named_even_if_it_holds_nothing(out: str) -> None:
     stage = begin(out)
     here = stage.claim.model_copy(update={"config": {**stage.claim.config, "new": []}})
-    assert manifest.difference(stage.claim, here) == "new: absent there, [] here"
+    assert manifest.describe_difference(stage.claim, here) == "new: absent there, [] here"
 
 
 def test_a_whole_number_and_a_float_are_told_apart(out: str) -> None:
     there = begin(out).claim
     here = there.model_copy(update={"config": {**there.config, "seed": 0.0}})
-    assert manifest.difference(there, here) == "seed: 0 there, 0.0 here"
+    assert manifest.describe_difference(there, here) == "seed: 0 there, 0.0 here"
 
 
 def test_files_of_others_are_left_alone(folder: str) -> None:
@@ -452,13 +457,13 @@ def test_a_change_of_versions_is_announced_and_not_refused(
 
 def test_libraries_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "LIBRARIES", ("numpy", "no-such-library"))
-    assert set(manifest.environment()) == {"trainrig", "python", "machine", "numpy"}
+    assert set(manifest.collect_environment()) == {"trainrig", "python", "machine", "numpy"}
 
 
 def test_a_stage_that_refuses_its_input_leaves_nothing_behind(folder: str) -> None:
     stage = begin(folder)
-    with pytest.raises(DataError), stage.undone_if_refused():
-        storage.write(stage.path("half.bin"), b"half")
+    with pytest.raises(DataError), stage.undo_if_refused():
+        storage.write(stage.build_path("half.bin"), b"half")
         raise DataError("x.txt: empty; give it text")
     assert storage.list_files(folder) == []
     assert not begin(folder, seed=7).resumed  # the corrected run is free to go
@@ -467,12 +472,12 @@ def test_a_stage_that_refuses_its_input_leaves_nothing_behind(folder: str) -> No
 def test_what_an_earlier_call_made_outlives_a_refusal_and_any_failure_that_is_none(
     folder: str,
 ) -> None:
-    storage.write(begin(folder).path("half.bin"), b"half")
-    with pytest.raises(DataError), begin(folder).undone_if_refused():
+    storage.write(begin(folder).build_path("half.bin"), b"half")
+    with pytest.raises(DataError), begin(folder).undo_if_refused():
         raise DataError("x.txt: empty; give it text")
     assert storage.exists(storage.join(folder, "half.bin"))
     other = f"{folder}-other"
-    with pytest.raises(RuntimeError), begin(other).undone_if_refused():
+    with pytest.raises(RuntimeError), begin(other).undo_if_refused():
         raise RuntimeError("a bug")
     assert storage.exists(storage.join(other, CLAIM))
 

@@ -9,10 +9,10 @@ import torch
 from scipy import stats
 
 from trainrig import randomness
-from trainrig.randomness import RandomKey, normal_quantile, normals, uniforms, words
+from trainrig.randomness import RandomKey, draw_normals, draw_uniforms, draw_words, normal_quantile
 
 KEY = RandomKey(0, "test")
-DRAWS = (words, uniforms, normals)
+DRAWS = (draw_words, draw_uniforms, draw_normals)
 
 
 class Seeded(RandomKey):
@@ -31,7 +31,7 @@ def test_the_words_are_those_of_splitmix64() -> None:
     """The first outputs of its author's program for the seed 1234567."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     known += [4593380528125082431, 16408922859458223821]
-    assert words(Seeded(1234567, ""), places(5)).view(np.uint64).tolist() == known
+    assert draw_words(Seeded(1234567, ""), places(5)).view(np.uint64).tolist() == known
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -56,27 +56,27 @@ def test_any_slice_is_that_of_the_whole(draw) -> None:
 
 def test_the_quantile_is_that_of_the_standard_library() -> None:
     """CPython's is AS 241 too, with the C library's logarithm."""
-    shares = np.concatenate([uniforms(KEY, places(2_000)), 2.0 ** -np.arange(1, 53), [1e-300]])
+    shares = np.concatenate([draw_uniforms(KEY, places(2_000)), 2.0 ** -np.arange(1, 53), [1e-300]])
     found = normal_quantile(shares)
     wanted = [NormalDist().inv_cdf(share) for share in shares]
     np.testing.assert_allclose(found, wanted, rtol=1.6e-15)
 
 
 def test_the_logarithm_is_right_to_the_last_bits() -> None:
-    x = np.concatenate([uniforms(KEY, places(5_000)) + 2.0**-53, [0.5, 1 - 2.0**-53, 1e-300]])
+    x = np.concatenate([draw_uniforms(KEY, places(5_000)) + 2.0**-53, [0.5, 1 - 2.0**-53, 1e-300]])
     np.testing.assert_allclose(randomness._log(x), np.log(x), rtol=8e-16, atol=0)
 
 
 def test_the_numbers_are_spread_as_they_should_be() -> None:
     count = 200_000
-    flat, bell = uniforms(KEY, places(count)), normals(KEY, places(count))
+    flat, bell = draw_uniforms(KEY, places(count)), draw_normals(KEY, places(count))
     assert stats.kstest(flat, "uniform").pvalue > 1e-3
     assert stats.kstest(bell, "norm").pvalue > 1e-3
     assert abs(bell.mean()) < 4 / math.sqrt(count)
     assert abs(bell.var() - 1) < 4 * math.sqrt(2 / count)
-    low_byte = np.bincount(words(KEY, places(count)) & 255, minlength=256)
+    low_byte = np.bincount(draw_words(KEY, places(count)) & 255, minlength=256)
     assert stats.chisquare(low_byte).pvalue > 1e-3
-    bits = np.unpackbits(words(KEY, places(count // 8)).view(np.uint8)).reshape(-1, 64)
+    bits = np.unpackbits(draw_words(KEY, places(count // 8)).view(np.uint8)).reshape(-1, 64)
     assert stats.binomtest(int(bits.sum()), bits.size).pvalue > 1e-3
 
 
@@ -91,13 +91,15 @@ def test_the_numbers_are_spread_as_they_should_be() -> None:
 )
 def test_keys_have_nothing_to_do_with_each_other(other: RandomKey) -> None:
     count = 50_000
-    mine, its = normals(KEY, places(count)), normals(other, places(count))
+    mine, its = draw_normals(KEY, places(count)), draw_normals(other, places(count))
     assert abs(np.corrcoef(mine, its)[0, 1]) < 4 / math.sqrt(count)
-    assert not set(words(KEY, places(count)).tolist()) & set(words(other, places(count)).tolist())
+    assert not set(draw_words(KEY, places(count)).tolist()) & set(
+        draw_words(other, places(count)).tolist()
+    )
 
 
 def test_samples_and_places_have_nothing_to_do_with_their_neighbours() -> None:
-    table = normals(KEY, places(300), places(300)[:, None])
+    table = draw_normals(KEY, places(300), places(300)[:, None])
     for one, two in ((table[:-1], table[1:]), (table[:, :-1], table[:, 1:]), (table, table.T)):
         off = ~np.eye(300, dtype=bool) if one is table else np.ones(one.shape, dtype=bool)
         bound = 4 / math.sqrt(off.sum() / (2 if one is table else 1))
@@ -107,7 +109,7 @@ def test_samples_and_places_have_nothing_to_do_with_their_neighbours() -> None:
 
 def test_nothing_draws_from_a_global_state() -> None:
     torch.manual_seed(1)
-    before, drawn = torch.get_rng_state(), normals(KEY, torch.arange(10))
+    before, drawn = torch.get_rng_state(), draw_normals(KEY, torch.arange(10))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(normals(KEY, torch.arange(10)), drawn)
+    assert torch.equal(draw_normals(KEY, torch.arange(10)), drawn)

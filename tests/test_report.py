@@ -93,11 +93,11 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_hostile_text_adds_no_element_and_no_attribute():
-    assert Outline(page(HOSTILE).html()).shape() == Outline(page().html()).shape()
+    assert Outline(page(HOSTILE).render_html()).shape() == Outline(page().render_html()).shape()
 
 
 def test_hostile_text_is_shown_as_it_is_but_for_what_cannot_be_seen():
-    shown = unescape(page(HOSTILE).html())
+    shown = unescape(page(HOSTILE).render_html())
     assert "<script>alert(1)</script>\"' onload" in shown
     assert "⟨U+202E⟩gnp.exe⟨U+2066⟩ ⟨U+0000⟩⟨U+001B⟩[31m ⟨U+D800⟩" in shown
 
@@ -105,21 +105,21 @@ def test_hostile_text_is_shown_as_it_is_but_for_what_cannot_be_seen():
 @given(st.text(st.characters()))
 def test_any_text_is_safe_in_an_attribute_and_comes_back(text):
     element = ElementTree.fromstring(f'<a b="{report.escape(text)}">{report.escape(text)}</a>')
-    assert (element.text or "") == report.visible(text)
+    assert (element.text or "") == report.escape_invisible(text)
     assert not report._INVISIBLE.search(element.attrib["b"])
 
 
 def test_letters_of_every_script_stay():
     text = "שלום עולם, 你好 नमस्ते 👩‍🚀\n\ttab"
-    assert report.visible(text) == text
+    assert report.escape_invisible(text) == text
 
 
 def test_the_same_page_gives_the_same_bytes():
-    assert page().html() == page().html()
+    assert page().render_html() == page().render_html()
 
 
 def test_the_page_fetches_nothing_and_runs_nothing():
-    outline = Outline(page().html())
+    outline = Outline(page().render_html())
     policy = next(a for _, a in outline.elements if a.get("http-equiv"))
     assert policy == {
         "http-equiv": "Content-Security-Policy",
@@ -128,26 +128,28 @@ def test_the_page_fetches_nothing_and_runs_nothing():
     assert not {"script", "img", "iframe", "object", "base", "form"} & set(outline.tags())
     links = [a[k] for _, a in outline.elements for k in ("href", "src", "srcset") if k in a]
     assert all(link.startswith("#") or link == "data:," for link in links)
-    assert "url(" not in report._style()
-    assert "@import" not in report._style()
+    assert "url(" not in report._build_style()
+    assert "@import" not in report._build_style()
 
 
 def test_headings_never_skip_a_level_and_there_is_one_title():
-    levels = [int(tag[1]) for tag in Outline(page().html()).tags() if re.fullmatch("h[1-6]", tag)]
+    levels = [
+        int(tag[1]) for tag in Outline(page().render_html()).tags() if re.fullmatch("h[1-6]", tag)
+    ]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(b <= a + 1 for a, b in pairwise(levels))
 
 
 def test_the_language_the_encoding_and_the_width_are_declared():
-    elements = Outline(page().html()).elements
+    elements = Outline(page().render_html()).elements
     assert elements[0] == ("html", {"lang": "en"})
     assert ("meta", {"charset": "utf-8"}) in elements
     assert any(a.get("name") == "viewport" for _, a in elements)
 
 
 def test_the_parts_come_in_the_order_in_which_a_page_is_read():
-    text = page().html()
+    text = page().render_html()
     marks = ["<h1", 'class="verdict', 'class="figures"', 'class="strip"', 'id="one"', 'id="two"']
     marks += ['id="next"', 'id="provenance"']
     places = [text.index(mark) for mark in marks]
@@ -155,13 +157,13 @@ def test_the_parts_come_in_the_order_in_which_a_page_is_read():
 
 
 def test_warnings_stand_in_the_verdict_and_its_state_is_a_word():
-    verdict = Verdict("Stopped.", "failed", ("no space left",)).html()
+    verdict = Verdict("Stopped.", "failed", ("no space left",)).render_html()
     assert ">failed</span> Stopped.</p><ul><li>no space left</li></ul></div>" in verdict
 
 
 def test_a_chart_has_a_label_a_caption_and_its_numbers_folded():
     chart = page().sections[0].blocks[1]
-    outline = Outline(chart.html())
+    outline = Outline(chart.render_html())
     assert ("div", {"class": "drawing", "role": "img", "aria-label": "some text"}) in (
         outline.elements
     )
@@ -170,19 +172,21 @@ def test_a_chart_has_a_label_a_caption_and_its_numbers_folded():
 
 
 def test_a_step_links_to_the_section_of_its_name_if_there_is_one():
-    text = page().html()
+    text = page().render_html()
     assert '<a href="#one">one</a>' in text
     assert "#missing" not in text
 
 
 def test_a_table_sets_numbers_to_the_right_and_shows_nothing_as_a_dash():
-    table = ReportTable("c", ("name", "loss"), (("a", 1234), ("b", 0.123456), ("c", None))).html()
+    table = ReportTable(
+        "c", ("name", "loss"), (("a", 1234), ("b", 0.123456), ("c", None))
+    ).render_html()
     assert '<th scope="col">name</th><th scope="col" class=n>loss</th>' in table
     assert re.findall("<td class=n>([^<]*)", table) == ["1,234", "0.1235", "–"]
 
 
 def test_a_table_without_rows_is_still_a_table():
-    assert "<tbody></tbody>" in ReportTable("none", ("a", "b"), ()).html()
+    assert "<tbody></tbody>" in ReportTable("none", ("a", "b"), ()).render_html()
 
 
 @pytest.mark.parametrize("count", [3, 7])
@@ -207,13 +211,13 @@ def test_series_reach_three_to_one_on_paper_and_text_four_and_a_half(theme):
 
 
 def test_both_themes_define_every_colour_that_the_style_uses():
-    used = set(re.findall(r"var\(--([\w-]+)\)", report._style())) - {"edge"}
+    used = set(re.findall(r"var\(--([\w-]+)\)", report._build_style())) - {"edge"}
     assert used <= report.LIGHT.keys()
     assert report.LIGHT.keys() == report.DARK.keys()
 
 
 def test_print_is_light_whatever_the_screen_is():
-    style = report._style()
+    style = report._build_style()
     printed = style[style.index("@media print") :]
     assert f"--paper:{report.LIGHT['paper']}" in printed
     assert style.index("prefers-color-scheme:dark") < style.index("@media print")
@@ -232,7 +236,7 @@ def test_print_is_light_whatever_the_screen_is():
     ],
 )
 def test_durations_read_as_a_person_says_them(seconds, words):
-    assert report.duration(seconds).replace("\u00a0", " ") == words
+    assert report.format_duration(seconds).replace("\u00a0", " ") == words
 
 
 @pytest.mark.parametrize(
@@ -250,9 +254,9 @@ def test_durations_read_as_a_person_says_them(seconds, words):
     ],
 )
 def test_large_numbers_are_shortened_to_three_digits(value, words):
-    assert report.short(value).replace("\u00a0", " ") == words
+    assert report.format_short(value).replace("\u00a0", " ") == words
 
 
 def test_a_share_of_nothing_is_a_dash():
-    assert report.percent(1, 3) == "33.3\u00a0%"
-    assert report.percent(0, 0) == "–"
+    assert report.format_percent(1, 3) == "33.3\u00a0%"
+    assert report.format_percent(0, 0) == "–"

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
-from trainrig.config.run_file_schema import descriptions, json_schema
-from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generate_files, models
+from trainrig.config.run_file_schema import build_json_schema, collect_descriptions
+from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generate_files, load_models
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
@@ -41,7 +41,7 @@ class Part(Base):
 
 
 def test_a_comment_beside_a_field_is_its_description() -> None:
-    assert descriptions(Part) == {
+    assert collect_descriptions(Part) == {
         "kept": "Steps; absent: no end.",
         "changed": "`of` the part, true or not.",
         "kind": 'Choose this table by `kind = "Part"`: A part.',
@@ -58,9 +58,9 @@ def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", models())
+@pytest.mark.parametrize("verb", load_models())
 def test_every_key_of_every_run_file_is_described(verb: str) -> None:
-    schema = json_schema(models()[verb])
+    schema = build_json_schema(load_models()[verb])
     jsonschema.Draft202012Validator.check_schema(schema)
     bare = [f"{table}.{name}" for table, name, key in keys(schema) if not key.get("description")]
     assert bare == []
@@ -70,7 +70,7 @@ def test_every_key_of_every_run_file_is_described(verb: str) -> None:
 
 
 def test_descriptions_are_read_only_when_a_schema_is_asked_for() -> None:
-    model: type[RunFile] = models()["evaluate"]
+    model: type[RunFile] = load_models()["evaluate"]
     assert "description" not in json.dumps(model.model_json_schema()["properties"])
 
 

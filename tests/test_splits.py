@@ -25,7 +25,7 @@ def phase_in(folder: Path, done: Counter[str]) -> Phase:
             done[task["letters"]] += 1
             path = str(folder / f"{task['letters']}.txt")
             storage.write(path, task["letters"].encode())
-            return {"letters": len(task["letters"])}, {"x": manifest.file_sum(path)}
+            return {"letters": len(task["letters"])}, {"x": manifest.compute_file_sum(path)}
 
         return work
 
@@ -46,11 +46,11 @@ def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
     do(phase)
     assert phase.find_unfinished(SPLITS) == []
     assert done == {"aaa": 1, "bbb": 1, "ccc": 1}
-    assert [record.name for record in phase.results(SPLITS)] == ["b", "a", "c"]
-    assert phase.results(SPLITS)[1] == SplitRecord(
+    assert [record.name for record in phase.read_results(SPLITS)] == ["b", "a", "c"]
+    assert phase.read_results(SPLITS)[1] == SplitRecord(
         name="a",
         counts={"letters": 3},
-        files={"x": manifest.file_sum(str(tmp_path / "aaa.txt"))},
+        files={"x": manifest.compute_file_sum(str(tmp_path / "aaa.txt"))},
     )
 
 
@@ -68,7 +68,7 @@ def test_records_may_lie_in_a_bucket(s3: str) -> None:
     phase = Phase(f"{s3}/out/scratch/records", lambda: lambda task: ({}, {}))
     phase.do(phase.make_work(), SPLITS[0])
     assert phase.find_unfinished(SPLITS) == SPLITS[1:]
-    assert phase.results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
+    assert phase.read_results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
 
 
 def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
@@ -119,18 +119,18 @@ def test_numbers_are_added_key_by_key() -> None:
         {"pages": 4, "unread": 1, "dropped": {"short": 5}},
         {"dropped": {"by": {"host": 1}}},
     ]
-    assert splits.total(counts) == {
+    assert splits.sum_counts(counts) == {
         "dropped": {"by": {"host": 1}, "long": 2, "short": 6},
         "pages": 7,
         "unread": 1,
     }
-    assert splits.total([]) == {}
-    assert splits.total([{"dropped": {}}]) == {"dropped": {}}
+    assert splits.sum_counts([]) == {}
+    assert splits.sum_counts([{"dropped": {}}]) == {"dropped": {}}
 
 
 def test_what_is_summed_stays_as_it_was() -> None:
     first, second = {"a": {"b": 1}}, {"a": {"b": 2}}
-    splits.total([first, second])
+    splits.sum_counts([first, second])
     assert (first, second) == ({"a": {"b": 1}}, {"a": {"b": 2}})
 
 
@@ -150,7 +150,7 @@ tables = st.fixed_dictionaries(
 def test_the_total_depends_on_no_order(
     both: tuple[list[dict[str, Any]], list[dict[str, Any]]],
 ) -> None:
-    one, other = (splits.total(counts) for counts in both)
+    one, other = (splits.sum_counts(counts) for counts in both)
     assert one == other
     assert str(one) == str(other)  # the keys' order too
 
@@ -159,4 +159,6 @@ def test_the_total_depends_on_no_order(
 def test_the_total_of_totals_is_the_total(
     one: list[dict[str, Any]], other: list[dict[str, Any]]
 ) -> None:
-    assert splits.total([splits.total(one), splits.total(other)]) == splits.total(one + other)
+    assert splits.sum_counts(
+        [splits.sum_counts(one), splits.sum_counts(other)]
+    ) == splits.sum_counts(one + other)

@@ -48,9 +48,9 @@ def test_what_is_written_is_read(place: str, data: bytes) -> None:
     path = storage.join(place, "sub", "file.bin")
     storage.write(path, data)
     assert storage.read(path) == data
-    assert storage.size(path) == len(data)
+    assert storage.measure_size(path) == len(data)
     assert storage.exists(path)
-    assert storage.sha256(path) == hashlib.sha256(data).hexdigest()
+    assert storage.compute_sha256(path) == hashlib.sha256(data).hexdigest()
     assert storage.open_read(path).read() == data
     storage.write(path, b"other")
     assert storage.read(path) == b"other"
@@ -201,7 +201,13 @@ def test_deleting_takes_one_file_or_all_below_a_folder(place: str) -> None:
 @BOTH
 @pytest.mark.parametrize(
     "look",
-    [storage.read, storage.size, storage.open_read, storage.sha256, storage.content_key],
+    [
+        storage.read,
+        storage.measure_size,
+        storage.open_read,
+        storage.compute_sha256,
+        storage.compute_content_key,
+    ],
 )
 def test_what_is_not_there_is_not_found(place: str, look: Callable[[str], object]) -> None:
     storage.write(f"{place}/sub/file", b"")
@@ -217,7 +223,7 @@ def test_the_content_key_changes_with_the_bytes_and_only_with_them(place: str) -
     keys = []
     for data in (b"one", b"two", b"three", b"one"):
         storage.write(path, data)
-        keys.append(storage.content_key(path))
+        keys.append(storage.compute_content_key(path))
     assert len(set(keys)) == 3
     assert keys[0] == keys[3]
 
@@ -228,7 +234,7 @@ def test_a_local_file_has_the_bytes(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     storage.write(f"{place}/file", b"bytes")
-    assert storage.local_path(f"{place}/file").read_bytes() == b"bytes"
+    assert storage.fetch_local_path(f"{place}/file").read_bytes() == b"bytes"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,7 @@ def kill_at_first_line(command: list[str]) -> None:
 
 
 def test_a_local_file_is_itself() -> None:
-    assert storage.local_path("some/file") == Path("some/file")
+    assert storage.fetch_local_path("some/file") == Path("some/file")
 
 
 # S3
@@ -356,13 +362,13 @@ def test_a_download_is_kept_until_the_object_changes(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     storage.write(f"{s3}/file", b"one")
-    first = storage.local_path(f"{s3}/file")
+    first = storage.fetch_local_path(f"{s3}/file")
     first_inode = first.stat().st_ino
     assert first.parent == tmp_path / "trainrig"
-    assert storage.local_path(f"{s3}/file") == first
+    assert storage.fetch_local_path(f"{s3}/file") == first
     assert first.stat().st_ino == first_inode
     storage.write(f"{s3}/file", b"two")
-    second = storage.local_path(f"{s3}/file")
+    second = storage.fetch_local_path(f"{s3}/file")
     assert (first.read_bytes(), second.read_bytes()) == (b"one", b"two")
 
 
@@ -405,7 +411,7 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
     path = f"{s3}/folder/file"
     in_a_burst(lambda: storage.write(path, b"data"))
     assert in_a_burst(lambda: storage.read(path)) == b"data"
-    assert in_a_burst(lambda: storage.size(path)) == 4
+    assert in_a_burst(lambda: storage.measure_size(path)) == 4
     assert in_a_burst(lambda: storage.list_files(s3)) == [path]
     assert in_a_burst(lambda: storage.open_read(path).read()) == b"data"
     assert in_a_burst(lambda: storage.create(path, b"x")) is False
@@ -419,7 +425,7 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
     "act",
     [
         storage.read,
-        storage.size,
+        storage.measure_size,
         storage.exists,
         storage.list_files,
         storage.delete,
@@ -515,7 +521,7 @@ def test_a_creation_that_meets_another_writer_tries_again(
     "act",
     [
         storage.read,
-        storage.size,
+        storage.measure_size,
         storage.list_files,
         lambda path: storage.write(path, b""),
         lambda path: storage.create(path, b""),
@@ -552,7 +558,7 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
     assert any(line.startswith("POST") and "uploadId" in line for line in proxy.seen)
     proxy.how, proxy.times = "cut", 2
     proxy.spoil = lambda method, path: method == "GET"
-    assert storage.local_path(f"{s3}/large").read_bytes() == data
+    assert storage.fetch_local_path(f"{s3}/large").read_bytes() == data
     assert proxy.times == 0
     proxy.how, proxy.times = "forbidden", 1_000
     proxy.spoil = lambda method, path: True

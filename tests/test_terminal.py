@@ -167,7 +167,7 @@ def test_a_long_line_is_not_cut_and_brackets_are_text(capsys: pytest.CaptureFixt
 
 
 def test_a_table_has_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    Terminal().table({"loss": "6.47 → 5.36", "[report]": "x/report.html"})
+    Terminal().print_table({"loss": "6.47 → 5.36", "[report]": "x/report.html"})
     rows = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
     assert rows == ["loss      6.47 → 5.36", "[report]  x/report.html"]
 
@@ -177,7 +177,7 @@ def test_trials_are_a_live_table_of_those_under_way() -> None:
     shown = Terminal()
     shown.live = True
     shown.console = Console(file=screen, force_terminal=True, width=90, color_system=None)
-    with shown.trials("sweep") as advance:
+    with shown.show_trials("sweep") as advance:
         rows = [{"trial": f"n{number}", "": "loss [3.2]"} for number in range(25)]
         advance(3, 40, rows)
         text = screen.getvalue()
@@ -188,7 +188,7 @@ def test_trials_are_a_live_table_of_those_under_way() -> None:
 
 
 def test_off_a_terminal_trials_are_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with Terminal().trials("sweep") as advance:
+    with Terminal().show_trials("sweep") as advance:
         for done in range(101):
             advance(done, 100, [{"trial": "n1"}, {"trial": "n2"}])
     lines = capsys.readouterr().err.splitlines()
@@ -244,7 +244,7 @@ def test_training_is_followed_by_what_it_writes(
     note: str,
 ) -> None:
     folder = RunFolder(str(tmp_path))
-    with Terminal().training("pretrain", str(tmp_path), 40):
+    with Terminal().show_training("pretrain", str(tmp_path), 40):
         for number in range(1, attempts + 1):
             folder.record("attempt_started", attempt=number, workers=2)
         lines = metrics_line(39, 7.0, attempts) + metrics_line(40, loss, attempts)
@@ -260,7 +260,7 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
         from pathlib import Path
         from trainrig.terminal import Terminal
 
-        with Terminal().training("pretrain", {str(tmp_path)!r}, 5_000):
+        with Terminal().show_training("pretrain", {str(tmp_path)!r}, 5_000):
             Path({str(tmp_path)!r}, "metrics.jsonl").write_text({lines!r})
             time.sleep(1.5)
         """,
@@ -281,7 +281,7 @@ def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: P
         from pathlib import Path
         from trainrig.terminal import Terminal
 
-        with Terminal().training("pretrain", {str(tmp_path)!r}, 40):
+        with Terminal().show_training("pretrain", {str(tmp_path)!r}, 40):
             Path({str(tmp_path)!r}, "metrics.jsonl").write_text({line!r})
             time.sleep(1.5)
         """,
@@ -299,7 +299,7 @@ def test_what_an_earlier_call_left_is_not_told_as_if_it_went_on(
     """Of a finished run that is asked for again, or for fewer steps than it has."""
     RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
     (tmp_path / "metrics.jsonl").write_text(metrics_line(39, 7.0) + metrics_line(40, 6.5))
-    with Terminal().training("pretrain", str(tmp_path), steps):
+    with Terminal().show_training("pretrain", str(tmp_path), steps):
         pass
     assert capsys.readouterr().err == ""
 
@@ -307,7 +307,7 @@ def test_what_an_earlier_call_left_is_not_told_as_if_it_went_on(
 def test_training_that_has_not_begun_is_nothing_to_tell(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with Terminal().training("pretrain", str(tmp_path), 40):
+    with Terminal().show_training("pretrain", str(tmp_path), 40):
         pass
     assert capsys.readouterr().err == ""
 
@@ -330,7 +330,7 @@ def test_a_storage_that_refuses_costs_a_line_of_progress_and_nothing_else(
 
     monkeypatch.setattr(terminal.ProgressFollower, "look", refuses_twice)
     monkeypatch.setattr(terminal, "FOLLOW_SECONDS", 0.01)
-    with Terminal().training("pretrain", str(tmp_path), 40):
+    with Terminal().show_training("pretrain", str(tmp_path), 40):
         RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
         (tmp_path / "metrics.jsonl").write_text(metrics_line(40, 6.5))
         while len(looks) < 3:
@@ -344,7 +344,7 @@ def test_training_that_fails_is_no_longer_followed(tmp_path: Path) -> None:
     import threading
 
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError), Terminal().training("pretrain", str(tmp_path), 40):
+    with pytest.raises(ZeroDivisionError), Terminal().show_training("pretrain", str(tmp_path), 40):
         raise ZeroDivisionError
     assert threading.active_count() == before
 

@@ -42,8 +42,8 @@ def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
     length = run.batches.sequence_length
     found: dict[str, dict[tuple[int, ...], list[str]]] = {}
     for source in shards.sources:
-        ids = shards.window(source, 0, shards.tokens(source)).tolist()
-        documents = [shards.document_at(source, place).id for place in range(len(ids))]
+        ids = shards.read_window(source, 0, shards.tokens(source)).tolist()
+        documents = [shards.read_document_at(source, place).id for place in range(len(ids))]
         found[source] = {
             tuple(ids[start : start + length]): documents[start : start + length]
             for start in range(0, len(ids) - length, length)
@@ -156,7 +156,7 @@ def test_sequences_of_one_source_alone(run_file: str) -> None:
 
 def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
     traced = trace(run_file, 1)
-    texts = [text.plain for text in traced.texts(tokens=None)]
+    texts = [text.plain for text in traced.render_texts(tokens=None)]
     assert len(texts) == len(traced.sequences)
     for text, sequence in zip(texts, traced.sequences, strict=True):
         assert f"sample {sequence.sample} " in text

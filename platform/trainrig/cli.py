@@ -79,9 +79,9 @@ def trainrig(
 ) -> None:
     """Take raw web pages to an aligned language model, on an elastic Ray cluster."""
     if version:
-        from trainrig.manifest import environment
+        from trainrig.manifest import collect_environment
 
-        found = {**environment(), "system": platform.platform()}
+        found = {**collect_environment(), "system": platform.platform()}
         print(json.dumps(found) if as_json else "\n".join(f"{k} {v}" for k, v in found.items()))
         raise typer.Exit
 
@@ -127,7 +127,7 @@ def check(
 
     Defaults are marked as such. For training: parameters, FLOPs, memory, time and cost.
     """
-    model = _model_for(run_file)
+    model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
     from trainrig.estimate.device_choice import DeviceChoice
@@ -147,12 +147,12 @@ def _format_figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _model_for(run_file: str) -> type[RunFile]:
+def _load_model(run_file: str) -> type[RunFile]:
     """The model that the file's `stage` asks for."""
     stage = config.parse(config.read_text(run_file), run_file).get("stage")
     if stage not in VERBS:
         found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
-        hint = config.did_you_mean(str(stage or ""), VERBS)
+        hint = config.suggest_choice(str(stage or ""), VERBS)
         raise ConfigError(f"{run_file}: {found}{hint}")
     return VERBS[stage].load_model()
 
@@ -172,7 +172,7 @@ def _do(
     terminal = Terminal()
     terminal.listen()
     run = job.load(VERBS[verb].load_model(), run_file, changes or ())
-    with terminal.only_results_on_stdout(), job.if_stopped(job.what_next(run)):
+    with terminal.only_results_on_stdout(), job.if_stopped(job.describe_restart(run)):
         manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
         cost = {"seconds": manifest.seconds, **manifest.cost}
@@ -202,11 +202,11 @@ for _name, _verb in VERBS.items():
 @command(app, START, "trainrig schema pretrain > pretrain.schema.json")
 def schema(verb: Verb) -> None:
     """Print the JSON schema of a command's run file, for editors to complete keys by."""
-    from trainrig.config.run_file_schema import json_schema
+    from trainrig.config.run_file_schema import build_json_schema
 
     if verb not in VERBS:
-        raise ConfigError(f"schema: no run file for '{verb}'{config.did_you_mean(verb, VERBS)}")
-    print(json.dumps(json_schema(VERBS[verb].load_model()), indent=1))
+        raise ConfigError(f"schema: no run file for '{verb}'{config.suggest_choice(verb, VERBS)}")
+    print(json.dumps(build_json_schema(VERBS[verb].load_model()), indent=1))
 
 
 GENERATE = "trainrig generate quickstart/tuned --chat --prompt 'What does json.dumps do?'"
@@ -279,7 +279,7 @@ def export(
             metavar="DTYPE",
             help="Number format of the weights: float32, bfloat16 or float16.  "
             "[default: as imported, else float32]",
-            autocompletion=completion.words("float32", "bfloat16", "float16"),
+            autocompletion=completion.make_word_completion("float32", "bfloat16", "float16"),
         ),
     ] = None,
     adapter: Annotated[
@@ -383,7 +383,7 @@ def import_folder(
         adapter = import_adapter(folder, base, out)
         print(json.dumps(adapter) if as_json else f"{out}: {adapter['parameters']:,} parameters")
         return
-    roles = dict(_role(each) for each in role or ())
+    roles = dict(_parse_role(each) for each in role or ())
     facts = import_checkpoint(folder, out, roles, add_token or ())
     if as_json:
         print(json.dumps(facts))
@@ -393,7 +393,7 @@ def import_folder(
         print(f"{name}: {token or 'none'}")
 
 
-def _role(given: str) -> tuple[str, str]:
+def _parse_role(given: str) -> tuple[str, str]:
     name, equals, token = given.partition("=")
     if not equals or not token:
         raise ConfigError(f"--role {given}: wanted ROLE=TOKEN, as in end_of_turn=<|im_end|>")

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from trainrig.report import visible
+from trainrig.report import escape_invisible
 
 WIDTH = 420  # CSS pixels: a phone shrinks it little, and a wide page enlarges it by a third
 MAX_POINTS = 1_000  # on one line: about 20 KB of SVG
@@ -99,7 +99,7 @@ def _theme_svg(drawing: str) -> str:
     for element in root.iter():
         element.tag = element.tag.partition("}")[2]
         element.attrib = {
-            name: _rewritten(name, value, prefix)
+            name: _rewrite_attribute(name, value, prefix)
             for name, value in ((n.rpartition("}")[2], v) for n, v in element.attrib.items())
             if name != "id" or value in referred
         }
@@ -109,7 +109,7 @@ def _theme_svg(drawing: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _rewritten(name: str, value: str, prefix: str) -> str:
+def _rewrite_attribute(name: str, value: str, prefix: str) -> str:
     """One attribute: references prefixed, colours themed, fonts left to CSS, decimals cut."""
     if name == "href":
         return f"#{prefix}{value.removeprefix('#')}"
@@ -141,7 +141,7 @@ def thin(x: Numbers, y: Numbers, limit: int = MAX_POINTS) -> tuple[Numbers, Numb
     return x[at], y[at]
 
 
-def trailing_mean(y: Numbers, over: int) -> Numbers:
+def compute_trailing_mean(y: Numbers, over: int) -> Numbers:
     """The mean of each value and the `over` - 1 before it (fewer at the start)."""
     return np.array([y[max(0, i - over + 1) : i + 1].mean() for i in range(len(y))])
 
@@ -191,13 +191,19 @@ def plot_rows(ax: Axes, rows: Sequence[BarRow], parts: Sequence[BarPart], x_labe
         right = ax.get_yaxis_transform()
         ax.text(0, y - 0.27, _cut_label(row.name, 34), va="bottom", transform=right)
         ax.text(
-            1, y - 0.27, visible(row.note), va="bottom", ha="right", color=MUTED, transform=right
+            1,
+            y - 0.27,
+            escape_invisible(row.note),
+            va="bottom",
+            ha="right",
+            color=MUTED,
+            transform=right,
         )
     _as_rows(ax, len(rows))
     ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
     ax.set(xlabel=x_label, xlim=(0, left.max() or 1))
     if len(parts) > 1:
-        _legend_above(ax, [Patch(label=part.name, **part.fill()) for part in parts])
+        _draw_legend_above(ax, [Patch(label=part.name, **part.fill()) for part in parts])
     return ax
 
 
@@ -256,7 +262,7 @@ def plot_pairs(
     _as_rows(ax, len(ordered))
     ax.margins(x=0.18)
     ax.set_xlabel(x_label)
-    _legend_above(ax, dots)
+    _draw_legend_above(ax, dots)
     return ax
 
 
@@ -274,7 +280,7 @@ class NoisyCurve:
 def plot_curve(ax: Axes, curve: NoisyCurve) -> Axes:
     """Every value, faint, under the mean of the last `mean_over`, bold."""
     ax.plot(*thin(curve.x, curve.y), color=C1, alpha=0.5, linewidth=1, label="each step")
-    mean = trailing_mean(curve.y, curve.mean_over)
+    mean = compute_trailing_mean(curve.y, curve.mean_over)
     ax.plot(*thin(curve.x, mean), color=C1, linewidth=2.2, label=f"mean of {curve.mean_over}")
     ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
     ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -314,7 +320,7 @@ def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interrupt
             fontsize=10,
             bbox={"boxstyle": "circle,pad=0.25", "facecolor": PAPER, "edgecolor": C2},
         )
-    mean = trailing_mean(curve.y, curve.mean_over)
+    mean = compute_trailing_mean(curve.y, curve.mean_over)
     # Above all that is drawn below them: they reach back over half of the drawing.
     middle = (curve.x[0] + curve.x[-1]) / 2
     late = [curve.y[curve.x >= middle], held_out[1][held_out[0] >= middle], mean[-1:]]
@@ -349,7 +355,7 @@ def plot_marks(ax: Axes, marks: Sequence[Mark]) -> None:
             ax.axvspan(mark.since, mark.x, color=C4, alpha=0.22, linewidth=0)
         ax.axvline(mark.x, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
         ax.annotate(
-            visible(mark.name),
+            escape_invisible(mark.name),
             (mark.x, 1),
             (-2, -3),
             xycoords=("data", "axes fraction"),
@@ -364,7 +370,7 @@ def plot_marks(ax: Axes, marks: Sequence[Mark]) -> None:
 
 def _cut_label(text: str, limit: int) -> str:
     """A label short enough not to run into its neighbour; tables hold the whole."""
-    text = visible(text).replace("\n", " ")
+    text = escape_invisible(text).replace("\n", " ")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -376,7 +382,7 @@ def _as_rows(ax: Axes, rows: int) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(5))
 
 
-def _legend_above(ax: Axes, handles: Sequence[Artist]) -> None:
+def _draw_legend_above(ax: Axes, handles: Sequence[Artist]) -> None:
     ax.legend(
         handles=handles,
         loc="lower left",

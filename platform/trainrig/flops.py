@@ -38,7 +38,7 @@ class TokenFlops:
         return self.forward * (1 + BACKWARD)
 
 
-def token_flops(
+def count_token_flops(
     model: DecoderConfig,
     sequence_length: int,
     causal: bool = True,
@@ -60,7 +60,7 @@ def token_flops(
     for layer in range(model.layers):
         local = window is not None and window.is_local(layer)
         size = window.size if window and local else None
-        keys += mean_keys(sequence_length, size, causal, model.bidirectional)
+        keys += compute_mean_keys(sequence_length, size, causal, model.bidirectional)
         keys += keys_ahead if causal else 0
     logits, shapes = model.outputs * model.logit_channels, model.shapes
     products = multiplications((shapes.before_layers, shapes.layers, shapes.after_layers))
@@ -73,7 +73,7 @@ def token_flops(
     )
 
 
-def encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) -> float:
+def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) -> float:
     """Of training on one row of which the encoder reads `read` tokens and the decoder writes
     `written`, forward and backward; keys and values of cross-attention are made of what is read.
 
@@ -92,21 +92,21 @@ def encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) 
     return (2.0 * products + attention + head) * (1 + BACKWARD)
 
 
-def detection_flops(model: DecoderConfig, sequence_length: int, predicted: float) -> float:
+def count_detection_flops(model: DecoderConfig, sequence_length: int, predicted: float) -> float:
     """Of training on a token of replaced-token detection: `model` reads all of it, and so does its
     generator, which makes logits for the share `predicted`. That these are made again to draw of
     them is not counted, as what is recomputed is not."""
     generator = model.generator_model
     assert generator is not None, "a run without one is refused"
-    drawn = token_flops(generator, sequence_length, predicted=predicted).training
-    return drawn + token_flops(model, sequence_length).training
+    drawn = count_token_flops(generator, sequence_length, predicted=predicted).training
+    return drawn + count_token_flops(model, sequence_length).training
 
 
-def further_flops(model: DecoderConfig, sequence_length: int) -> float:
+def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
     """Of training on a token by the heads of `model` for the tokens after the next, each of which
     makes logits for one token of a row fewer than the one before."""
     shape, shapes = model.shape, model.shapes
-    keys = mean_keys(sequence_length, None, True, model.bidirectional)
+    keys = compute_mean_keys(sequence_length, None, True, model.bidirectional)
     attention = 4.0 * shape.heads * shape.head_channels * keys
     found = 0.0
     for number, layer in enumerate(shapes.further_layers, 1):
@@ -116,7 +116,7 @@ def further_flops(model: DecoderConfig, sequence_length: int) -> float:
     return found * (1 + BACKWARD)
 
 
-def mean_keys(length: int, window: int | None, causal: bool, around: bool) -> float:
+def compute_mean_keys(length: int, window: int | None, causal: bool, around: bool) -> float:
     """How many keys a query meets, the mean over a sequence; `around`: those on either side."""
     if not causal:
         return length
@@ -128,6 +128,6 @@ def mean_keys(length: int, window: int | None, causal: bool, around: bool) -> fl
     return window * (1 - (window - 1) / (2 * length))
 
 
-def six_n_d(parameters: float, tokens: float) -> float:
+def count_flops_6nd(parameters: float, tokens: float) -> float:
     """Training compute by 6ND (Kaplan et al., section 2.1), which leaves attention out."""
     return PER_PARAMETER * parameters * tokens

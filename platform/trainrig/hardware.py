@@ -62,7 +62,7 @@ class Device(Settings):
         """Whether it is an accelerator with products of bfloat16."""
         return self.accelerator and "bfloat16" in self.flops
 
-    def peak(self, compute: Compute) -> float:
+    def find_peak(self, compute: Compute) -> float:
         """FLOP/s, at most. Raises ConfigError where the table does not say."""
         if compute not in self.flops:
             raise ConfigError(
@@ -126,40 +126,40 @@ class Hardware(Settings):
     def _check_link(self, where: str, name: str | None, between: str) -> None:
         if name is not None and (name not in self.links or self.links[name].between != between):
             fitting = [each for each, link in self.links.items() if link.between == between]
-            near = config.did_you_mean(name, fitting)
+            near = config.suggest_choice(name, fitting)
             raise ValueError(f"{where}: no link '{name}' between {between}{near}")
 
     @model_validator(mode="after")
     def _devices_are_there(self) -> Self:
         for name, instance in self.instances.items():
             if instance.device not in self.devices:
-                near = config.did_you_mean(instance.device, self.devices)
+                near = config.suggest_choice(instance.device, self.devices)
                 raise ValueError(f"instances.{name}: no device '{instance.device}'{near}")
         return self
 
-    def device(self, name: str) -> Device:
+    def find_device(self, name: str) -> Device:
         """Raises ConfigError with the nearest name if there is none of that one."""
         if name not in self.devices:
-            near = config.did_you_mean(name, self.devices)
+            near = config.suggest_choice(name, self.devices)
             raise ConfigError(f"no device '{name}' in the table of hardware{near}")
         return self.devices[name]
 
-    def instance(self, name: str) -> Instance:
+    def find_instance(self, name: str) -> Instance:
         """Raises ConfigError with the nearest name if there is none of that one."""
         if name not in self.instances:
-            near = config.did_you_mean(name, self.instances)
+            near = config.suggest_choice(name, self.instances)
             raise ConfigError(f"no instance '{name}' in the table of hardware{near}")
         return self.instances[name]
 
-    def interconnect(self, name: str) -> HardwareLink:
+    def find_interconnect(self, name: str) -> HardwareLink:
         """What joins machines. Raises ConfigError with the nearest name if there is none of it."""
         fitting = {each: link for each, link in self.links.items() if link.between == "machines"}
         if name not in fitting:
-            near = config.did_you_mean(name, fitting)
+            near = config.suggest_choice(name, fitting)
             raise ConfigError(f"no interconnect '{name}' in the table of hardware{near}")
         return fitting[name]
 
-    def price(self, instance: str, market: str) -> Price | None:
+    def find_price(self, instance: str, market: str) -> Price | None:
         """Of a machine by the labels of its node; None: not known. No other place knows prices."""
         if instance == OWN and instance not in self.instances:
             return Price(0.0, False, None)
@@ -170,12 +170,12 @@ class Hardware(Settings):
             return Price(offer.spot_usd, False, offer.as_of)
         return Price(offer.usd, market == SPOT, offer.as_of)
 
-    def accelerators(self, instance: str) -> int:
+    def count_accelerators(self, instance: str) -> int:
         """How many it has. Raises ConfigError if there is no instance of that name."""
-        offer = self.instance(instance)
+        offer = self.find_instance(instance)
         return offer.devices if self.devices[offer.device].accelerator else 0
 
-    def cheapest(self, device: str) -> str | None:
+    def find_cheapest(self, device: str) -> str | None:
         """The instance whose devices of that name cost the least on demand; None without one."""
         offers = {name: each for name, each in self.instances.items() if each.device == device}
         return min(offers, key=lambda n: offers[n].usd / offers[n].devices, default=None)
@@ -191,10 +191,10 @@ def load(path: str | None = None) -> Hardware:
     return config.build(Hardware, config.parse(text, path), path, text)
 
 
-def local_device(offers: Hardware) -> str:
+def identify_local_device(offers: Hardware) -> str:
     """The device of `offers` that this machine has: its GPU if the table has one of that name, else
     a core of its CPU."""
-    own = _gpu().lower().replace(" ", "-")
+    own = _find_gpu_name().lower().replace(" ", "-")
     slow = CPU_WITHOUT_BFLOAT16 in offers.devices and not cpu_has_bfloat16()
     core = CPU_WITHOUT_BFLOAT16 if slow else CPU
     return next((name for name in offers.devices if name in own), core)
@@ -208,7 +208,7 @@ def cpu_has_bfloat16() -> bool:
         return True
 
 
-def _gpu() -> str:
+def _find_gpu_name() -> str:
     """The name of this machine's first GPU, or nothing; torch, which would tell as well, takes
     seconds to import."""
     for about in sorted(GPU_INFO.glob("*/information")):

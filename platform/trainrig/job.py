@@ -57,7 +57,7 @@ def main(
     with exit_codes():
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages there
             run = load(model, given.run_file, given.changes)
-            with if_stopped(what_next(run)):
+            with if_stopped(describe_restart(run)):
                 manifest = stage(run)
         print(json.dumps(manifest.counts))
 
@@ -75,7 +75,7 @@ def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
     return run
 
 
-def what_next(run: RunFile) -> str:
+def describe_restart(run: RunFile) -> str:
     """What becomes of `run` if it is stopped and then done again."""
     return GOES_ON if run.resumes else BEGINS_AGAIN
 
@@ -103,7 +103,7 @@ def exit_codes() -> Iterator[None]:
         signal.signal(signal.SIGTERM, _stop)
         yield
     except BaseException as error:
-        ending = _ending(error)
+        ending = _describe_ending(error)
         _write_outcome(outcome, error, ending)
         over = isinstance(error, SystemExit)  # as a command line ends that did all it was asked
         if not over and (ending is None or ending[1] == ClusterError.exit_code):
@@ -117,15 +117,15 @@ def exit_codes() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ending(error: BaseException) -> tuple[str, int] | None:
+def _describe_ending(error: BaseException) -> tuple[str, int] | None:
     """The line that is said of `error`, and the exit code; None: it was not foreseen."""
     match error:
         case TrainrigError():
             return str(error), error.exit_code
         case _Stopped():
-            return f"stopped by SIGTERM; {_next(error)}", Unfinished.exit_code
+            return f"stopped by SIGTERM; {_get_restart_note(error)}", Unfinished.exit_code
         case KeyboardInterrupt():
-            return f"interrupted; {_next(error)}", 130
+            return f"interrupted; {_get_restart_note(error)}", 130
         case storage.UnreadableFile():
             problem = f"{os.fsdecode(error.filename)}: cannot be read: {error.strerror}"
             return f"{problem}; the disk may be failing", InputError.exit_code
@@ -139,7 +139,7 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def _next(stopped: BaseException) -> str:
+def _get_restart_note(stopped: BaseException) -> str:
     return str(stopped.args[0]) if stopped.args else BEGINS_AGAIN
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trainrig import __version__, storage
-from trainrig.config import RunFile, identity
+from trainrig.config import RunFile, extract_identity
 from trainrig.errors import DataError, InputError, OutputTaken
 
 FORMAT = 1
@@ -48,14 +48,14 @@ log = logging.getLogger(__name__)
 Record = TypeVar("Record", bound="_Record")
 
 
-def _below(name: str) -> str:
+def _check_below(name: str) -> str:
     absolute = name.startswith(("/", "\\")) or "://" in name
     if absolute or not name or "\0" in name or ".." in re.split(r"[/\\]", name):
         raise ValueError(f"'{name}' is no name of a file below the folder")
     return name
 
 
-Below = Annotated[str, AfterValidator(_below)]
+Below = Annotated[str, AfterValidator(_check_below)]
 """A file's path below the folder that names it. What names one elsewhere is refused: whoever made
 the folder would have others' files read, moved or deleted."""
 
@@ -120,12 +120,12 @@ class Stage:
     before: Manifest | None = None
     started: float = field(default_factory=time.monotonic)
 
-    def path(self, *names: str) -> str:
+    def build_path(self, *names: str) -> str:
         """The location of a file of this stage."""
         return storage.join(self.folder, *names)
 
     @contextlib.contextmanager
-    def undone_if_refused(self) -> Iterator[None]:
+    def undo_if_refused(self) -> Iterator[None]:
         """Leave nothing behind if the block finds that its input cannot work.
 
         Another run file or other inputs are needed then, and this claim would be in their way. One
@@ -138,7 +138,7 @@ class Stage:
                 storage.delete_folder(self.folder)
             raise
 
-    def manifest(
+    def build_manifest(
         self,
         counts: Mapping[str, Any],
         files: Mapping[str, FileSum],
@@ -160,9 +160,9 @@ class Stage:
         cost: Mapping[str, float] | None = None,
     ) -> Manifest:
         """Write the manifest: from here on the folder is whole. SCRATCH goes."""
-        manifest = self.manifest(counts, files, cost)
-        storage.write(self.path(MANIFEST), manifest.model_dump_json(indent=1).encode())
-        storage.delete_folder(self.path(SCRATCH))
+        manifest = self.build_manifest(counts, files, cost)
+        storage.write(self.build_path(MANIFEST), manifest.model_dump_json(indent=1).encode())
+        storage.delete_folder(self.build_path(SCRATCH))
         return manifest
 
 
@@ -183,7 +183,7 @@ def claim(
     """
     lasting = {
         "stage": run.verb,
-        "config": identity(run, extendable=False),
+        "config": extract_identity(run, extendable=False),
         "inputs": dict(inputs),
         # The first has none, so that what was made before there were others is still known.
         **({"output_format": run.output_format} if run.output_format > 1 else {}),
@@ -191,9 +191,9 @@ def claim(
     wanted = Claim(
         stage=run.verb,
         fingerprint=digest(lasting),
-        config=identity(run),
+        config=extract_identity(run),
         inputs={**inputs, **(extendable_inputs or {})},
-        environment=environment(),
+        environment=collect_environment(),
         output_format=run.output_format,
     )
     data = wanted.model_dump_json(indent=1).encode()
@@ -211,16 +211,18 @@ def claim(
         )
     manifest_path = storage.join(folder, MANIFEST)
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
-    changed = finished is not None and bool(difference(finished, wanted))
+    changed = finished is not None and bool(describe_difference(finished, wanted))
     if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
         raise OutputTaken(
-            f"{folder}: made by another run ({difference(finished or there, wanted)}); choose "
-            "another `output`, or delete that folder"
+            f"{folder}: made by another run ({describe_difference(finished or there, wanted)}); "
+            "choose another `output`, or delete that folder"
         )
     announce_changes(folder, there.environment, wanted.environment)
     if finished and changed:
         check_files(folder, finished)
-        log.info("%s: made before, to be changed: %s", folder, difference(finished, wanted))
+        log.info(
+            "%s: made before, to be changed: %s", folder, describe_difference(finished, wanted)
+        )
         return Stage(folder, wanted, resumed=True, before=finished)
     if finished:
         check_files(folder, finished)
@@ -269,7 +271,7 @@ def check_files(folder: str, manifest: Manifest) -> None:
             raise DataError(
                 f"{path}: gone, though {MANIFEST} lists it; delete {folder} and run its stage again"
             )
-        if (found := storage.size(path)) != entry.bytes:
+        if (found := storage.measure_size(path)) != entry.bytes:
             raise DataError(
                 f"{path}: {found} bytes, but {MANIFEST} says {entry.bytes}; delete {folder} and "
                 "run its stage again"
@@ -281,7 +283,7 @@ def verify_files(folder: str, manifest: Manifest) -> None:
     check_files(folder, manifest)
     for name, entry in manifest.files.items():
         path = storage.join(folder, name)
-        if storage.sha256(path) != entry.sha256:
+        if storage.compute_sha256(path) != entry.sha256:
             raise DataError(
                 f"{path}: other bytes than {MANIFEST} has the SHA-256 of; delete {folder} and run "
                 "its stage again"
@@ -330,9 +332,9 @@ def _read_record(model: type[Record], path: str) -> Record:
         ) from None
 
 
-def file_sum(path: str) -> FileSum:
+def compute_file_sum(path: str) -> FileSum:
     """Size and SHA-256 of the file at `path`."""
-    return FileSum(bytes=storage.size(path), sha256=storage.sha256(path))
+    return FileSum(bytes=storage.measure_size(path), sha256=storage.compute_sha256(path))
 
 
 def digest(value: Any) -> str:
@@ -341,7 +343,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def environment() -> dict[str, str]:
+def collect_environment() -> dict[str, str]:
     """What results may depend on besides run file and inputs: versions, and the kind of machine."""
     found = {
         "trainrig": __version__,
@@ -374,7 +376,7 @@ def announce_changes(what: str, there: Mapping[str, str], here: Mapping[str, str
         )
 
 
-def difference(there: Claim, here: Claim) -> str:
+def describe_difference(there: Claim, here: Claim) -> str:
     """The first differences between two claims, in words."""
     if there.stage != here.stage:
         return f"by `{there.stage}`, not `{here.stage}`"
@@ -388,16 +390,16 @@ def difference(there: Claim, here: Claim) -> str:
         if there.output_format != here.output_format
         else []
     )
-    return _few([*formats, *_differing(there.config, here.config), *inputs])
+    return _join_few([*formats, *_list_differences(there.config, here.config), *inputs])
 
 
-def difference_of(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def describe_table_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """The first differences between two tables of plain JSON, in words; empty if they are equal."""
-    return _few(_differing(there, here))
+    return _join_few(_list_differences(there, here))
 
 
-def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    old, new = _flat(there), _flat(here)
+def _list_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    old, new = _flatten(there), _flatten(here)
     return [
         f"{key}: {_format_value(old, key)} there, {_format_value(new, key)} here"
         for key in sorted({*old, *new})
@@ -405,7 +407,7 @@ def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _few(differences: list[str]) -> str:
+def _join_few(differences: list[str]) -> str:
     return "; ".join(differences[:3]) + ("; …" if len(differences) > 3 else "")
 
 
@@ -413,7 +415,7 @@ def _format_value(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
 
 
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
+def _flatten(value: Any, key: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping):
         pairs = [(f"{key}.{name}" if key else name, inner) for name, inner in value.items()]
     elif isinstance(value, list | tuple):
@@ -422,4 +424,4 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
         pairs = []
     if not pairs:  # a value, or a table or array that holds nothing
         return {key: value}
-    return {path: leaf for name, inner in pairs for path, leaf in _flat(inner, name).items()}
+    return {path: leaf for name, inner in pairs for path, leaf in _flatten(inner, name).items()}

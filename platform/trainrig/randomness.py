@@ -52,7 +52,7 @@ class RandomKey:
         return int.from_bytes(digest, "little", signed=True)
 
 
-def words(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
+def draw_words(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
     """64 random bits for each of `places`, which are int64 from 0, in an array of int64.
 
     With `samples`, global sample numbers in int64 that broadcast against `places`, each sample has
@@ -65,26 +65,31 @@ def words(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Nu
     return drawn
 
 
-def uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
+def draw_uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
     """Numbers of float64 in [0, 1), in steps of 2^-53."""
-    drawn: Numbers = _float64(_shift_right(words(key, places, samples), 11)) * 2.0**-53
-    return drawn
-
-
-def uniforms_of_streams(streams: Numbers, places: Numbers) -> Numbers:
-    """The number of each pair of a stream (`RandomKey.stream`) and a place, as `uniforms` draws
-    it: for many keys at once."""
     drawn: Numbers = (
-        _float64(_shift_right(_scramble_words(streams + (places + 1) * _STEP), 11)) * 2.0**-53
+        _convert_to_float64(_shift_right(draw_words(key, places, samples), 11)) * 2.0**-53
     )
     return drawn
 
 
-def normals(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
+def draw_uniforms_of_streams(streams: Numbers, places: Numbers) -> Numbers:
+    """The number of each pair of a stream (`RandomKey.stream`) and a place, as `draw_uniforms`
+    draws it: for many keys at once."""
+    drawn: Numbers = (
+        _convert_to_float64(_shift_right(_scramble_words(streams + (places + 1) * _STEP), 11))
+        * 2.0**-53
+    )
+    return drawn
+
+
+def draw_normals(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
     """Standard normal numbers of float64, by inversion: of +, -, x and / alone, each rounded as
     IEEE 754 says, so that every library and device computes the same bits."""
     # Halves of steps of 2^-52: neither 0 nor 1, and alike on both sides of 1/2.
-    middle: Numbers = (_float64(_shift_right(words(key, places, samples), 12)) + 0.5) * 2.0**-52
+    middle: Numbers = (
+        _convert_to_float64(_shift_right(draw_words(key, places, samples), 12)) + 0.5
+    ) * 2.0**-52
     return normal_quantile(middle)
 
 
@@ -93,16 +98,18 @@ def normal_quantile(p: Numbers) -> Numbers:
 
     Wichura 1988, "Algorithm AS 241", its PPND16: about 1 part in 10^16.
     """
-    library: Any = _library_of(p)
+    library: Any = _find_library(p)
     values: Any = p
     q = values - 0.5
     r = 0.180625 - q * q
-    found = q * _ratio(r, _CENTRAL)
+    found = q * _evaluate_ratio(r, _CENTRAL)
     outer = abs(q) > 0.425
     tail = values[outer]
     side = q[outer]
-    r = _root(-_log(library.where(side < 0, tail, 1.0 - tail)))
-    distance = library.where(r <= 5.0, _ratio(r - 1.6, _TAIL), _ratio(r - 5.0, _FAR_TAIL))
+    r = _compute_root(-_log(library.where(side < 0, tail, 1.0 - tail)))
+    distance = library.where(
+        r <= 5.0, _evaluate_ratio(r - 1.6, _TAIL), _evaluate_ratio(r - 5.0, _FAR_TAIL)
+    )
     found[outer] = library.where(side < 0, -distance, distance)
     result: Numbers = found
     return result
@@ -120,11 +127,11 @@ def _shift_right(words: Any, bits: int) -> Any:
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _library_of(numbers: Any) -> Any:
+def _find_library(numbers: Any) -> Any:
     return np if isinstance(numbers, np.ndarray) else sys.modules["torch"]
 
 
-def _float64(integers: Any) -> Any:
+def _convert_to_float64(integers: Any) -> Any:
     return integers.astype("f8") if isinstance(integers, np.ndarray) else integers.double()
 
 
@@ -138,16 +145,16 @@ def _log(x: Any) -> Any:
 
     x = m 2^e with m within [sqrt(1/2), sqrt(2)), and log m = 2 atanh((m - 1) / (m + 1)).
     """
-    library = _library_of(x)
+    library = _find_library(x)
     m, e = library.frexp(x)
     small = m < _ROOT_OF_HALF
     m = library.where(small, m * 2.0, m)
     s = (m - 1.0) / (m + 1.0)
-    exponent = _float64(e) - _float64(small)
-    return exponent * _LOG_2 + 2.0 * s * _polynomial(s * s, _ODD_TERMS)
+    exponent = _convert_to_float64(e) - _convert_to_float64(small)
+    return exponent * _LOG_2 + 2.0 * s * _evaluate_polynomial(s * s, _ODD_TERMS)
 
 
-def _root(x: Any) -> Any:
+def _compute_root(x: Any) -> Any:
     """The root of numbers from 2.5 to 750, by Heron's rule: torch's own on the CPU is MKL's, which
     is wrong in the last bit now and then."""
     found = 1.0 + 0.25 * x
@@ -156,12 +163,12 @@ def _root(x: Any) -> Any:
     return found
 
 
-def _ratio(r: Any, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Any:
+def _evaluate_ratio(r: Any, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Any:
     above, below = coefficients
-    return _polynomial(r, above) / _polynomial(r, below)
+    return _evaluate_polynomial(r, above) / _evaluate_polynomial(r, below)
 
 
-def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
+def _evaluate_polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
     """By Horner's rule, each product and sum rounded by itself; the constant comes first."""
     found = x * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:

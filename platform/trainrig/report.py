@@ -2,8 +2,8 @@
 
 Every page is read in one order: the verdict in a sentence, with its warnings beside it; four to
 six figures; the sections, each a finding with its chart and its details; what to do next; where it
-all came from. A `ReportPage` is plain data in that order, and `html()` is a pure function of it:
-the same page gives the same bytes.
+all came from. A `ReportPage` is plain data in that order, and `render_html()` is a pure function of
+it: the same page gives the same bytes.
 
 What a page shows was written by strangers. All text is escaped and its control characters are made
 visible, and the page's own policy forbids scripts and anything fetched.
@@ -53,7 +53,7 @@ _INVISIBLE = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """`text` with control characters, direction marks and lone surrogates spelt as ⟨U+202E⟩."""
     text = text.replace("\r\n", "\n")
     return _INVISIBLE.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
@@ -61,10 +61,10 @@ def visible(text: str) -> str:
 
 def escape(text: str) -> str:
     """`text` as HTML text or attribute value, whoever wrote it."""
-    return html.escape(visible(text), quote=True)
+    return html.escape(escape_invisible(text), quote=True)
 
 
-def number(value: int | float) -> str:
+def format_number(value: int | float) -> str:
     """An integer in full (`1,234`), a fraction to four significant digits (`0.8123`)."""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
@@ -74,21 +74,21 @@ def number(value: int | float) -> str:
 _SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """`value` in full below 10,000, else to three significant digits: `52.1 k`, `6.91 M`."""
     if abs(value) < 9_999.5:
-        return number(value)
+        return format_number(value)
     # 999,500 rounds to 1 M, not to 1000 k.
     size, letter = next((size, letter) for size, letter in _SIZES if abs(value) >= 0.9995 * size)
     return f"{value / size:.3g}\u00a0{letter}"
 
 
-def percent(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float) -> str:
     """`part` of `whole` to a tenth of a percent: `37.6 %`; `–` of nothing."""
     return f"{100 * part / whole:.1f}\u00a0%" if whole else "–"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`0.4 s`, `12 s`, `4 min 10 s`, `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f}\u00a0s"
@@ -106,7 +106,7 @@ class Verdict:
     state: Literal["done", "warning", "failed"] = "done"
     warnings: tuple[str, ...] = ()
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The block below the page's title."""
         warnings = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
         return (
@@ -124,7 +124,7 @@ class KeyFigure:
     unit: str
     comparison: str
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """One cell of the row."""
         return (
             f'<div class="figure"><dt>{escape(self.name)}</dt><dd><b>{escape(self.value)}</b> '
@@ -141,13 +141,13 @@ class Step:
     unit: str
     seconds: float
 
-    def html(self, sections: set[str]) -> str:
+    def render_html(self, sections: set[str]) -> str:
         """One cell of the strip."""
         name = escape(self.name)
         title = f'<a href="#{name}">{name}</a>' if self.name in sections else name
         return (
             f'<li><span class="name">{title}</span><b>{escape(self.value)}</b> {escape(self.unit)}'
-            f"<small>{duration(self.seconds)}</small></li>"
+            f"<small>{format_duration(self.seconds)}</small></li>"
         )
 
 
@@ -157,7 +157,7 @@ class Text:
 
     text: str
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The paragraph."""
         return f"<p>{escape(self.text)}</p>"
 
@@ -170,7 +170,7 @@ class ReportTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The table in a box of its own that scrolls sideways on a narrow screen."""
         # A column is set to the right when its first value is a number.
         right = [not isinstance(cell, str) for cell in self.rows[0]] if self.rows else []
@@ -179,7 +179,7 @@ class ReportTable:
             f'<th scope="col"{" class=n" if is_right else ""}>{escape(column)}</th>'
             for column, is_right in zip(self.columns, right, strict=True)
         )
-        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
+        body = "".join(f"<tr>{''.join(map(_render_cell, row))}</tr>" for row in self.rows)
         caption = escape(self.caption)
         return (
             f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table>'
@@ -188,10 +188,10 @@ class ReportTable:
         )
 
 
-def _cell(value: Cell) -> str:
+def _render_cell(value: Cell) -> str:
     if isinstance(value, str):
         return f'<td dir="auto">{escape(value)}</td>'
-    return f"<td class=n>{'–' if value is None else number(value)}</td>"
+    return f"<td class=n>{'–' if value is None else format_number(value)}</td>"
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,13 @@ class Chart:
     caption: str
     table: ReportTable
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """Title, drawing, caption, and the numbers folded below."""
         return (
             f'<figure><h3>{escape(self.title)}</h3><div class="drawing" role="img" '
             f'aria-label="{escape(self.label)}">{self.svg}</div>'
             f"<figcaption>{escape(self.caption)}</figcaption>"
-            f"{Details('The numbers of this chart', (self.table,)).html()}</figure>"
+            f"{Details('The numbers of this chart', (self.table,)).render_html()}</figure>"
         )
 
 
@@ -230,7 +230,7 @@ class TextSample:
     note: str = ""
     marks: tuple[tuple[int, int], ...] = ()
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The text in a box, its line breaks kept, its direction found from its letters."""
         note = f"<small>{escape(self.note)}</small>" if self.note else ""
         return (
@@ -254,10 +254,12 @@ class SampleGroup:
     samples: tuple[TextSample, ...]
     headed: bool = False  # the first is what the others are about, and stands above them
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The samples in one row, or in as many as they need."""
         kind = "group headed" if self.headed else "group"
-        return f'<div class="{kind}">{"".join(sample.html() for sample in self.samples)}</div>'
+        return (
+            f'<div class="{kind}">{"".join(sample.render_html() for sample in self.samples)}</div>'
+        )
 
 
 @dataclass(frozen=True)
@@ -267,9 +269,9 @@ class Details:
     summary: str
     blocks: "tuple[Block, ...]"
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The fold."""
-        inside = "".join(block.html() for block in self.blocks)
+        inside = "".join(block.render_html() for block in self.blocks)
         return f"<details><summary>{escape(self.summary)}</summary>{inside}</details>"
 
 
@@ -284,9 +286,9 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The heading and the blocks."""
-        inside = "".join(block.html() for block in self.blocks)
+        inside = "".join(block.render_html() for block in self.blocks)
         return f'<section id="{escape(self.name)}"><h2>{escape(self.title)}</h2>{inside}</section>'
 
 
@@ -297,7 +299,7 @@ class PageCommand:
     line: str
     purpose: str
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The purpose, and the line, which one click selects."""
         return f"<li>{escape(self.purpose)}<pre><code>{escape(self.line)}</code></pre></li>"
 
@@ -321,7 +323,7 @@ class ReportPage:
         if len(set(names)) < len(names):
             raise ValueError(f"two sections have one name: {', '.join(names)}")
 
-    def html(self) -> str:
+    def render_html(self) -> str:
         """The page as a file's text. Write it as UTF-8."""
         title = escape(self.title)
         return (
@@ -329,26 +331,28 @@ class ReportPage:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<title>{title}</title>\n<link rel="icon" href="data:,">\n'
-            f"<style>\n{_style()}</style>\n</head>\n<body>\n<main>\n"
-            f"<header>\n<h1>{title}</h1>\n{self.verdict.html()}\n{self._figures()}\n"
-            f"{self._strip()}\n</header>\n"
-            f"{chr(10).join(section.html() for section in self.sections)}\n"
-            f"{self._commands()}\n{self._provenance()}\n</main>\n</body>\n</html>\n"
+            f"<style>\n{_build_style()}</style>\n</head>\n<body>\n<main>\n"
+            f"<header>\n<h1>{title}</h1>\n{self.verdict.render_html()}\n{self._render_figures()}\n"
+            f"{self._render_strip()}\n</header>\n"
+            f"{chr(10).join(section.render_html() for section in self.sections)}\n"
+            f"{self._render_commands()}\n{self._render_provenance()}\n</main>\n</body>\n</html>\n"
         )
 
-    def _figures(self) -> str:
-        return f'<dl class="figures">{"".join(figure.html() for figure in self.figures)}</dl>'
+    def _render_figures(self) -> str:
+        return (
+            f'<dl class="figures">{"".join(figure.render_html() for figure in self.figures)}</dl>'
+        )
 
-    def _strip(self) -> str:
+    def _render_strip(self) -> str:
         names = {section.name for section in self.sections}
-        steps = "".join(step.html(names) for step in self.steps)
+        steps = "".join(step.render_html(names) for step in self.steps)
         return f'<nav aria-label="Stages"><ol class="strip">{steps}</ol></nav>' if steps else ""
 
-    def _commands(self) -> str:
-        commands = "".join(command.html() for command in self.commands)
+    def _render_commands(self) -> str:
+        commands = "".join(command.render_html() for command in self.commands)
         return f'<section id="next"><h2>What to do next</h2><ol>{commands}</ol></section>'
 
-    def _provenance(self) -> str:
+    def _render_provenance(self) -> str:
         parts = "".join(
             f"<h3>{escape(heading)}</h3><dl>"
             + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
@@ -358,14 +362,14 @@ class ReportPage:
         return f'<section id="provenance"><h2>Where this comes from</h2>{parts}</section>'
 
 
-def _style() -> str:
+def _build_style() -> str:
     css = (resources.files("trainrig") / "report.css").read_text(encoding="utf-8")
     return (
-        f":root{{color-scheme:light dark;{_variables(LIGHT)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}\n"
-        f"@media print{{:root{{color-scheme:light;{_variables(LIGHT)}}}}}\n{css}"
+        f":root{{color-scheme:light dark;{_format_variables(LIGHT)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{_format_variables(DARK)}}}}}\n"
+        f"@media print{{:root{{color-scheme:light;{_format_variables(LIGHT)}}}}}\n{css}"
     )
 
 
-def _variables(colours: Mapping[str, str]) -> str:
+def _format_variables(colours: Mapping[str, str]) -> str:
     return "".join(f"--{name}:{colour};" for name, colour in colours.items())

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainrig.config import RunFile, toml_value
-from trainrig.config.run_file_schema import json_schema
+from trainrig.config import RunFile, format_toml_value
+from trainrig.config.run_file_schema import build_json_schema
 from trainrig.quickstart.path import PageMaking
 from trainrig.train.run import metrics
 from trainrig.verbs import VERBS
@@ -48,22 +48,22 @@ them.
 | --- | --- | --- | --- |"""
 
 
-def models() -> dict[str, type[RunFile]]:
+def load_models() -> dict[str, type[RunFile]]:
     """The model of each run file, by the command that it is for; `pages` is the quickstart's."""
     return {**{verb: VERBS[verb].load_model() for verb in VERBS}, PageMaking.verb: PageMaking}
 
 
 def generate_files() -> dict[str, str]:
     """The text of each generated file, by its path in the repository."""
-    schemas = {verb: json_schema(model) for verb, model in models().items()}
+    schemas = {verb: build_json_schema(model) for verb, model in load_models().items()}
     files = {
         f"{SCHEMAS}/{verb}.json": f"{json.dumps(schema, indent=1, ensure_ascii=False)}\n"
         for verb, schema in schemas.items()
     }
-    return files | {PAGE: page(schemas), METRICS_PAGE: metrics_page()}
+    return files | {PAGE: build_page(schemas), METRICS_PAGE: build_metrics_page()}
 
 
-def metrics_page() -> str:
+def build_metrics_page() -> str:
     """The page of all figures that a run logs."""
     rows = [
         f"| `{each.name}` | {each.unit} | {each.source} | {each.meaning} |"
@@ -72,21 +72,29 @@ def metrics_page() -> str:
     return "\n".join([_METRICS_HEAD, *rows]) + "\n"
 
 
-def page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
+def build_page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
     """The page of all keys: a section for each command, and each table at its first use."""
     lines = [_HEAD]
     lines += [
-        f"- [{verb}](#run-file-of-{verb}): {_summary(schema)}" for verb, schema in schemas.items()
+        f"- [{verb}](#run-file-of-{verb}): {_extract_summary(schema)}"
+        for verb, schema in schemas.items()
     ]
     shown: set[str] = set()
     for verb, schema in schemas.items():
         chosen = set(_list_chosen(schema))
-        lines += ["", f"## Run file of {verb}", "", _summary(schema), "", *_keys(schema)]
+        lines += [
+            "",
+            f"## Run file of {verb}",
+            "",
+            _extract_summary(schema),
+            "",
+            *_format_keys(schema),
+        ]
         for name, table in schema.get("$defs", {}).items():
             if name not in shown and "properties" in table:
                 shown.add(name)
-                lines += ["", f"### {_title(name)}", "", _summary(table), ""]
-                lines += _keys(table, name in chosen)
+                lines += ["", f"### {_format_title(name)}", "", _extract_summary(table), ""]
+                lines += _format_keys(table, name in chosen)
     return "\n".join(lines) + "\n"
 
 
@@ -101,52 +109,57 @@ def _list_chosen(schema: Any) -> Iterator[str]:
             yield from _list_chosen(each)
 
 
-def _summary(table: Mapping[str, Any]) -> str:
+def _extract_summary(table: Mapping[str, Any]) -> str:
     """The first paragraph of a model's docstring."""
     first = str(table.get("description", "")).partition("\n\n")[0]
     return _escape_markdown(" ".join(first.split()))
 
 
-def _keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str]:
+def _format_keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str]:
     """The table of its keys. `chosen`: out of several, by its `kind`."""
     yield "| key | type | default | description |"
     yield "|---|---|---|---|"
     required = {*table.get("required", ()), *({"kind"} if chosen else ())}
     for name, key in table["properties"].items():
-        default = "required" if name in required else _default(key)
-        cells = (f"`{name}`", _type(key), default, _escape_markdown(key.get("description", "")))
+        default = "required" if name in required else _describe_default(key)
+        cells = (
+            f"`{name}`",
+            _describe_type(key),
+            default,
+            _escape_markdown(key.get("description", "")),
+        )
         yield f"| {' | '.join(cells)} |"
 
 
-def _type(key: Mapping[str, Any]) -> str:
+def _describe_type(key: Mapping[str, Any]) -> str:
     """What may be written, in the words of TOML."""
     if "$ref" in key:
-        title = _title(key["$ref"].rpartition("/")[2])
+        title = _format_title(key["$ref"].rpartition("/")[2])
         return f"[{title}](#{title.lower().replace('.', '').replace(' ', '-')})"
     for several in ("anyOf", "oneOf"):
         if several in key:
-            types = [_type(each) for each in key[several] if each.get("type") != "null"]
+            types = [_describe_type(each) for each in key[several] if each.get("type") != "null"]
             return " or ".join(dict.fromkeys(types))
     if "const" in key:
-        return f"`{toml_value(key['const'])}`"
+        return f"`{format_toml_value(key['const'])}`"
     if "enum" in key:
-        return " or ".join(f"`{toml_value(each)}`" for each in key["enum"])
+        return " or ".join(f"`{format_toml_value(each)}`" for each in key["enum"])
     if "prefixItems" in key:
-        return f"\\[{', '.join(_type(each) for each in key['prefixItems'])}\\]"
+        return f"\\[{', '.join(_describe_type(each) for each in key['prefixItems'])}\\]"
     if key.get("type") == "array":
-        return f"array of {_type(key.get('items', {}))}"
+        return f"array of {_describe_type(key.get('items', {}))}"
     if key.get("type") == "object":
-        return f"table of {_type(key.get('additionalProperties', {}))}"
-    return str(key.get("type", "any")) + _bounds(key)
+        return f"table of {_describe_type(key.get('additionalProperties', {}))}"
+    return str(key.get("type", "any")) + _describe_bounds(key)
 
 
-def _bounds(key: Mapping[str, Any]) -> str:
+def _describe_bounds(key: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     found = [f"{sign} {key[name]:,}" for name, sign in signs.items() if name in key]
     return _escape_markdown(f" {', '.join(found)}") if found else ""
 
 
-def _default(key: Mapping[str, Any]) -> str:
+def _describe_default(key: Mapping[str, Any]) -> str:
     if "default" not in key:
         return "computed"
     value = key["default"]
@@ -155,17 +168,17 @@ def _default(key: Mapping[str, Any]) -> str:
     if isinstance(value, Mapping):
         return f"`{value['kind']}`" if "kind" in value else ("its own" if value else "empty")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return ", ".join(f"`{each.get('kind') or _inline(each)}`" for each in value)
-    return f"`{_escape_markdown(toml_value(value))}`"
+        return ", ".join(f"`{each.get('kind') or _format_inline(each)}`" for each in value)
+    return f"`{_escape_markdown(format_toml_value(value))}`"
 
 
-def _inline(table: Mapping[str, Any]) -> str:
+def _format_inline(table: Mapping[str, Any]) -> str:
     """A table of a list in one line, but for the keys that are absent."""
-    given = {name: toml_value(value) for name, value in table.items() if value is not None}
+    given = {name: format_toml_value(value) for name, value in table.items() if value is not None}
     return f"{{ {', '.join(f'{name} = {value}' for name, value in given.items())} }}"
 
 
-def _title(name: str) -> str:
+def _format_title(name: str) -> str:
     """A table's name; one that two modules have is told apart by its module."""
     module, found, last = name.rpartition("__")
     return f"{last} in {module.removeprefix('trainrig__').replace('__', '.')}" if found else name

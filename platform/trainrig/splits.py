@@ -59,7 +59,7 @@ class Phase:
         record = SplitRecord(name=split.name, counts=counts, files=files)
         storage.write(self.record_path(split), record.model_dump_json().encode())
 
-    def results(self, splits: Sequence[Split]) -> list[SplitRecord]:
+    def read_results(self, splits: Sequence[Split]) -> list[SplitRecord]:
         """The records of all splits, in their order."""
         return [
             SplitRecord.model_validate_json(storage.read(self.record_path(split)))
@@ -67,13 +67,13 @@ class Phase:
         ]
 
 
-def total(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Numbers added up key by key, nested tables likewise; keys sorted, so the order is fixed."""
     sums: dict[str, Any] = {}
     for table in counts:
         for key, value in table.items():
             if isinstance(value, Mapping):
-                sums[key] = total([sums.get(key, {}), value])
+                sums[key] = sum_counts([sums.get(key, {}), value])
             else:
                 sums[key] = sums.get(key, 0) + value
     return json.loads(json.dumps(sums, sort_keys=True))  # type: ignore[no-any-return]

@@ -67,7 +67,7 @@ class Terminal:
         """One line."""
         self.console.print(text, markup=False)
 
-    def table(self, rows: Mapping[str, str]) -> None:
+    def print_table(self, rows: Mapping[str, str]) -> None:
         """Two columns: what, and how much."""
         grid = Table.grid(padding=(0, 2))
         for name, value in rows.items():
@@ -102,7 +102,7 @@ class Terminal:
             )
 
     @contextlib.contextmanager
-    def trials(self, title: str) -> Iterator[Trials]:
+    def show_trials(self, title: str) -> Iterator[Trials]:
         """Show what runs side by side; the block is given a function to call with (done, all,
         a row of texts by column for each)."""
         if not self.live:
@@ -110,12 +110,14 @@ class Terminal:
             yield lambda done, of, rows: lines.advance(done, of, f"runs, {len(rows)} under way")
             return
         with Live(console=self.console, transient=True, auto_refresh=False) as live:
-            yield lambda done, of, rows: live.update(_table(title, done, of, rows), refresh=True)
+            yield lambda done, of, rows: live.update(
+                _build_table(title, done, of, rows), refresh=True
+            )
 
     @contextlib.contextmanager
-    def training(self, title: str, folder: str, steps: int) -> Iterator[None]:
+    def show_training(self, title: str, folder: str, steps: int) -> Iterator[None]:
         """Show the run in `folder` while the block trains it."""
-        with self._training_panel(title, steps) as advance:
+        with self._show_panel(title, steps) as advance:
             stop = threading.Event()
             follower = ProgressFollower(folder, steps)
             before = _look(follower)
@@ -130,7 +132,7 @@ class Terminal:
                 watch.join()
 
     @contextlib.contextmanager
-    def _training_panel(self, title: str, steps: int) -> Iterator[Any]:
+    def _show_panel(self, title: str, steps: int) -> Iterator[Any]:
         """One line, whose note says how long the rest takes: it knows of restarts."""
         if not self.live:
             yield _Lines(self, title, "steps").advance
@@ -147,7 +149,7 @@ class Terminal:
             yield lambda done, of, note: progress.update(task, completed=done, total=of, note=note)
 
 
-def _table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str]]) -> Group:
+def _build_table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str]]) -> Group:
     table = Table(box=None)
     for name in rows[0] if rows else ():
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
@@ -226,13 +228,13 @@ def show(terminal: Terminal, run: RunFile, stage: Callable[..., Manifest]) -> Ma
     """Do `stage` as `run` says, showing how far it is; then say what came out, in one line."""
     match run.progress:
         case "steps":
-            with terminal.training(run.verb, run.output, run.total_steps() or 0):
+            with terminal.show_training(run.verb, run.output, run.total_steps() or 0):
                 manifest = stage(run)
         case "splits":
             with terminal.stage(run.verb, "splits") as advance:
                 manifest = stage(run, progress=advance)
         case "trials":
-            with terminal.trials(run.verb) as advance_all:
+            with terminal.show_trials(run.verb) as advance_all:
                 manifest = stage(run, show=advance_all)
         case "none":
             manifest = stage(run)

@@ -18,7 +18,7 @@ import numpy as np
 from rich.text import Text
 
 from trainrig import config, manifest, storage
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation, OfLabels
 from trainrig.objectives.contract import find_corruption
@@ -43,7 +43,7 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.row_view import RowPiece, padding, row_text
+from trainrig.tokens.row_view import RowPiece, count_padding, render_row
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -131,8 +131,8 @@ class TracedStep:
         where = {"step": self.step, "data_step": self.data_step}
         return {**where, "loss": self.loss, "log": self.log, "sequences": rows}
 
-    def texts(self, tokens: int | None, borders: bool = False) -> Iterator[Text]:
-        """Each sequence as a person reads it; see `row_text` for `tokens` and `borders`."""
+    def render_texts(self, tokens: int | None, borders: bool = False) -> Iterator[Text]:
+        """Each sequence as a person reads it; see `render_row` for `tokens` and `borders`."""
         for sequence in self.sequences:
             which = f" · {sequence.answer}" if sequence.answer else ""
             head = (
@@ -144,7 +144,7 @@ class TracedStep:
             pieces = pieces or [RowPiece(0, sequence.source)]
             ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
             yield Text(head, style="bold").append_text(
-                row_text(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)
+                render_row(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)
             )
 
 
@@ -158,7 +158,7 @@ class TracedRun:
     batches: PretrainBatches
     encoder: Encoder
 
-    def data_step_of(self, step: int | None, data_step: int | None) -> int:
+    def find_data_step(self, step: int | None, data_step: int | None) -> int:
         """The batch of update `step`, from 1, or `data_step` itself, from 0: one of the two.
 
         They part where a run skipped data. Raises ConfigError for what the run does not have.
@@ -188,12 +188,12 @@ def open_traced(path: str) -> TracedRun:
     """The run at `path`, a run file or a run folder. Raises ConfigError; DataError where its tokens
     are gone."""
     run, folder = _open_run(path)
-    tokens = storage.absolute(_shards_of(run))
+    tokens = storage.make_absolute(_find_shards(run))
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer, storage.join(tokens, "tokenizer.json"))
-    batches = _batches(run, encoder)
+    batches = _open_batches(run, encoder)
     if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
-        raise DataError(f"{_shards_of(run)}: its tokenizer.json is not that of its shards")
+        raise DataError(f"{_find_shards(run)}: its tokenizer.json is not that of its shards")
     return TracedRun(path, run, folder, batches, encoder)
 
 
@@ -210,33 +210,33 @@ def trace(
         return _trace_stored(path, stored, step, source)
     traced = open_traced(path)
     run, batches, encoder = traced.settings, traced.batches, traced.encoder
-    number = traced.data_step_of(step, data_step)
+    number = traced.find_data_step(step, data_step)
     if source is not None and source not in batches.sources:
         raise ConfigError(
-            f"--source: {_shards_of(run)} has no source '{source}'"
-            f"{did_you_mean(source, batches.sources)}"
+            f"--source: {_find_shards(run)} has no source '{source}'"
+            f"{suggest_choice(source, batches.sources)}"
         )
     batch = batches.at(number)
     sequences = tuple(
         sequence
         for index, micro in enumerate(batch)
-        for sequence in _sequences(index, micro, batches, encoder)
+        for sequence in _iterate_sequences(index, micro, batches, encoder)
         if source in (None, sequence.source)
     )
     if step is None:
         return TracedStep(None, number, None, "not asked", sequences, encoder)
-    log, loss = _evidence(traced.folder, step, batch)
+    log, loss = _compare_with_logs(traced.folder, step, batch)
     return TracedStep(step, number, loss, log, sequences, encoder)
 
 
-def _shards_of(run: Traced) -> str:
+def _find_shards(run: Traced) -> str:
     """The folder of token shards that `run` trains on."""
     return run.tokens if isinstance(run, Pretraining) else run.conversations
 
 
-def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
+def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     """The batches of `run`."""
-    tokens = storage.absolute(_shards_of(run))
+    tokens = storage.make_absolute(_find_shards(run))
     if isinstance(run, Pretraining):
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
@@ -260,7 +260,7 @@ def _trace_stored(
         raise ConfigError(f"--step {step}: {path} holds no batch of it")
     batch = max(made, key=lambda each: (each.step, each.attempt))
     if source is not None and source not in batch.sources:
-        raise ConfigError(f"--source: no source '{source}'{did_you_mean(source, batch.sources)}")
+        raise ConfigError(f"--source: no source '{source}'{suggest_choice(source, batch.sources)}")
     encoder = Encoder(checkpoint.describe(checkpoint.resolve(path))[1])
     micros = tuple(batch.read_micro_batch(index) for index in range(len(batch.files)))
     sequences = tuple(
@@ -269,10 +269,10 @@ def _trace_stored(
             micro_batch=index,
             row=row,
             source=batch.sources[micro.sources[row]],
-            answer=_worth(micro, row),
+            answer=_describe_worth(micro, row),
             epoch=0,
             targets=int((micro.targets[row] != IGNORE).sum()),
-            documents=tuple(_prompts(micro, row, encoder)),
+            documents=tuple(_iterate_prompts(micro, row, encoder)),
             ids=tuple(micro.ids[row].tolist()),
             target_ids=tuple(micro.targets[row].tolist()),
         )
@@ -280,20 +280,20 @@ def _trace_stored(
         for row in range(len(micro.samples))
         if source in (None, batch.sources[micro.sources[row]])
     )
-    log, loss = _evidence(path, step, micros)
+    log, loss = _compare_with_logs(path, step, micros)
     return TracedStep(step, batch.step, loss, log, sequences, encoder)
 
 
-def _worth(micro: MicroBatch, row: int) -> str:
+def _describe_worth(micro: MicroBatch, row: int) -> str:
     if REWARDS not in micro.arrays:
         return ""
     reward, advantage = (float(micro.arrays[name][row]) for name in (REWARDS, ADVANTAGES))
     return f"reward {reward:g}, advantage {advantage:+.2f}"
 
 
-def _prompts(micro: MicroBatch, row: int, encoder: Encoder) -> Iterator[TracedDocument]:
+def _iterate_prompts(micro: MicroBatch, row: int, encoder: Encoder) -> Iterator[TracedDocument]:
     """The rows of the prompt files that a rollout answers."""
-    filled = len(micro.ids[row]) - padding(micro.ids[row], encoder)
+    filled = len(micro.ids[row]) - count_padding(micro.ids[row], encoder)
     for _, place, number in micro.pieces[micro.pieces[:, 0] == row].tolist():
         yield TracedDocument(place, filled - place, f"prompt {number}", "", "", number)
 
@@ -318,7 +318,7 @@ def _open_run(path: str) -> tuple[Traced, str | None]:
     field, stage = _FIELD_OF[run.verb]
     if folder:
         run = _find_moved(folder, run, field)
-    there = _shards_of(run)
+    there = _find_shards(run)
     if not storage.list_files(there):
         raise DataError(f"{file}: {field} = {there}: nothing there, seen from {Path.cwd()}")
     manifest.read_input(there, stage)
@@ -328,7 +328,7 @@ def _open_run(path: str) -> tuple[Traced, str | None]:
 def _find_moved(folder: str, run: Traced, field: str) -> Traced:
     """`run`, whose shards, the folder in `field`, may lie where they lay beside its folder: both
     were moved, or an older trainrig recorded the paths as they were written."""
-    tokens = _shards_of(run)
+    tokens = _find_shards(run)
     there = storage.exists(storage.join(tokens, manifest.MANIFEST))
     on_disk = not any(path.startswith(storage.S3) for path in (folder, tokens, run.output))
     same_start = Path(tokens).is_absolute() == Path(run.output).is_absolute()
@@ -339,10 +339,10 @@ def _find_moved(folder: str, run: Traced, field: str) -> Traced:
     return run.model_copy(update={field: beside}) if found else run
 
 
-def _sequences(
+def _iterate_sequences(
     index: int, micro: MicroBatch, batches: PretrainBatches, encoder: Encoder
 ) -> Iterator[TracedSequence]:
-    answers = _answers(micro)
+    answers = _find_answers(micro)
     for row, sample in enumerate(micro.samples.tolist()):
         where = batches.locate(sample)
         places = [piece.place for piece in where.pieces]
@@ -350,7 +350,7 @@ def _sequences(
             places = micro.pieces[micro.pieces[:, 0] == row, 1].tolist()
         for answer, (ids_BT, targets_BT) in answers.items():
             ids, targets = ids_BT[row], targets_BT[row]
-            filled = len(ids) - padding(ids, encoder)
+            filled = len(ids) - count_padding(ids, encoder)
             ends = [*places[1:], filled]
             yield TracedSequence(
                 sample=sample,
@@ -377,7 +377,7 @@ def _sequences(
             )
 
 
-def _answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
+def _find_answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
     """[B, T] ids and targets of each answer that a row has, by its name."""
     arrays = micro.arrays
     if CHOSEN_IDS in arrays:
@@ -401,7 +401,7 @@ def _answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
     return {"": (micro.ids, micro.targets)}
 
 
-def _evidence(
+def _compare_with_logs(
     folder: str | None, step: int, batch: tuple[MicroBatch, ...]
 ) -> tuple[Log, float | None]:
     """What the run folder's logs say of the step."""

@@ -7,8 +7,13 @@ from typing import Any
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.scaling.layout import terms
-from trainrig.scaling.layout.layout_verb import ClusterWanted, cluster_of, laid_out, subject_of
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, why_not
+from trainrig.scaling.layout.layout_verb import (
+    ClusterWanted,
+    apply_layout,
+    build_cluster,
+    build_subject,
+)
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, explain_refusal
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -36,12 +41,12 @@ TILE = 16  # float32 numbers of a register of AVX-512: a core fills no larger pi
 
 def list_layouts(run: Pretraining) -> dict[str, DeviceLayout]:
     """Those of LAYOUTS that `run` can be trained in, by name."""
-    subject, _ = subject_of(run, "run.toml")
+    subject, _ = build_subject(run, "run.toml")
     mixed = isinstance(subject.model.feedforward, MixtureOfExperts)
     return {
         name: each
         for name, each in LAYOUTS.items()
-        if why_not(subject.model, subject.batch, each.degrees) is None
+        if explain_refusal(subject.model, subject.batch, each.degrees) is None
         and not (mixed and each.degrees.context > 1)
     }
 
@@ -88,8 +93,8 @@ def predict_steps(
     run: Pretraining, layouts: Mapping[str, DeviceLayout], offers: Hardware
 ) -> dict[str, StepPrediction]:
     """What the planner says of each."""
-    subject, _ = subject_of(run, "run.toml")
-    cluster = cluster_of(ClusterWanted(device="core", devices=WORLD), offers, WORLD)
+    subject, _ = build_subject(run, "run.toml")
+    cluster = build_cluster(ClusterWanted(device="core", devices=WORLD), offers, WORLD)
     predictor = Predictor(
         subject.model, subject.training, subject.batch, cluster, subject.predicted
     )
@@ -102,7 +107,7 @@ def write_tasks(
     """What ranks are told of each layout: the run file that the planner would write for it."""
     found = {}
     for name, each in predictions.items():
-        laid = laid_out(run, each)
+        laid = apply_layout(run, each)
         stage = laid.batches.resolve_stages()[0]
         training = laid.training.model_dump()
         if "ring" in name:  # sends as much, which the planner counts as gathered

@@ -33,7 +33,7 @@ def main(folder: str) -> None:
         shards.read_into("web", start, ids)
     read = time.process_time()
     for start in starts.tolist():
-        shards.boundaries("web", start, LENGTH)
+        shards.find_boundaries("web", start, LENGTH)
     found = time.process_time()
     measured = {
         "shards": len(shards._shards),

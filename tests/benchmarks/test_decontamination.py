@@ -240,7 +240,7 @@ def test_what_real_pages_hold(texts, test_data, tmp_path):
                     "benchmark": f"benchmarks in real pages, {style.kind}",
                     "mb_per_cpu_second": round(pace(ours, texts), 1),
                     "pages": len(texts),
-                    **decision.counts(),
+                    **decision.compute_counts(),
                 }
             )
         )

@@ -21,11 +21,11 @@ from trainrig.corpus.dedup.decisions.documents import BY_URL
 from trainrig.corpus.dedup.pairs.buckets import CANDIDATE
 from trainrig.corpus.dedup.pairs.document_reference import find_positions
 from trainrig.corpus.dedup.pairs.sorted_runs import read_part
-from trainrig.corpus.dedup.pairs.verify import common_shingles
+from trainrig.corpus.dedup.pairs.verify import count_common_shingles
 from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
+from trainrig.corpus.dedup.signatures.sign_split import Signatures, compute_keys_and_shingles
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
-from trainrig.corpus.document import document_id
+from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.run_file import Curation, CurationSource
 
 pytestmark = pytest.mark.bench
@@ -53,7 +53,7 @@ def brute_force(signatures: Signatures, threshold: float) -> Pairs:
         one = np.full(len(others), first)
         whole = sizes[one] + sizes[others]
         least = np.ceil(threshold * whole / (1 + threshold)).astype(np.int64) - 1
-        common = common_shingles(
+        common = count_common_shingles(
             shingles, starts[one], ends[one], shingles, starts[others], ends[others], least
         )
         alike = (common > 0) & (common >= threshold * (whole - common))
@@ -95,11 +95,11 @@ def judged(
         for row in rows
         if row["similarity"] >= SETTINGS.threshold
     }
-    candidates = read_part(found.search.runs("candidates", found.search.parts), 0, CANDIDATE)
+    candidates = read_part(found.search.list_runs("candidates", found.search.parts), 0, CANDIDATE)
     ends = (find_positions(candidates[side]).tolist() for side in "ab")
     guessed = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
     # Of equal texts one alone takes part in pairs.
-    equal = set(find_positions(found.search.repeats("text", 0)).tolist())
+    equal = set(find_positions(found.search.read_repeats("text", 0)).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}
     unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
     return {
@@ -139,7 +139,7 @@ def test_planted_near_duplicates(tmp_path: Path) -> None:
         # (396 - 5 n) / (396 + 5 n), from .95 down to .5.
         texts = [text, *(edited(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
         for number, each in enumerate(texts):
-            identity = document_id("planted", f"{family}/{number}", each.encode())
+            identity = compute_document_id("planted", f"{family}/{number}", each.encode())
             documents.append((identity, f"http://a/{family}/{number}", each))
             labels.append(family)
     result = judged(tmp_path, documents, labels)
@@ -172,7 +172,9 @@ def test_versions_of_real_pages(
     lines = (test_data / "crawl" / "manifest.jsonl").read_text().splitlines()
     # The path without its version: "2.3/reference/…" is the page that "1.13/reference/…" was.
     label = {row["url"]: row["path"].partition("/")[2] for row in map(json.loads, lines)}
-    documents = [(document_id("crawl", url, text.encode()), url, text) for url, text in pages]
+    documents = [
+        (compute_document_id("crawl", url, text.encode()), url, text) for url, text in pages
+    ]
     labels = [label.get(url, url) for url, _ in pages]
     result = judged(tmp_path, documents, labels)
     print(json.dumps({"benchmark": "versions of real pages", **result}))
@@ -184,7 +186,9 @@ def test_versions_of_real_pages(
 def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> None:
     dice = random.Random(1)
     texts = [edited(text, slot * 3, dice) for slot in range(8) for _, text in pages]
-    rows = [(document_id("crawl", str(n), b""), f"http://a/{n}", t) for n, t in enumerate(texts)]
+    rows = [
+        (compute_document_id("crawl", str(n), b""), f"http://a/{n}", t) for n, t in enumerate(texts)
+    ]
     columns = zip(("id", "url", "text"), zip(*rows, strict=True), strict=True)
     table = pa.table({name: list(values) for name, values in columns})
     paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
@@ -201,7 +205,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         tables = [pq.read_table(path) for path in paths]
         read = time.process_time()
         for each in tables:
-            keys_and_shingles(NormalisedTexts.of_arrow(each["text"]), SETTINGS)
+            compute_keys_and_shingles(NormalisedTexts.of_arrow(each["text"]), SETTINGS)
         hashed = time.process_time() - read
         read = time.process_time()
         began += hashed

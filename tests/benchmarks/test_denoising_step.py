@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.estimate.objective_flops import position_flops
+from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
@@ -25,8 +25,8 @@ from trainrig.tokens.batches import (
     TARGETS,
     TOKENS,
     MicroBatch,
+    build_token_arrays,
     read_local_batch,
-    token_arrays,
 )
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -76,7 +76,7 @@ def rows():
         ids = np.random.default_rng(0).integers(0, 256, (sequences, LENGTH + 1))
         numbers = np.arange(sequences)
         pieces = np.stack([numbers, numbers * 0, numbers], axis=1)
-        arrays = token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy())
+        arrays = build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy())
         micro = MicroBatch(arrays, numbers, numbers * 0, pieces)
         corruption = find_corruption(objective, encoder, LENGTH)
         return corruption.apply(micro, 0) if corruption else micro
@@ -142,7 +142,9 @@ def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows,
     decoder, causal = DecoderConfig(**SIZES), CausalLM()
     micro, plain = rows(objective, sequences), rows(causal, sequences)
     share = tokens(plain) / tokens(micro)
-    operations = position_flops(objective, model, LENGTH) / position_flops(causal, decoder, LENGTH)
+    operations = count_position_flops(objective, model, LENGTH) / count_position_flops(
+        causal, decoder, LENGTH
+    )
     ratio = side_by_side.compare(
         f"training step of {kind}, of {tokens(micro):,} tokens, against one of CausalLM, of "
         f"{tokens(plain):,}",

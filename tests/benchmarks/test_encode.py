@@ -54,7 +54,7 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
 
 def timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
     """The work of `tokenize` on a split, which counts what it took besides."""
-    work = prepare._encoding(run, documents, encoder)
+    work = prepare._make_work(run, documents, encoder)
 
     def work_and_count(task: Any) -> Any:
         results = []
@@ -101,9 +101,9 @@ def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, lo
     speeds: dict[str, list[float]] = {"stage": [], "stage_wall": [], "tiktoken": [], "library": []}
     for number in range(ROUNDS + 1):  # the first is not counted
         phase = Phase(str(tmp_path / f"records-{number}"), work)
-        splits = documents.splits()
+        splits = documents.cut_splits()
         map_splits(phase, splits, 1)
-        counts = [record.counts for record in phase.results(splits)]
+        counts = [record.counts for record in phase.read_results(splits)]
         bare_cpu, _ = timed(lambda: [bare.encode_ordinary(text) for text in texts])
         library_cpu, _ = timed(
             lambda: library.encode_batch_fast(few, add_special_tokens=False)  # on one thread

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainrig.evaluate.engine.answers import Examination
 from trainrig.evaluate.engine.encoding import RequestEncoder
-from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -67,7 +67,7 @@ def test_requests_a_second_beside_the_harness(
     export_checkpoint(str(tmp_path / "run"), str(tmp_path / "hf"), HubFolder())
     shots = 5 if name == "arc_easy" else 0
     task, rows = load_task(TaskChoice(task=name, few_shot=shots), str(test_data / "sets"))
-    questions = questions_of(TaskRun(task, rows, ROWS[name]))
+    questions = load_questions(TaskRun(task, rows, ROWS[name]))
 
     encoder = RequestEncoder(Encoder(text), CONFIG.positions, document_start=False)
     examination = Examination(model.eval(), encoder, task, 4096, chat=False)
@@ -84,7 +84,7 @@ def test_requests_a_second_beside_the_harness(
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(ROUNDS):  # turn by turn, by CPU time, as the machine is not ours alone
         began = time.process_time()
-        mine = examination.rows(questions)
+        mine = examination.score_questions(questions)
         seconds["ours"].append(time.process_time() - began)
         began = time.process_time()
         other = peer.loglikelihood(asked, disable_tqdm=True)

@@ -31,11 +31,11 @@ from trainrig.corpus.filters import (
     GopherQuality,
     GopherRepetition,
     Preset,
-    first_broken_rule,
+    find_first_broken_rule,
 )
-from trainrig.corpus.language import identify_all, language_codes
+from trainrig.corpus.language import identify_all, list_language_codes
 from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
@@ -69,7 +69,7 @@ def measured(texts: list[str]) -> list[str]:
 
 
 def by_papers(texts: Sequence[str]) -> Columns:
-    batch = batch_of(texts)
+    batch = build_batch(texts)
     codes, scores = identify_all(texts, batch)
     columns = measure(texts, codes, batch)
     return columns | {"language": np.array(codes), "language_score": scores}
@@ -88,7 +88,7 @@ def documents_per_second(
     fresh: list[str],
 ) -> list[float]:
     """Measured by `chain` and held to `presets`: of each part of `fresh`, after all other texts."""
-    filters = [each for name in presets for each in Preset(name=name).filters()]
+    filters = [each for name in presets for each in Preset(name=name).build_filters()]
     unseen = set(fresh)
     seen = [text for text in texts if text not in unseen]
     for first in range(0, len(seen), BATCH):
@@ -98,7 +98,7 @@ def documents_per_second(
         some = fresh[part::PARTS]
         began = time.process_time()
         for first in range(0, len(some), BATCH):
-            first_broken_rule(filters, chain(some[first : first + BATCH]))
+            find_first_broken_rule(filters, chain(some[first : first + BATCH]))
         rates.append(len(some) / (time.process_time() - began))
     return rates
 
@@ -166,7 +166,7 @@ def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
     }
     equal = {}
     for name, rule in rules.items():
-        ours = [reason is None for reason in first_broken_rule((rule,), columns)]
+        ours = [reason is None for reason in find_first_broken_rule((rule,), columns)]
         # None: datatrove was not asked, as the filter before had dropped the text.
         pairs = [(a, b) for a, b in zip(ours, verdicts[name], strict=True) if b is not None]
         equal[name] = sum(a == b for a, b in pairs) / len(pairs)
@@ -179,7 +179,7 @@ def test_languages_of_sentences(test_data: Path):
     path = test_data / "sets" / "bigbench_language_identification.jsonl"
     questions = [json.loads(line) for line in path.read_text().splitlines()]
     names = json.loads(Path(__file__).with_name("language_names.json").read_text())
-    assert set(names.values()) <= set(language_codes())
+    assert set(names.values()) <= set(list_language_codes())
     sentences, answers, choices = [], [], []
     for question in questions:
         listed = re.findall(r"^[A-K]\. (.*)$", question["query"], re.MULTILINE)

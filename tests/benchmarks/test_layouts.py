@@ -2,12 +2,12 @@
 
 import pytest
 
-from trainrig.scaling.layout.published import read_published_runs, table_rows
+from trainrig.scaling.layout.published import format_table_rows, read_published_runs
 
 
 @pytest.mark.bench
 def test_published_runs() -> None:
-    rows = list(table_rows(list(read_published_runs())))
+    rows = list(format_table_rows(list(read_published_runs())))
     for row in rows:
         print(row)
     assert len(rows) > 20

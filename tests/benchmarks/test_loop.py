@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from trainrig import hardware
-from trainrig.flops import token_flops
+from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.mesh import find_local_device
 from trainrig.train.checkpoint import find_newest_valid
@@ -76,7 +76,9 @@ def peak(compute):
         return None
     name = torch.cuda.get_device_name().lower()
     known = hardware.load().devices
-    return next((d.peak(compute) for key, d in known.items() if key.split("-")[0] in name), None)
+    return next(
+        (d.find_peak(compute) for key, d in known.items() if key.split("-")[0] in name), None
+    )
 
 
 def test_the_loop_on_one_device(alone, make_job):
@@ -95,7 +97,7 @@ def test_the_loop_on_one_device(alone, make_job):
     tokens = (lines[-1]["train/tokens"] - lines[0]["train/tokens"]) / (len(lines) - 1)
     pace = tokens / statistics.median(seconds)
     # PaLM's rule (arXiv:2204.02311, appendix B): attention over all positions, masked or not.
-    flops = token_flops(job.model, job.model.positions, causal=False).training
+    flops = count_token_flops(job.model, job.model.positions, causal=False).training
     most = peak(job.training.precision.compute)
     same = result_of(jobs[0]) == result_of(jobs[1])
     print(

@@ -20,11 +20,11 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.signatures.by_datasketch import words_of
+from trainrig.corpus.dedup.signatures.by_datasketch import split_words
 from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import shingles_of
-from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
-from trainrig.corpus.dedup.signatures.signature import signatures
+from trainrig.corpus.dedup.signatures.shingles import shingle_texts
+from trainrig.corpus.dedup.signatures.sign_split import Signatures, compute_keys_and_shingles
+from trainrig.corpus.dedup.signatures.signature import compute_signatures
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.files.row_files import ROW_GROUP, read_columns
 
@@ -108,7 +108,7 @@ def five_words(text: str) -> list[str]:
 
 def shingles_as_text(text: str) -> list[str]:
     """As `five_words`, with our words of scripts that put no space between them."""
-    words = words_of(text, 5)
+    words = split_words(text, 5)
     return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
 
 
@@ -134,7 +134,7 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
     ways: dict[str, tuple[float, Callable[[], object]]] = {
         "ours": (
             megabytes(texts),
-            lambda: keys_and_shingles(NormalisedTexts.of_arrow(ours), SETTINGS),
+            lambda: compute_keys_and_shingles(NormalisedTexts.of_arrow(ours), SETTINGS),
         ),
         "datasketch": (megabytes(few), lambda: by_datasketch(few)),
     }
@@ -225,7 +225,10 @@ def test_time_grows_as_the_texts_do(texts: list[str]):
     figures = []
     for times in (1, 10, 100):
         many = NormalisedTexts.of_arrow(column(few * times))
-        runs = [cpu_seconds(lambda many=many: keys_and_shingles(many, SETTINGS)) for _ in range(3)]
+        runs = [
+            cpu_seconds(lambda many=many: compute_keys_and_shingles(many, SETTINGS))
+            for _ in range(3)
+        ]
         size = megabytes(few) * times
         figures.append(
             {
@@ -276,10 +279,10 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
     sets = [(set(shingles_as_text(a)), set(shingles_as_text(b))) for a, b in pairs]
     exact = np.array([len(a & b) / len(a | b) for a, b in sets])
     both = NormalisedTexts.of([text for pair in pairs for text in pair])
-    shingles, ends = shingles_of(both, 5)
+    shingles, ends = shingle_texts(both, 5)
     errors: dict[str, list[np.ndarray]] = {"ours": [], "datasketch": []}
     for seed in range(1, 5):
-        found = signatures(shingles, ends, MinHash(seed=seed))
+        found = compute_signatures(shingles, ends, MinHash(seed=seed))
         errors["ours"].append((found[::2] == found[1::2]).mean(1) - exact)
         estimates = []
         first = datasketch.MinHash(PERMUTATIONS, seed=seed)

@@ -22,7 +22,7 @@ from fastwarc.warc import ArchiveIterator
 from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.models.classifier.calibration import area, reliability
+from trainrig.corpus.models.classifier.calibration import compute_area, compute_reliability
 from trainrig.corpus.models.classifier.model import Learning
 from trainrig.corpus.models.classifier.model import train as train_classifier
 from trainrig.corpus.models.language_model import LanguageModel, train
@@ -85,9 +85,9 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
     theirs_seconds = children() - before
     theirs = kenlm.Model(str(arpa))
     asked_cut = [as_pieces(pieces, each) for each in asked]
-    found, found_seconds = timed(lambda: ours.perplexity(asked_cut))
+    found, found_seconds = timed(lambda: ours.compute_perplexity(asked_cut))
     expected, expected_seconds = timed(lambda: [perplexity(theirs, each) for each in asked_cut])
-    _, whole_seconds = timed(lambda: pieces.perplexity(asked))
+    _, whole_seconds = timed(lambda: pieces.compute_perplexity(asked))
     gap = np.abs(found / np.array(expected) - 1).max()
     print(
         json.dumps(
@@ -184,10 +184,10 @@ def by_fasttext(
 
 def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dict[str, float]:
     kept = scores >= 0.5
-    curve = reliability(np.minimum(scores, 1.0), truths)
+    curve = compute_reliability(np.minimum(scores, 1.0), truths)
     gap = sum(each.texts * abs(each.predicted - each.observed) for each in curve) / len(truths)
     return {
-        "auc": round(area(scores, truths), 4),
+        "auc": round(compute_area(scores, truths), 4),
         "precision": round(float(truths[kept].mean()), 4),
         "recall": round(float(kept[truths].mean()), 4),
         "calibration_gap": round(gap, 4),

@@ -130,7 +130,7 @@ def test_what_a_row_costs(folder, packing):
     counting, _ = cpu_seconds(lambda: layout.targets("web", windows, 1))
     result = {
         "benchmark": f"row: {packing}",
-        "documents": shards.document_count("web"),
+        "documents": shards.count_documents("web"),
         "open_milliseconds": round(1e3 * opening, 2),
         "row_microseconds": round(1e6 * reading / len(windows), 1),
         "pieces_a_row": round(float(np.mean(pieces)), 2),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.approaches.approaches import optima_line
+from trainrig.scaling.laws.approaches.approaches import fit_optima_line
 from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
 from trainrig.scaling.laws.fit import LawFit, fit_law, read_runs
-from trainrig.scaling.laws.fit_verb import settings_of
+from trainrig.scaling.laws.fit_verb import build_settings
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 
@@ -76,7 +76,7 @@ def told(law: Law, cpu: float) -> dict[str, Any]:
 )
 def test_a_published_table(name: str, recipe: str | None, options: dict[str, Any]) -> None:
     runs = read_runs([str(DATA / f"{name}.csv")], recipes=[recipe] if recipe else [])
-    settings: LawFit = settings_of({"draws": 200, **options})
+    settings: LawFit = build_settings({"draws": 200, **options})
     begun = time.process_time()
     law = fit_law(runs, settings, recipe or name).law
     print(json.dumps({"file": name, "recipe": recipe} | told(law, time.process_time() - begun)))
@@ -103,8 +103,8 @@ def test_published_optima() -> None:
     for study in dict.fromkeys(runs.recipe):
         rows = runs.select(runs.recipe == study)
         rows = rows.select(np.argsort(rows.flops, kind="stable"))
-        line = optima_line(rows, Bootstrap(draws=500)).approach("optima", "")
-        small = optima_line(rows.select(np.arange(len(rows) - 2)), Bootstrap(draws=500))
+        line = fit_optima_line(rows, Bootstrap(draws=500)).build_approach("optima", "")
+        small = fit_optima_line(rows.select(np.arange(len(rows) - 2)), Bootstrap(draws=500))
         errors = small.law(rows.flops[-2:]) / rows.parameters[-2:] - 1
         exponent = line.parameters_exponent
         assert exponent is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.corpus.read import RawPage, files_of
+from trainrig.corpus.read import RawPage, find_files
 from trainrig.corpus.read.web_archives.warc import read_warc
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
@@ -49,7 +49,7 @@ def by_fastwarc(paths: list[str]) -> int:
 
 @pytest.mark.parametrize("peer", [by_warcio, by_fastwarc])
 def test_archives_are_read_about_as_fast_as_by_others(peer, test_data):
-    paths = [file.path for file in files_of([str(test_data / "crawl/*.warc.gz")])][:SHARDS]
+    paths = [file.path for file in find_files([str(test_data / "crawl/*.warc.gz")])][:SHARDS]
     read = ours(paths)
     assert read == peer(paths)
     name = f"read {read / 1e6:.0f} MB of HTML, {peer.__name__}"

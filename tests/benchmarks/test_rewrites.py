@@ -16,9 +16,9 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.rewrite import C4Lines, Normalise, RefinedWebLines, RepairUnicode, Rewrite
-from trainrig.corpus.rewrite.unicode import fixing
+from trainrig.corpus.rewrite.unicode import load_fixer
 from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
-from trainrig.corpus.urls.key import url_key
+from trainrig.corpus.urls.key import compute_url_key
 from trainrig.corpus.urls.normalise import normalise
 
 _spec = importlib.util.spec_from_file_location(
@@ -98,7 +98,7 @@ def test_repair_beside_ftfy_on_everything(pages: list[tuple[str, str]]):
     ratio = side_by_side.compare(
         "RepairUnicode beside ftfy.fix_text",
         lambda: [rewrite.apply(text, "en") for text in texts],
-        lambda: [fixing()(text) for text in texts],
+        lambda: [load_fixer()(text) for text in texts],
         ROUNDS,
     )
     assert ratio < 0.5
@@ -143,7 +143,7 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
                         lambda urls=urls: [normalise(url) for url in urls], len(urls)
                     ),
                     "keys_per_cpu_second": pace(
-                        lambda urls=urls: [url_key(url) for url in urls], len(urls)
+                        lambda urls=urls: [compute_url_key(url) for url in urls], len(urls)
                     ),
                     "tldextract_alone_per_cpu_second": pace(
                         lambda urls=urls: [extract(url) for url in urls], len(urls)

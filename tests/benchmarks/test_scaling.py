@@ -13,7 +13,7 @@ from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.minimise import Lad
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.laws.regression.profile import profiles
+from trainrig.scaling.laws.regression.profile import compute_profiles
 
 pytestmark = [
     pytest.mark.bench,
@@ -45,7 +45,7 @@ def test_fitting_240_runs():
     huber, fit = seconds(lambda: fit_parametric(runs))
     lad, _ = seconds(lambda: fit_parametric(runs, ParametricFit(loss=Lad())))
     draws, drawn = seconds(lambda: bootstrap_form(fit, Bootstrap(draws=1000)))
-    tied, _ = seconds(lambda: profiles(fit))
+    tied, _ = seconds(lambda: compute_profiles(fit))
     found = {
         "runs": len(runs),
         "huber_fit_seconds": huber,
@@ -53,7 +53,7 @@ def test_fitting_240_runs():
         "1000_draws_seconds": draws,
         "draws_failed": drawn.draws.failed,
         "five_profiles_seconds": tied,
-        "intervals": {name: str(e.bootstrap) for name, e in drawn.estimates().items()},
+        "intervals": {name: str(e.bootstrap) for name, e in drawn.compute_estimates().items()},
     }
     print(json.dumps(found))
     assert huber < 1

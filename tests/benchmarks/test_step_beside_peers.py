@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainrig.flops import token_flops
+from trainrig.flops import count_token_flops
 from trainrig.hardware import cpu_has_bfloat16
 from trainrig.models.decoder import DecoderConfig
 
@@ -78,7 +78,7 @@ def measure(compute, vocabulary, tokens, folder):
                 **keys,
             }
         )
-        count = token_flops(sizes, steps.LENGTH).training * tokens
+        count = count_token_flops(sizes, steps.LENGTH).training * tokens
         peer = {"GPT": "nanoGPT", "Llama": "Transformers"}[name]
         make = getattr(peers, name)
         precision = {"compute": compute}

@@ -13,12 +13,12 @@ import pytest
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from trainrig.estimate.memory import step_memory
+from trainrig.estimate.memory import estimate_step_memory
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device, join_group
-from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
+from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
@@ -43,7 +43,7 @@ class OneRow:
         ids = np.random.default_rng(0).integers(0, 512, (1, LENGTH + 1))
         number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
-            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
+            build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
         )
         self._count = count
 
@@ -107,7 +107,9 @@ def test_memory_is_what_was_reckoned(tmp_path: Path) -> None:
             settings = way | {"precision": {"compute": compute}}
             folder = tmp_path / str(len(errors))
             folder.mkdir()
-            reckoned = step_memory(SIZES, Training(steps=10, **settings), world, count, 1, LENGTH)
+            reckoned = estimate_step_memory(
+                SIZES, Training(steps=10, **settings), world, count, 1, LENGTH
+            )
             found = peak(folder, world, settings, count)
             errors[f"{world} ranks, {count} micro-batches, {settings}"] = reckoned.total / found - 1
     worst = max(errors, key=lambda name: abs(errors[name]))

@@ -24,17 +24,17 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.lines import CommonLines, common_lines, count_lines, cut_lines
+from trainrig.corpus.dedup.lines import CommonLines, count_lines, cut_lines, find_common_lines
 from trainrig.corpus.dedup.lines.normal_form import NormalForm
-from trainrig.corpus.dedup.lines.units import units_of
+from trainrig.corpus.dedup.lines.units import find_units
 from trainrig.corpus.dedup.substrings import (
     ExactSubstrings,
+    choose_partition_count,
     count_anchors,
     cut_substrings,
     find_repeated_anchors,
     find_repeats,
     gather_pieces,
-    partitions_for,
 )
 
 _spec = importlib.util.spec_from_file_location(
@@ -114,7 +114,7 @@ def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
         "megabytes": round(megabytes, 1),
         "lines": sum(text.count("\n") + 1 for text in texts),
         "count": pace(lambda: count_lines(batches(texts), rules, counted), megabytes),
-        "decide": pace(lambda: common_lines([counted], 0, 1, rules, common), megabytes),
+        "decide": pace(lambda: find_common_lines([counted], 0, 1, rules, common), megabytes),
         "cut": pace(lambda: cut_lines(batches(texts), [common], rules, cuts), megabytes),
         "cut_counts": cut_lines(batches(texts), [common], rules, cuts),
     }
@@ -137,7 +137,7 @@ def test_keys_of_lines_beside_a_line_at_a_time(test_data: Path):
     texts = corpus(test_data, 3)
     ratio = side_by_side.compare(
         "keys of lines beside SHA-1 of each line's normal form in Python",
-        lambda: units_of(texts, CommonLines(), NormalForm()),
+        lambda: find_units(texts, CommonLines(), NormalForm()),
         lambda: [plain_key(line) for text in texts for line in text.split("\n")],
         ROUNDS,
     )
@@ -166,7 +166,7 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
     repeated = phase(
         "repeated_anchors", lambda n, path: find_repeated_anchors(anchors, 0, 1, path), 1
     )
-    partitions = partitions_for(counts["repeated_anchors"]["copies"], rules)
+    partitions = choose_partition_count(counts["repeated_anchors"]["copies"], rules)
     pieces = phase(
         "gather_pieces",
         lambda n, path: gather_pieces(splits[n], repeated, partitions, rules, path),

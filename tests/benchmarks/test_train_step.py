@@ -13,7 +13,7 @@ from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
-from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
+from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
@@ -43,7 +43,7 @@ class OneBatch:
         rows = np.arange(SEQUENCES)
         pieces = np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
-            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), rows, rows * 0, pieces
+            build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), rows, rows * 0, pieces
         )
 
     def micro_batches(self, step):

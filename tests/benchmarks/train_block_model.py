@@ -41,14 +41,14 @@ from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import main_content, voting
-from trainrig.corpus.extract.agreement import shares
+from trainrig.corpus.extract.agreement import measure_agreement
 from trainrig.corpus.extract.block_model import trees
 from trainrig.corpus.extract.block_model.blocks import CHARACTERS, PageBlocks
-from trainrig.corpus.extract.block_model.features import features
-from trainrig.corpus.extract.block_model.text import lines_of
+from trainrig.corpus.extract.block_model.features import compute_features
+from trainrig.corpus.extract.block_model.text import extract_lines
 from trainrig.corpus.extract.decode import decode
 from trainrig.corpus.extract.kinds import Favour
-from trainrig.corpus.extract.verdict import ScoredBlocks, minimal_html
+from trainrig.corpus.extract.verdict import ScoredBlocks, render_minimal_html
 
 SETTINGS = {
     "objective": "binary",
@@ -102,16 +102,16 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
     """The blocks of a page with their labels; None for a page without blocks."""
     html = decode(labelled.page)
     tree = HTMLTree.parse(html)
-    page = minimal_html(tree, part).encode("utf-8", "replace")
+    page = render_minimal_html(tree, part).encode("utf-8", "replace")
     blocks = PageBlocks(page, tree.title or "")
     if not len(blocks.numbers):
         return None
-    lines = lines_of(page, blocks)
+    lines = extract_lines(page, blocks)
     theirs: dict[Favour, str] = {
         "balance": trafilatura.extract(html, include_comments=False) or "",
         "precision": trafilatura.extract(html, include_comments=False, favor_precision=True) or "",
     }
-    labels = sum(shares(lines, text) for text in theirs.values()) / 2000
+    labels = sum(measure_agreement(lines, text) for text in theirs.values()) / 2000
     by_string = np.zeros(len(lines))
     for number, line in enumerate(map(fold, lines)):
         if any(fold(each) in line for each in labelled.wanted):
@@ -120,7 +120,7 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
             labels[number], by_string[number] = 0, 1
     long = (1 + blocks.numbers[:, CHARACTERS] / 40).clip(0, 8)
     weights = long / len(lines) ** 0.5 * (1 + 3 * by_string) * np.abs(labels - 0.5) * 2 + 1e-4
-    return Example(labelled, page, blocks, lines, features(blocks), labels, weights, theirs)
+    return Example(labelled, page, blocks, lines, compute_features(blocks), labels, weights, theirs)
 
 
 def fit(examples: Sequence[Example]) -> lightgbm.Booster:
@@ -169,7 +169,7 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlock
         fitted = trees.Trees.of(**flat(booster))
         for each in examples:
             if each.labelled.wanted and fold_of(each) == number:
-                odds = fitted.odds(each.features)
+                odds = fitted.compute_odds(each.features)
                 judged[each.labelled.page.url] = ScoredBlocks(each.page, each.blocks, odds)
     return judged
 
@@ -198,7 +198,9 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
                     return each.theirs[favour]
 
                 parts = {part: judged[part].get(url, nothing) for part in judged}
-                text = main_content.by_blocks(parts.__getitem__, answer if ask else None, True).text
+                text = main_content.extract_by_blocks(
+                    parts.__getitem__, answer if ask else None, True
+                ).text
                 found.append(counts(each.labelled, text))
         ours = np.array(found).reshape(len(folds), len(pages), 3).sum(0) / len(folds)
         calls = [asked.count(favour) / len(found) for favour in ("precision", "balance")]

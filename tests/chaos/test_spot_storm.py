@@ -21,7 +21,7 @@ from trainrig.corpus.filters import Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.spot import trace
-from trainrig.launch.spot.rehearse import Replay, cluster_for, environment_of
+from trainrig.launch.spot.rehearse import Replay, build_environment, cluster_for
 from trainrig.launch.spot.trace import LOST
 from trainrig.train.run import goodput
 
@@ -85,7 +85,7 @@ def _driver(arguments, cluster, log):
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, *arguments],
-            env=environment_of(cluster),
+            env=build_environment(cluster),
             cwd=HERE,
             stdout=file,
             stderr=file,
@@ -175,7 +175,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
     seconds = float(os.environ.get("STORM_SECONDS", "600"))
     seed = int(os.environ.get("STORM_SEED", str(int(time.time()))))
     # A loss about every 25 s; notices are a tenth of what Amazon gives and a fifth of Google's.
-    events = trace.storm(
+    events = trace.generate_trace(
         seed, ["a", "b", "c"], seconds, stays=60.0, away=12.0, notices=(0.0, 6.0, 12.0)
     )
     steps = int(seconds)  # at 0.25 s and more each: the storm has its way with all of them

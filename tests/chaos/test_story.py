@@ -24,7 +24,7 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import Unfinished
 from trainrig.runs.culprits import find_culprits, find_url
-from trainrig.runs.watch import live_page
+from trainrig.runs.watch import build_live_page
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -70,13 +70,13 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
     source = CurationSource(name="pages", paths=("pages.warc",))
     curated = str(folder / "curated")
     stage = manifest.claim(curated, Curation(output=curated, workers=0, sources=(source,)), {})
-    Path(stage.path("kept")).mkdir(exist_ok=True)
+    Path(stage.build_path("kept")).mkdir(exist_ok=True)
     files = {}
     for domain in HOSTS:
         name = f"kept/{domain}.parquet"
         own = [row for row in rows if row["source"] == domain]
-        pq.write_table(pa.Table.from_pylist(own), stage.path(name))
-        files[name] = manifest.file_sum(stage.path(name))
+        pq.write_table(pa.Table.from_pylist(own), stage.build_path(name))
+        files[name] = manifest.compute_file_sum(stage.build_path(name))
     stage.finish({"kept": len(rows)}, files)
     tokenizer, tokens = str(folder / "tokenizer"), str(folder / "tokens")
     settings = ByteLevelBPE(vocabulary=263)  # bytes and special tokens, no merges
@@ -183,7 +183,7 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
         assert worst == urls[step], step
     seen = find_url(run.output, min(urls[PLANTED.start]))
     assert seen.steps == ()  # its data was skipped
-    page = live_page(run.output)
+    page = build_live_page(run.output)
     for told in ("restart", "spike, rolled back", "resize, 2 → 1"):
         assert f">{told}<" in page, told
     last = metrics.read_series(run.output)[-1]

@@ -119,11 +119,13 @@ def timeless(run: Sweep) -> Any:
 
 def foretold(law: Law, parameters: float, tokens: float, unique: float) -> dict[str, Any]:
     """What `law` says of a run that was not made yet."""
-    interval = law.interval(lambda form: float(form.loss(parameters, tokens, unique)))
+    interval = law.compute_interval(
+        lambda form: float(form.compute_loss(parameters, tokens, unique))
+    )
     return {
         "parameters": parameters,
         "tokens": tokens,
-        "predicted": float(law.form.loss(parameters, tokens, unique)),
+        "predicted": float(law.form.compute_loss(parameters, tokens, unique)),
         "low": interval.low if interval else None,
         "high": interval.high if interval else None,
     }

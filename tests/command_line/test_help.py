@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from trainrig import cli
-from trainrig.command_line.help import SECTIONS, summary
+from trainrig.command_line.help import SECTIONS, extract_summary
 
 ROOT = get_command(cli.app)
 
@@ -56,7 +56,7 @@ def test_help_shows_a_whole_summary_an_example_and_no_types_of_python(
     monkeypatch.setenv("COLUMNS", width)
     page = shown([*path, "-h"], capsys)
     assert page == shown([*path, "--help"], capsys)
-    said = summary(COMMANDS[path].help)
+    said = extract_summary(COMMANDS[path].help)
     assert re.fullmatch(r"[A-Z].*[a-z)]\.", said)
     assert said in " ".join(page.split())
     assert not re.search(r"\.\.\.(?!$|\n)|<\w+", page.partition("\n\n")[2])
@@ -99,7 +99,7 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     assert [name for name in listed if name in path] == path
     for found in ROOT.commands.values():
         # A line may end at a hyphen.
-        assert summary(found.help) in " ".join(page.split()).replace("- ", "-")
+        assert extract_summary(found.help) in " ".join(page.split()).replace("- ", "-")
 
 
 @pytest.mark.parametrize("path", [*groups(ROOT)], ids=lambda path: " ".join(path) or "trainrig")

@@ -17,7 +17,7 @@ from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
 from trainrig.corpus.dedup import MinHash
-from trainrig.corpus.dedup.search import steps
+from trainrig.corpus.dedup.search import list_steps
 from trainrig.corpus.dedup.signatures.shingles import jaccard, shingle
 from trainrig.corpus.extract import PlainText
 from trainrig.corpus.files.measured_documents import QUARANTINE
@@ -27,7 +27,7 @@ from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
-from trainrig.corpus.row_schema import row_schema
+from trainrig.corpus.row_schema import build_row_schema
 from trainrig.corpus.run_file import Buckets, CurationSource, WipeOut
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
@@ -115,7 +115,7 @@ def write_archives(folder: str) -> None:
 
 
 APART = ReadSettings(piece_bytes=17_000)  # a piece for each of these small files
-COLUMNS = row_schema(
+COLUMNS = build_row_schema(
     Curation(output="out", sources=(CurationSource(name="any", paths=("any",)),))
 ).names
 
@@ -139,7 +139,7 @@ def result(output: str) -> dict[str, str]:
     """Path below `output` → SHA-256 of all that is the same each time: claim, manifest and report
     hold times and versions."""
     return {
-        path.removeprefix(f"{output}/"): storage.sha256(path)
+        path.removeprefix(f"{output}/"): storage.compute_sha256(path)
         for path in storage.list_files(output)
         if path.rpartition("/")[2] not in {CLAIM, MANIFEST, REPORT_PAGE}
     }
@@ -365,7 +365,7 @@ def progress(done, whole):
 
 curate(config.load(Curation, sys.argv[1]), progress)
 """
-SPLITS, STEPS = 3, len(steps(urls=False))
+SPLITS, STEPS = 3, len(list_steps(urls=False))
 WHOLE = 4 * SPLITS + STEPS
 IN_JUDGE, IN_SIGN, IN_WRITE = SPLITS + 1, 2 * SPLITS + 2, 3 * SPLITS + STEPS + 1
 IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the search for copies
@@ -493,7 +493,7 @@ def loosely_curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_other_rules_decide_again_without_a_page_being_read(
     archives: str, decided: str, curated: str, loosely_curated: str
 ) -> None:
-    with mock.patch("trainrig.corpus.curate.reading", side_effect=AssertionError):
+    with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
         made = curate(other_rules(archives, decided))
         assert result(decided) == result(loosely_curated) != result(curated)
         assert made.counts == manifest.read_manifest(loosely_curated).counts
@@ -585,7 +585,7 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
         DataError, match=r"Length\.too_short drops 12 of the 12 documents of source 'web'"
     ):
         curate(run_on(archives, output, sources=wiping))
-    with mock.patch("trainrig.corpus.curate.reading", side_effect=AssertionError):
+    with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
         curate(run_on(archives, output))
     assert result(output) == result(curated)
 
@@ -804,7 +804,7 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
     run = run_on_pages(tmp_path, pages)
     (source,) = run.sources
     looser = source.model_copy(update={"filters": (Language(allowed=("de",)),)})
-    with mock.patch("trainrig.corpus.curate.reading", side_effect=AssertionError):
+    with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
         made = curate(run.model_copy(update={"sources": (looser,)}))
     assert made.counts["dropped_by"]["near_duplicate"] == 1  # looser rules go on from there
 

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_after_losses
+from trainrig.estimate.busy_workers import (
+    compute_busy_share,
+    describe_busy,
+    list_sizes_after_losses,
+)
 from trainrig.tokens.batches import assign_micro_batches
 
 
@@ -18,7 +22,7 @@ def test_the_share_is_that_of_real_slots(count, virtual, workers):
     slots = [assign_micro_batches(count, there, rank, workers) for rank in range(workers)]
     real = sum(slot.real for each in slots for slot in each)
     assert real == count
-    assert busy_share(count, workers) == real / sum(len(each) for each in slots)
+    assert compute_busy_share(count, workers) == real / sum(len(each) for each in slots)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +30,13 @@ def test_the_share_is_that_of_real_slots(count, virtual, workers):
     [(16, 1, 8, [16, 8]), (24, 8, 8, [24, 16, 8]), (4, 3, 1, [4, 3]), (8, 8, 8, [8])],
 )
 def test_a_run_loses_nodes_down_to_its_fewest_workers(workers, least, node, sizes):
-    assert sizes_after_losses(workers, least, node) == sizes
+    assert list_sizes_after_losses(workers, least, node) == sizes
 
 
 def test_a_node_less_costs_half_with_a_micro_batch_each_and_next_to_nothing_with_many():
-    assert busy_share(1024, 1024) == 1
-    assert busy_share(1024, 1016) == pytest.approx(0.504, abs=1e-3)
-    assert busy_share(64 * 1024, 1016) == pytest.approx(0.992, abs=1e-3)
+    assert compute_busy_share(1024, 1024) == 1
+    assert compute_busy_share(1024, 1016) == pytest.approx(0.504, abs=1e-3)
+    assert compute_busy_share(64 * 1024, 1016) == pytest.approx(0.992, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainrig.estimate.masks import NO_MASKS, RowMasks
-from trainrig.estimate.worker_memory import worker_memory
+from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
@@ -104,6 +104,7 @@ def test_a_worker_holds_masks_beside_what_its_layers_keep(parallel):
     training = Training(steps=1, parallel={"kind": "FSDP", **parallel}, deterministic=not parallel)
     on_gpu = RowMasks(documents=True)
     without, with_them = (
-        worker_memory(config, training, 2, 8, 4, 512, masks) for masks in (NO_MASKS, on_gpu)
+        estimate_worker_memory(config, training, 2, 8, 4, 512, masks)
+        for masks in (NO_MASKS, on_gpu)
     )
     assert with_them.activations - without.activations == 4 * 512**2 * 4

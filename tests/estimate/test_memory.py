@@ -13,8 +13,13 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from trainrig.estimate import memory
-from trainrig.estimate.layouts import BatchShape, devices_needed, fitting, table
-from trainrig.estimate.memory import per_token, step_memory
+from trainrig.estimate.layouts import (
+    BatchShape,
+    build_memory_table,
+    count_devices_needed,
+    find_fitting,
+)
+from trainrig.estimate.memory import estimate_per_token, estimate_step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
@@ -22,7 +27,7 @@ from trainrig.parallel import numerics
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.parallel.recompute import Full, Selective
-from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
+from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
@@ -40,7 +45,7 @@ class OneBatch:
         number = np.arange(rows)
         pieces = np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
-            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
+            build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
         )
         self._count = count
 
@@ -94,7 +99,7 @@ def test_a_real_step_takes_what_is_reckoned(alone: None) -> None:
     training = Training(
         steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
     )
-    reckoned = step_memory(MODEL, training, 1, 16, 8, 128).total
+    reckoned = estimate_step_memory(MODEL, training, 1, 16, 8, 128).total
     assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
 
 
@@ -102,13 +107,13 @@ def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(alone: None) -
     """Eight virtual workers: three sums wait for their other half. So few tokens that what is left
     is weights, gradients and their sums; docs/training.md has the same terms."""
     training = Training(steps=10, schedule=Constant(warmup=0), virtual_workers=8)
-    reckoned = step_memory(MODEL, training, 1, 8, 1, 8).total
+    reckoned = estimate_step_memory(MODEL, training, 1, 8, 1, 8).total
     assert reckoned == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)
 
 
 def states(parallel: Any, workers: int) -> float:
     training = Training(steps=1, parallel=parallel, deterministic=False)
-    memory = step_memory(LARGE, training, workers, 64, 1, 2048)
+    memory = estimate_step_memory(LARGE, training, workers, 64, 1, 2048)
     return memory.weights + memory.optimizer
 
 
@@ -121,7 +126,7 @@ def test_slices_are_of_the_states() -> None:
 
 def test_what_is_computed_again_is_not_kept() -> None:
     kept = [
-        step_memory(
+        estimate_step_memory(
             LARGE, Training(steps=1, recompute=again, deterministic=False), 8, 8, 1, 2048
         ).activations
         for again in (None, Selective(), Full(every=2), Full())
@@ -147,7 +152,7 @@ def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(torch.zeros(1, 64, dtype=torch.int64))
-        reckoned, _ = per_token(config, Training(steps=1))
+        reckoned, _ = estimate_per_token(config, Training(steps=1))
         return reckoned, sum(size for _, size in kept.values()) / 64
 
     (plain, plain_kept), (gated, gated_kept) = both("Attention"), both("GatedAttention")
@@ -156,23 +161,26 @@ def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
 
 def test_the_first_layout_that_fits_is_taken() -> None:
     batch, base = BatchShape(512, 2048), Training(steps=1)
-    roomy = fitting(LARGE, base, batch, 8, 1, 640e9)
-    tight = fitting(LARGE, base, batch, 8, 1, 60e9)
+    roomy = find_fitting(LARGE, base, batch, 8, 1, 640e9)
+    tight = find_fitting(LARGE, base, batch, 8, 1, 60e9)
     assert roomy is not None and tight is not None
     assert roomy.training.deterministic and roomy.training.recompute is None
     assert roomy.micro_batch == 8  # 16,384 tokens
     assert tight.memory.total < roomy.memory.total
     assert tight.memory.fits(60e9)
-    assert fitting(LARGE, base, batch, 8, 1, 10e9) is None
-    needed = devices_needed(LARGE, base, batch, 8, 20e9)
+    assert find_fitting(LARGE, base, batch, 8, 1, 10e9) is None
+    needed = count_devices_needed(LARGE, base, batch, 8, 20e9)
     assert needed is not None and needed > 8
-    assert fitting(LARGE, base, batch, needed, needed // 8, 20e9)
-    assert not fitting(LARGE, base, batch, needed // 2, needed // 16, 20e9)
-    assert devices_needed(LARGE, base, batch, 8, 1e9) is None
+    assert find_fitting(LARGE, base, batch, needed, needed // 8, 20e9)
+    assert not find_fitting(LARGE, base, batch, needed // 2, needed // 16, 20e9)
+    assert count_devices_needed(LARGE, base, batch, 8, 1e9) is None
 
 
 def test_the_table_falls_with_each_stage() -> None:
-    rows = {row.layout: row for row in table(LARGE, Training(steps=1), BatchShape(64, 2048), 1, 8)}
+    rows = {
+        row.layout: row
+        for row in build_memory_table(LARGE, Training(steps=1), BatchShape(64, 2048), 1, 8)
+    }
     assert [row.offered for row in rows.values()] == [True, False, False, True, True, True]
     for again in ("nothing", "selective", "full"):
         column = [rows[each].bytes_by_recompute[again] for each in

@@ -6,10 +6,10 @@ import pytest
 
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import MASTER, per_token_of, step_memory
+from trainrig.estimate.memory import MASTER, estimate_layers_per_token, estimate_step_memory
 from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes, slice_parameters
 from trainrig.estimate.training_facts import estimate_pretraining
-from trainrig.estimate.worker_memory import worker_memory
+from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder import DecoderConfig
 from trainrig.train.run_file.training import Training
@@ -28,7 +28,7 @@ def training(**parallel):
 
 
 def memory(model, parallel, workers, batch=8, micro_batch=2, length=64):
-    return worker_memory(model, training(**parallel), workers, batch, micro_batch, length)
+    return estimate_worker_memory(model, training(**parallel), workers, batch, micro_batch, length)
 
 
 AXES = {
@@ -99,7 +99,7 @@ def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, setting
         kept.append(ranks(2, "kept_for_backward", job=job)[0])
     counted = (kept[1] - kept[0]) / 2 / (2 * 64)
     shapes, local = cut_shapes(model, 2, 1), cut_model(model, 2, 1)
-    reckoned, _ = per_token_of(shapes.layers[:1], local, job.training, 2)
+    reckoned, _ = estimate_layers_per_token(shapes.layers[:1], local, job.training, 2)
     assert 0 <= counted - reckoned < 4 * 2 + 4 + 4 * 2 + 1
 
 
@@ -129,7 +129,7 @@ def test_a_save_counts_where_it_takes_more_than_a_step():
     wide = MODEL.model_copy(update={"feedforward": mixture, "vocabulary": 64})
     parallel = {"tensor": {"ranks": 4}, "expert": {"ranks": 2}, "reshard": "layer"}
     given = training(**parallel)
-    found = worker_memory(wide, given, 16, 2, 2, 8)
+    found = estimate_worker_memory(wide, given, 16, 2, 2, 8)
     assert found.activations == found.gradients == 0
     # 4 layers of 64 experts of 3 matrices of 64 x 128, an eighth on each rank of either axis, in
     # weights and two moments; gathered over the tensor axis, sliced over 2 replicas.
@@ -138,11 +138,11 @@ def test_a_save_counts_where_it_takes_more_than_a_step():
 
 
 def test_without_axes_it_is_the_memory_of_a_step():
-    assert memory(MODEL, {}, 4) == step_memory(MODEL, training(), 4, 8, 2, 64)
+    assert memory(MODEL, {}, 4) == estimate_step_memory(MODEL, training(), 4, 8, 2, 64)
 
 
 def test_a_row_that_workers_share_takes_a_worker_its_part():
-    alone = step_memory(MODEL, training(), 1, 8, 2, 64)
+    alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     ring = memory(MODEL, {"context": {"kind": "RingAttention", "ranks": 2}}, 2)
     gathered = memory(MODEL, {"context": {"kind": "Gathered", "ranks": 2}}, 2)
     assert ring.activations == alone.activations / 2
@@ -153,14 +153,14 @@ def test_a_row_that_workers_share_takes_a_worker_its_part():
 
 
 def test_what_flows_between_shared_layers_may_be_divided_as_well():
-    alone = step_memory(MODEL, training(), 1, 8, 2, 64)
+    alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
     divided = memory(MODEL, {"tensor": {"ranks": 2, "sequence_parallel": True}}, 2)
     assert divided.activations == alone.activations / 2 < shared.activations
 
 
 def test_experts_divide_the_rows_of_a_micro_batch():
-    alone = step_memory(EXPERTS, training(), 1, 8, 2, 64)
+    alone = estimate_step_memory(EXPERTS, training(), 1, 8, 2, 64)
     divided = memory(EXPERTS, {"expert": {"ranks": 2}}, 2)
     assert divided.activations == alone.activations / 2
 
@@ -168,13 +168,13 @@ def test_experts_divide_the_rows_of_a_micro_batch():
 @pytest.mark.parametrize(("schedule", "kept"), [("GPipe", 4), ("1F1B", 2)])
 def test_the_first_stage_keeps_as_many_micro_batches_as_its_schedule_says(schedule, kept):
     deep = MODEL.model_copy(update={"layers": 8, "vocabulary": 16})  # the head weighs little
-    alone = step_memory(deep, training(), 1, 8, 2, 64)
+    alone = estimate_step_memory(deep, training(), 1, 8, 2, 64)
     staged = memory(deep, {"pipeline": {"ranks": 2, "schedule": schedule}}, 2)
     assert staged.activations == kept * alone.activations / 2
 
 
 def test_workers_that_share_layers_keep_less_of_each():
-    alone = step_memory(MODEL, training(), 1, 8, 2, 64)
+    alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
     assert alone.activations / 2 < shared.activations < alone.activations
     assert shared.gathered < 0.51 * alone.gathered  # norms are whole on both
@@ -193,7 +193,7 @@ def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_p
         run.objective.compute_row_length(4096),
     )
     masks = RowMasks(marks=True)
-    wanted = worker_memory(run.model, run.training, 1, 8, 2, places, masks).total / 2**30
+    wanted = estimate_worker_memory(run.model, run.training, 1, 8, 2, places, masks).total / 2**30
     assert places > 4096
     assert facts["memory_per_device_gib"] == round(wanted, 3)
 

@@ -37,14 +37,14 @@ def evaluated(tmp_path):
             ]
             path = f"rows/{task}/00000.jsonl"
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            storage.write(stage.path(path), text.encode())
-            files[path] = manifest.file_sum(stage.path(path))
+            storage.write(stage.build_path(path), text.encode())
+            files[path] = manifest.compute_file_sum(stage.build_path(path))
             scores[task] = score_task(rows, 0, False)
         card = Scorecard(
             checkpoint=f"runs/{name}", step=7, scores={}, tasks=scores, training_flops=flops
         )
-        storage.write(stage.path("scorecard.json"), card.model_dump_json().encode())
-        files["scorecard.json"] = manifest.file_sum(stage.path("scorecard.json"))
+        storage.write(stage.build_path("scorecard.json"), card.model_dump_json().encode())
+        files["scorecard.json"] = manifest.compute_file_sum(stage.build_path("scorecard.json"))
         stage.finish({}, files)
         return output
 
@@ -91,7 +91,7 @@ def test_only_the_same_rows_are_compared(evaluated):
 def test_scores_stand_against_the_operations_of_training(evaluated, capsys, tmp_path):
     for name, flops, right in (("b", 4e15, 8), ("a", 1e15, 5), ("c", 1.6e16, 9), ("d", None, 2)):
         evaluated(f"sweep/{name}", flops=flops, task=[1] * right + [0] * (10 - right), own=[1])
-    found = read_leaderboard(str(tmp_path / "sweep")).against_flops()
+    found = read_leaderboard(str(tmp_path / "sweep")).sort_by_flops()
     assert [(at, score.value) for at, score in found["task"]] == [
         (1e15, 0.5),
         (4e15, 0.8),

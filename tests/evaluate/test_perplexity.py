@@ -62,7 +62,7 @@ def run(tokens, model, encoder, tmp_path):
 def score_all(run, model, encoder):
     check_fit(run, model, encoder)
     found = {}
-    for split in HeldOutPlan(run).splits():
+    for split in HeldOutPlan(run).list_splits():
         if source := split.task.get("source"):
             found[source] = score_source(run, model, encoder, source)
         else:
@@ -96,7 +96,7 @@ def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
     assert tuple(scores) == held_out.sources == ("books", "web")
     for source, found in scores.items():
         count = held_out.tokens(source)
-        ids = held_out.window(source, 0, count).tolist()
+        ids = held_out.read_window(source, 0, count).tolist()
         # Each id but the first is a target once, and sees at most the `length` before it.
         windows = []
         for start in range(0, count - 1, length):
@@ -112,8 +112,8 @@ def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
 def test_the_bytes_of_a_source_are_those_of_its_texts(run, model, encoder, held_out):
     scores = score_all(run, model, encoder)
     for source in held_out.sources:
-        documents = held_out.documents(source, 0, held_out.tokens(source))
-        first = encoder.byte_lengths[held_out.window(source, 0, 1)].sum()  # no target
+        documents = held_out.read_documents(source, 0, held_out.tokens(source))
+        first = encoder.byte_lengths[held_out.read_window(source, 0, 1)].sum()  # no target
         text = sum(document.text_bytes for document in documents)
         assert len(documents) > 3 and scores[source].bytes == text - first
 
@@ -165,9 +165,9 @@ def test_of_conversations_the_assistants_words_are_scored(run, model, encoder, t
     for chat in chats:
         asked = f"<|user|>{chat['prompt']}<|end_of_turn|><|assistant|>"
         told = [i.tolist() for i in encoder.encode_batch([chat["prompt"], chat["completion"]])]
-        end = encoder.special("<|end_of_turn|>")
+        end = encoder.find_special("<|end_of_turn|>")
         names = ("<|user|>", "<|assistant|>")
-        user, assistant = (encoder.special(name) for name in names)
+        user, assistant = (encoder.find_special(name) for name in names)
         assert asked.startswith(names[0])
         ids = [encoder.end_of_text, user, *told[0], end, assistant, *told[1], end]
         windows.append((ids, len(told[1]) + 1))

@@ -9,7 +9,7 @@ import torch
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.opened_model import OpenedModel
-from trainrig.evaluate.pseudo_perplexity import pseudo_score
+from trainrig.evaluate.pseudo_perplexity import score_masked_windows
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import evaluate
 from trainrig.evaluate.scores.card import read_scorecard
@@ -65,7 +65,7 @@ def test_each_token_is_masked_by_itself(model):
             right += int(logits.argmax() == there)
             count, size = count + 1, size + int(lengths[there])
     for micro_batch in (1, 6):
-        found = pseudo_score(model, iter(windows), 299, [0, 2], lengths, micro_batch)
+        found = score_masked_windows(model, iter(windows), 299, [0, 2], lengths, micro_batch)
         assert found.loss == pytest.approx(nats / count, rel=1e-5)
         assert found.perplexity == pytest.approx(math.exp(nats / count), rel=1e-4)
         assert found.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)

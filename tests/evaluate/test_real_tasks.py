@@ -13,7 +13,7 @@ import torch
 from trainrig import manifest
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
-from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import evaluate
 from trainrig.evaluate.scores.card import read_scorecard
@@ -130,15 +130,15 @@ def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
     task, rows = load_task(TaskChoice(task="arc_easy", limit=PLANTED), str(test_data / "sets"))
     texts = [
         q.prompt + task.delimiter + q.answers[q.gold]
-        for q in questions_of(TaskRun(task, rows, PLANTED))
+        for q in load_questions(TaskRun(task, rows, PLANTED))
     ]
     source = CurationSource(name="web", paths=("made-up.warc",))
     corpus = str(tmp_path / "corpus")
     stage = manifest.claim(corpus, Curation(output=corpus, workers=0, sources=(source,)), {})
-    Path(stage.path("kept")).mkdir()
+    Path(stage.build_path("kept")).mkdir()
     name = "kept/web.parquet"
-    pq.write_table(pa.Table.from_pylist([{"text": text} for text in texts]), stage.path(name))
-    stage.finish({"kept": len(texts)}, {name: manifest.file_sum(stage.path(name))})
+    pq.write_table(pa.Table.from_pylist([{"text": text} for text in texts]), stage.build_path(name))
+    stage.finish({"kept": len(texts)}, {name: manifest.compute_file_sum(stage.build_path(name))})
 
     torch.manual_seed(0)
     model = Decoder(SIZES)

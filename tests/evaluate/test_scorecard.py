@@ -232,10 +232,11 @@ def test_rows_that_the_corpus_holds_are_told_apart(ask, tmp_path):
     (tmp_path / "corpus" / "kept").mkdir()
     pq.write_table(
         pa.Table.from_pylist([{"text": text} for text in [*texts, "nothing of it"]]),
-        stage.path("kept", "web.parquet"),
+        stage.build_path("kept", "web.parquet"),
     )
     stage.finish(
-        {"kept": 5}, {"kept/web.parquet": manifest.file_sum(stage.path("kept/web.parquet"))}
+        {"kept": 5},
+        {"kept/web.parquet": manifest.compute_file_sum(stage.build_path("kept/web.parquet"))},
     )
     run = run.model_copy(update={"corpus": corpus})
     evaluate(run)

@@ -42,7 +42,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 from trainrig import hardware  # noqa: E402
 from trainrig.errors import ConfigError  # noqa: E402
-from trainrig.flops import BACKWARD, token_flops  # noqa: E402
+from trainrig.flops import BACKWARD, count_token_flops  # noqa: E402
 from trainrig.models.decoder_config import DecoderConfig, count_parameters  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402
 from trainrig.parallel.mesh import find_local_device, join_group, use_device  # noqa: E402
@@ -50,8 +50,8 @@ from trainrig.parallel.precision import set_products  # noqa: E402
 from trainrig.tokens.batches import (  # noqa: E402
     TOKENS,
     MicroBatch,
+    build_token_arrays,
     read_local_batch,
-    token_arrays,
 )
 from trainrig.train.job import TrainingJob  # noqa: E402
 from trainrig.train.run_file.training import Training  # noqa: E402
@@ -130,7 +130,7 @@ class Rows:
         ids = np.random.default_rng((step, index)).integers(0, self.size.vocabulary, shape)
         number = (step * MICRO_BATCHES + index) * self.size.rows + np.arange(self.size.rows)
         pieces = np.zeros((0, 3), dtype=np.int64)
-        arrays = token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy())
+        arrays = build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy())
         return MicroBatch(arrays, number, number * 0, pieces)
 
 
@@ -169,7 +169,7 @@ def measure_row(row: Row, device: str) -> dict[str, Any]:
 def training_flops(row: Row, size: Size) -> float:
     """Of a token, forward and backward."""
     config = size.config()
-    found = token_flops(config, size.length)
+    found = count_token_flops(config, size.length)
     if row.loop == "nanogpt":  # eight products of C by C in its feed-forward part
         products = size.layers * 12 * size.channels**2
         found = dataclasses.replace(found, projections=2.0 * products)
@@ -289,8 +289,8 @@ def peak_flops(device: str) -> float | None:
     """The device's own, by the table of hardware; None: it is not there."""
     offers = hardware.load()
     try:
-        found = offers.devices[hardware.local_device(offers)]
-        return found.peak("bfloat16" if device == "cuda" else "float32")
+        found = offers.devices[hardware.identify_local_device(offers)]
+        return found.find_peak("bfloat16" if device == "cuda" else "float32")
     except ConfigError:
         return None
 

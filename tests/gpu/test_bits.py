@@ -9,7 +9,7 @@ from torch import nn
 from trainrig.optim import AdamW
 from trainrig.optim.groups import group_by_decay
 from trainrig.parallel import norm
-from trainrig.randomness import RandomKey, normals, uniforms, words
+from trainrig.randomness import RandomKey, draw_normals, draw_uniforms, draw_words
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("draw", [words, uniforms, normals])
+@pytest.mark.parametrize("draw", [draw_words, draw_uniforms, draw_normals])
 def test_a_gpu_draws_the_same_bits(draw) -> None:
     at, key = torch.arange(1 << 20), RandomKey(0, "test")
     assert torch.equal(draw(key, at), draw(key, at.cuda()).cpu())

@@ -56,10 +56,10 @@ class Attended:
         return found[0] if found else None
 
     def events(self, kind):
-        return [e for e in self.run.events(self.attempt.number) if e["event"] == kind]
+        return [e for e in self.run.read_events(self.attempt.number) if e["event"] == kind]
 
     def until_state(self, state):
-        until(lambda: self.run.state() == state)
+        until(lambda: self.run.read_state() == state)
 
     def until_it_waits(self):
         until(lambda: waiting(self.place))
@@ -79,4 +79,4 @@ def waiting(place):
 
 
 def log_of(run):
-    return b"\n".join(run.tail().lines())
+    return b"\n".join(run.open_tail().read_new_lines())

@@ -68,7 +68,7 @@ def test_an_answer_is_waited_for_once_however_many_tries_there_are(
     dashboard.hang()
     began = time.monotonic()
     with pytest.raises(Unreachable, match=r"nothing in 2 s; its process may hang"):
-        RayJobs(dashboard.address, 2.0).versions()
+        RayJobs(dashboard.address, 2.0).fetch_versions()
     # Each of the tries had all of it for itself: six seconds and more.
     assert 2.0 <= time.monotonic() - began < 2.0 * ray_jobs.CONNECT_TRIES
     (said,) = [record.getMessage() for record in caplog.records]
@@ -111,7 +111,7 @@ def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
     run = Home(str(tmp_path / "home")).create("evaluate", "/data/out")
     run.take_attempt("job-1", dashboard.address, "", {})
     run.record("started", 1)
-    run.heartbeat(1, "running")
+    run.write_heartbeat(1, "running")
     dashboard.hang()
     said: list[str] = []
 
@@ -121,7 +121,7 @@ def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
             run.record("ended", 1, state="done", exit_code=0)
 
     following = Following(run, lambda line: None, say)
-    ended = resubmit.Resubmitter(following, Limits(), None, say).until_end()
+    ended = resubmit.Resubmitter(following, Limits(), None, say).wait_for_end()
     assert ended["exit_code"] == 0
     assert any(
         "no Ray dashboard answers (nothing in 0.3 s; its process may hang)" in s for s in said

@@ -84,7 +84,7 @@ class User:
 
     def wait_for_event(self, name: str, attempt: int = 1) -> dict[str, Any]:
         run = self.run()
-        return wait_for(lambda: [e for e in run.events(attempt) if e["event"] == name])[0]
+        return wait_for(lambda: [e for e in run.read_events(attempt) if e["event"] == name])[0]
 
 
 def wait_for(look: Callable[[], Any]) -> Any:
@@ -122,7 +122,7 @@ def much_to_curate(folder: Path, pages: int = 320) -> None:
 
 def submitted_later(run: RunRecord, seconds: float) -> None:
     """Have the newest attempt on record as submitted by a clock that is so much ahead."""
-    path = storage.join(run.path, "attempts", f"{run.newest_attempt():04d}.json")
+    path = storage.join(run.path, "attempts", f"{run.find_newest_attempt():04d}.json")
     entry = json.loads(storage.read(path))
     storage.write(
         path, json.dumps(entry | {"submitted_at": entry["submitted_at"] + seconds}).encode()
@@ -241,7 +241,7 @@ def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
     joined = user.does(*command, "--json")
     assert "under way already" in joined.stderr
     assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr
-    first, second = user.run().attempts()
+    first, second = user.run().read_attempts()
     assert first.limits == second.limits and second.limits["grace"] == 300
     sent = [json.loads(body) for body in user.cluster.heard if b'"entrypoint"' in body]
     assert ["pip" in job["runtime_env"] for job in sent] == [True, True]
@@ -254,7 +254,7 @@ def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
     user.cluster.hold = 1
     command = ["submit", "tokenizer", "tokenizer.toml", "--deadline", "12h", "--detach"]
     assert user.does(*command).returncode == 0
-    second = run.attempt(2)
+    second = run.read_attempt(2)
     assert run.find_request_time(second) == second.submitted_at
 
 
@@ -298,10 +298,10 @@ def test_ctrl_c_leaves_the_run_to_itself(user: User) -> None:
         _, err = follower.communicate(timeout=PATIENCE)
     assert follower.returncode == 130
     assert "goes on without you" in err
-    assert user.run().status().alive
+    assert user.run().read_status().alive
     stopped = user.does("stop", user.run().id, "--now")
     assert stopped.returncode == 0, stopped.stderr
-    assert user.run().status().state in ("stopped", "preempted")
+    assert user.run().read_status().state in ("stopped", "preempted")
 
 
 @pytest.mark.chaos
@@ -311,14 +311,14 @@ def test_an_attendant_that_dies_is_sent_again_and_no_more_often_than_allowed(use
     with user.start(*command) as follower:
         for attempt in (1, 2):
             user.wait_for_event("started", attempt)
-            user.cluster.kill(user.run().attempt(attempt).submission_id)
+            user.cluster.kill(user.run().read_attempt(attempt).submission_id)
         out, err = follower.communicate(timeout=PATIENCE)
     assert follower.returncode == 1, err
     found = json.loads(out)
     assert (found["state"], found["cause"], found["attempt"]) == ("failed", "lost node", 2)
     assert "its job ended (FAILED) and left no end on record" in found["message"]
     assert err.count("submitted again") == 1
-    assert [attempt.number for attempt in user.run().attempts()] == [1, 2]
+    assert [attempt.number for attempt in user.run().read_attempts()] == [1, 2]
 
 
 @pytest.mark.chaos
@@ -348,7 +348,7 @@ def test_a_run_that_waits_for_its_start_is_stopped_at_once(user: User) -> None:
     stopped = user.does("stop", user.run().id, "--json")
     assert stopped.returncode == 0, stopped.stderr
     assert json.loads(stopped.stdout)["state"] == "stopped"
-    assert user.run().state() == "stopped"
+    assert user.run().read_state() == "stopped"
 
 
 @pytest.mark.soak

@@ -10,7 +10,7 @@ import pytest
 
 from trainrig import cli, hardware
 from trainrig.launch.cost.metering import Kind
-from trainrig.launch.cost.spending import price
+from trainrig.launch.cost.spending import compute_cost
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
 from trainrig.launch.supervise.limits import Limits
@@ -61,18 +61,18 @@ def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> No
     assert submit(tmp_path, "--hardware", str(table)) == 0
     table.unlink()
     (record,) = Home(str(tmp_path / "home")).list()
-    attempt = record.attempt(1)
+    attempt = record.read_attempt(1)
     assert attempt.limits["hardware"] == f"{record.path}/hardware.toml"
     prices = hardware.load(attempt.limits["hardware"])
     hour = {Kind("gpu", "mine", "spot"): 3600.0}
-    assert price(hour, prices).usd == 0.5
+    assert compute_cost(hour, prices).usd == 0.5
     JobSupervisor(record, attempt, Limits(**attempt.limits), ["true"])  # reads them when it is made
 
 
 def test_the_prices_that_come_along_need_no_file(dashboard: Any, tmp_path: Path) -> None:
     assert submit(tmp_path) == 0
     (record,) = Home(str(tmp_path / "home")).list()
-    assert record.attempt(1).limits["hardware"] is None
+    assert record.read_attempt(1).limits["hardware"] is None
 
 
 def test_a_table_that_is_wrong_is_refused_before_anything_is_sent(

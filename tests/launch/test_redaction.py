@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainrig import config, storage
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.record.run_record import Home
-from trainrig.launch.redaction import MASK, Redactor, redact, secrets_of
+from trainrig.launch.redaction import MASK, Redactor, find_secrets, redact
 from trainrig.launch.supervise.limits import Limits
 
 # Of two letters, so that secrets meet, overlap and begin with each other.
@@ -30,7 +30,7 @@ def test_where_a_stream_is_cut_makes_no_difference(text, secrets, cuts):
     masking = Redactor(secrets)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b].encode() for a, b in itertools.pairwise(places)]
-    said = b"".join([*map(masking.feed, pieces), masking.rest()])
+    said = b"".join([*map(masking.feed, pieces), masking.flush()])
     assert said.decode() == at_once(text, secrets)
 
 
@@ -52,19 +52,19 @@ def test_what_cannot_become_a_secret_is_not_held_back():
      "apiKey", "GITHUB_TOKENS", "SECRET", "RAY_AUTH_TOKEN", "PGPASSWORD"],
 )  # fmt: skip
 def test_names_that_end_like_a_secret_hold_one(name):
-    assert secrets_of({name: "0123456789"}) == ["0123456789"]
+    assert find_secrets({name: "0123456789"}) == ["0123456789"]
 
 
 @pytest.mark.parametrize(
     "name", ["PATH", "KEYBOARD", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM", "HOME"]
 )
 def test_other_names_hold_none(name):
-    assert secrets_of({name: "0123456789"}) == []
+    assert find_secrets({name: "0123456789"}) == []
 
 
 def test_a_key_of_several_lines_is_masked_line_by_line():
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBg\n  kqhkiG9w0BAQEF\n-----END KEY-----\n"
-    found = secrets_of({"TLS_KEY": key})
+    found = find_secrets({"TLS_KEY": key})
     assert {"MIIEvQIBADANBg", "kqhkiG9w0BAQEF"} <= set(found)
 
 
@@ -102,7 +102,7 @@ def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
         text=True,
         timeout=120,
     )
-    (ended,) = [event for event in record.events(1) if event["event"] == "ended"]
+    (ended,) = [event for event in record.read_events(1) if event["event"] == "ended"]
     assert done.returncode == ended["exit_code"] == 2
     assert f"{MASK}.jsonl" in ended["message"] and f"{MASK}.jsonl" in done.stderr
-    assert secret not in done.stdout + done.stderr + str(list(record.events()))
+    assert secret not in done.stdout + done.stderr + str(list(record.read_events()))

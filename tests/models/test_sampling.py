@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 3
 SAID = [3, 9, 9, 21]
@@ -74,7 +74,7 @@ def test_a_plain_draw_by_hand(seed):
     sampling = Sampling(temperature=0.8, seed=seed)
     shares = (LOGITS.double() / 0.8).softmax(-1).tolist()
     for place in range(50):
-        luck = float(uniforms(RandomKey(seed, "sampling"), torch.tensor([place])))
+        luck = float(draw_uniforms(RandomKey(seed, "sampling"), torch.tensor([place])))
         expected = next(i for i in range(40) if sum(shares[: i + 1]) > luck)
         drawn = draw(LOGITS[None], [NextToken(sampling, derive_stream(sampling), place)])
         assert drawn == [expected]

@@ -88,7 +88,7 @@ def test_a_stage_that_keeps_no_row_fails_and_names_the_first(encode_rows, rows, 
 def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_path, row):
     encode_rows([row])
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
-    text = encoder.decode(shards.window("chats", 0, shards.tokens("chats")).tolist())
+    text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
     assert text == "<|end_of_text|><|user|>a<|end_of_turn|><|assistant|>is it<|end_of_turn|>"
 
 
@@ -111,7 +111,7 @@ def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_pat
 def test_all_forms_of_pairs_come_to_the_same_answers(encode_rows, encoder, tmp_path, row):
     encode_rows([row], rows="pairs")
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
-    text = encoder.decode(shards.window("chats", 0, shards.tokens("chats")).tolist())
+    text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
     asked = "<|end_of_text|><|user|>a<|end_of_turn|><|assistant|>"
     assert text == f"{asked}is it<|end_of_turn|>{asked}now<|end_of_turn|>"
 
@@ -162,7 +162,7 @@ def test_turns_are_dropped_where_asked_and_never_cut(encode_rows, encoder, tmp_p
     made = encode_rows([{"messages": turns}], sequence_length=60, too_long="drop_turns")
     assert made.counts["turns_dropped"] == 2
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
-    text = encoder.decode(shards.window("chats", 0, shards.tokens("chats")).tolist())
+    text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
     assert text.endswith(f"{'b' * 20}<|end_of_turn|>") and "cc" not in text
     prompt = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "z" * 40}]
     row = {"prompt": [*prompt, {"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}

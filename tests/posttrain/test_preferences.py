@@ -114,9 +114,9 @@ def test_references_are_those_of_the_model_row_by_row_and_computed_once(pairs, f
     shards = TokenShards.open(f"{pairs}/{TRAIN}")
     stored = StoredReferences(folder, TRAIN, shards)
     (source,) = shards.sources
-    count = shards.document_count(source) // 2
+    count = shards.count_documents(source) // 2
     found = np.stack(stored(source, np.arange(count)), axis=1)
-    begins = shards.document_starts(source, np.arange(2 * count + 1))
+    begins = shards.find_document_starts(source, np.arange(2 * count + 1))
     for number in range(2 * count):
         length = int(begins[number + 1] - begins[number])
         ids, of = np.empty((2, length), dtype=np.int64)

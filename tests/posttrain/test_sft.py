@@ -57,11 +57,11 @@ def documents(folder):
     """(ids, weights) of each conversation, by its number."""
     shards = TokenShards.open(f"{folder}/train")
     found = []
-    for number in range(shards.document_count("chats")):
-        begin, end = shards.document_starts("chats", np.array([number, number + 1])).tolist()
+    for number in range(shards.count_documents("chats")):
+        begin, end = shards.find_document_starts("chats", np.array([number, number + 1])).tolist()
         weights = np.empty(end - begin, dtype=np.int64)
         shards.read_weights("chats", begin, weights)
-        found.append((shards.window("chats", begin, end - begin).astype(np.int64), weights))
+        found.append((shards.read_window("chats", begin, end - begin).astype(np.int64), weights))
     return found
 
 
@@ -348,10 +348,10 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
     shards = TokenShards.open(f"{folder}/held_out")
     nats = weight = 0
     for number in range(count):
-        begin, end = shards.document_starts("chats", np.array([number, number + 1])).tolist()
+        begin, end = shards.find_document_starts("chats", np.array([number, number + 1])).tolist()
         weights = np.empty(end - begin, dtype=np.int64)
         shards.read_weights("chats", begin, weights)
-        ids = shards.window("chats", begin, end - begin).astype(np.int64)
+        ids = shards.read_window("chats", begin, end - begin).astype(np.int64)
         with torch.no_grad():
             each, of = nats_alone(model, ids, weights)
         nats, weight = nats + each.item(), weight + of

@@ -7,7 +7,7 @@ from trainrig.models.sampling import Sampling
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.chat import Message, prompt_ids
+from trainrig.tokens.chat import Message, encode_prompt
 from trainrig.tokens.special import END_OF_TURN
 from trainrig.train.checkpoint import open_model, write_model
 
@@ -28,8 +28,8 @@ def tuned(fresh, encoder, tmp_path_factory):
     ids = torch.ones(len(CHATS), 40, dtype=torch.int64)
     targets = torch.full_like(ids, IGNORE)
     for row, (question, answer) in enumerate(CHATS.items()):
-        asked = prompt_ids([Message("user", question)], encoder)
-        told = [*encoder.encode_batch([answer])[0].tolist(), encoder.special(END_OF_TURN)]
+        asked = encode_prompt([Message("user", question)], encoder)
+        told = [*encoder.encode_batch([answer])[0].tolist(), encoder.find_special(END_OF_TURN)]
         whole = torch.tensor(asked + told)
         ids[row, : len(whole) - 1] = whole[:-1]
         targets[row, len(asked) - 1 : len(whole) - 1] = torch.tensor(told)

@@ -9,7 +9,7 @@ import pytest
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes import append_log
-from trainrig.processes.append_log import append_line, lines, open_appender
+from trainrig.processes.append_log import append_line, open_appender, read_lines
 from trainrig.train.run.metrics import MetricsWriter, read_held_out_series, read_series
 from trainrig.train.run.run_folder import RunFolder
 
@@ -37,19 +37,19 @@ def numbered(first, past):
 
 def test_what_was_appended_is_read_in_order_and_whole_lines_only(folder):
     path = f"{folder}/log.jsonl"
-    assert list(lines(path)) == []
+    assert list(read_lines(path)) == []
     first = open_appender(path, "attempt-1")
     for line in numbered(0, 50):
         first.write(line + b"\n")
     first.flush()
-    assert list(lines(path)) == numbered(0, 50)
+    assert list(read_lines(path)) == numbered(0, 50)
     first.write(b"half a li")  # its writer dies here
     first.flush()
     second = open_appender(path, "attempt-2")
     for line in numbered(50, 60):
         second.write(line + b"\n")
     second.close()
-    found = list(lines(path))
+    found = list(read_lines(path))
     assert [line for line in found if line != b"half a li"] == numbered(0, 60)
 
 
@@ -63,7 +63,7 @@ def test_writers_in_several_processes_lose_nothing(folder):
     for writer in writers:
         writer.stdin.close()
     assert [writer.wait() for writer in writers] == [0] * 3
-    found = [tuple(map(int, line.split())) for line in lines(path)]
+    found = [tuple(map(int, line.split())) for line in read_lines(path)]
     assert sorted(found) == [(writer, number) for writer in range(3) for number in range(40)]
     for writer in range(3):
         mine = [number for w, number in found if w == writer]
@@ -81,12 +81,12 @@ def test_a_large_log_in_a_bucket_is_several_objects(s3, monkeypatch):
         appender.write(line + b"\n")
         if line.endswith(b"7"):
             appender.flush()
-    assert list(lines(path)) == numbered(0, 88)
+    assert list(read_lines(path)) == numbered(0, 88)
     appender.close()
-    assert list(lines(path)) == numbered(0, 90)
+    assert list(read_lines(path)) == numbered(0, 90)
     names = [name.removeprefix(f"{path}/") for name in storage.list_files(path)]
     assert names == [f"attempt-0001-{n:06d}.jsonl" for n in range(1, 7)]
-    assert all(storage.size(f"{path}/{name}") <= 102 for name in names)
+    assert all(storage.measure_size(f"{path}/{name}") <= 102 for name in names)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
     appender = open_appender(f"{s3}/log.jsonl", "one")
     appender.write(b"a line\n")
     assert put.wait(30)
-    assert list(lines(f"{s3}/log.jsonl")) == [b"a line"]
+    assert list(read_lines(f"{s3}/log.jsonl")) == [b"a line"]
     appender.close()
 
 
@@ -125,7 +125,7 @@ def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch
         appender.write(line + b"\n")
     answers.set()
     appender.close()
-    assert list(lines(f"{s3}/log.jsonl")) == [b"first", *numbered(0, 90)]
+    assert list(read_lines(f"{s3}/log.jsonl")) == [b"first", *numbered(0, 90)]
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_a_line_too_long_to_be_appended_whole_is_refused(folder):
     append_line(f"{folder}/log.jsonl", b"x" * 4095 + b"\n")
     with pytest.raises(AssertionError, match="line of 4097"):
         append_line(f"{folder}/log.jsonl", b"x" * 4096 + b"\n")
-    assert len(list(lines(f"{folder}/log.jsonl"))) == 1
+    assert len(list(read_lines(f"{folder}/log.jsonl"))) == 1
 
 
 def test_events_in_a_bucket_are_in_the_order_of_their_times(s3):
@@ -175,7 +175,7 @@ def test_metrics_in_a_bucket_come_back_attempt_by_attempt(s3):
     assert held_out == [(4, 1.0), (6, 2.0)]
     boards = storage.list_files(f"{s3}/run/tensorboard")
     assert [board[-9:] for board in boards] == ["attempt-1", "attempt-2"]
-    assert all(storage.size(board) > 300 for board in boards)
+    assert all(storage.measure_size(board) > 300 for board in boards)
 
 
 def test_metrics_are_in_a_bucket_once_they_are_flushed(s3, monkeypatch):
@@ -200,7 +200,7 @@ def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
     monkeypatch.setattr(storage, "list_files", lambda folder: names)
     monkeypatch.setattr(storage, "read", read)
     for _ in range(2):
-        assert len(list(lines("s3://bucket/log.jsonl"))) == len(names)
+        assert len(list(read_lines("s3://bucket/log.jsonl"))) == len(names)
     assert sorted(fetched) == names
 
 
@@ -241,7 +241,7 @@ def test_lines_that_meet_a_full_disk_wait_for_room_and_none_is_torn(small_disk, 
     (small_disk / "other").unlink()
     writer.write(b"last\n")
     writer.close()
-    assert list(lines(f"{small_disk}/log.jsonl")) == [line[:-1]] * 9 + [b"last"]
+    assert list(read_lines(f"{small_disk}/log.jsonl")) == [line[:-1]] * 9 + [b"last"]
 
 
 def test_events_that_meet_a_full_disk_are_written_with_the_next(small_disk):

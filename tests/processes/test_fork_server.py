@@ -61,7 +61,7 @@ def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOLD", "yes")
-    forked = ForkedProcess(server.address(), "forked:tell", {"first": 1})
+    forked = ForkedProcess(server.get_address(), "forked:tell", {"first": 1})
     seen, first = forked.receive()
     assert seen == {
         "pid": forked.pid,
@@ -80,7 +80,7 @@ def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
 
 
 def test_several_live_side_by_side_and_each_ends_by_itself(server):
-    several = [ForkedProcess(server.address(), "forked:stay", number) for number in range(3)]
+    several = [ForkedProcess(server.get_address(), "forked:stay", number) for number in range(3)]
     assert [each.receive() for each in several] == [0, 1, 2]
     os.kill(several[1].pid, signal.SIGKILL)
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
@@ -108,7 +108,7 @@ def little_memory():
 
 def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, little_memory):
     before = server.ran_out_of_memory()
-    forked = ForkedProcess(server.address(), "forked:take", "here")
+    forked = ForkedProcess(server.get_address(), "forked:take", "here")
     assert forked.receive() == "here"
     (little_memory / "cgroup.procs").write_text(str(forked.pid))
     forked.send("now")
@@ -119,7 +119,7 @@ def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, li
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
-    forked = ForkedProcess(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
         os.kill(forked.pid, signal.SIGSTOP)
@@ -132,7 +132,7 @@ def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
 
 
 def test_an_end_is_over_when_the_process_is_no_more(server):
-    forked = ForkedProcess(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     os.kill(forked.pid, signal.SIGSTOP)
     forked.end()
     assert not psutil.pid_exists(forked.pid)
@@ -140,7 +140,7 @@ def test_an_end_is_over_when_the_process_is_no_more(server):
 
 def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
     with pytest.raises(ProcessDied, match=r"^ended with 1$"):
-        ForkedProcess(server.address(), "forked:fail", "the reason").receive()
+        ForkedProcess(server.get_address(), "forked:fail", "the reason").receive()
     assert "RuntimeError: the reason" in capfd.readouterr().err
 
 
@@ -148,7 +148,7 @@ def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
 def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp_path, stopped):
     path = tmp_path / "pid"
     asker = subprocess.Popen(
-        [sys.executable, str(Path(HERE, "forked.py")), server.address(), str(path)]
+        [sys.executable, str(Path(HERE, "forked.py")), server.get_address(), str(path)]
     )
     while not path.exists() or not path.read_text():
         assert asker.poll() is None
@@ -161,9 +161,9 @@ def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp
 
 
 def test_a_dead_server_is_seen_and_another_started(server):
-    forked = ForkedProcess(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
-    before = server.address()
+    before = server.get_address()
     server._server.kill()
     with pytest.raises(ProcessDied, match=r"^its fork server ended, or its machine$"):
         forked.receive()
@@ -171,8 +171,8 @@ def test_a_dead_server_is_seen_and_another_started(server):
     server._server.wait()
     with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
         ForkedProcess(before, "forked:stay", "here")
-    assert server.address() != before
-    again = ForkedProcess(server.address(), "forked:stay", "again")
+    assert server.get_address() != before
+    again = ForkedProcess(server.get_address(), "forked:stay", "again")
     assert again.receive() == "again"
     again.close()
 
@@ -181,14 +181,14 @@ def test_a_dead_server_is_seen_and_another_started(server):
 @pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
-    forked = ForkedProcess(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
         os.kill(forked.pid, signal.SIGSTOP)
     server._server.kill()
     assert gone(forked.pid)
     forked.close()
-    server.address()  # another: the fixture ends one that lives
+    server.get_address()  # another: the fixture ends one that lives
 
 
 def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
@@ -215,7 +215,7 @@ def test_a_server_that_is_killed_leaves_no_file_behind(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_another_user_is_not_forked_for(server):
-    command = [sys.executable, "-c", ASK_AS_ANOTHER, server.address()[1:]]
+    command = [sys.executable, "-c", ASK_AS_ANOTHER, server.get_address()[1:]]
     asked = subprocess.run(command, capture_output=True, text=True)
     assert (asked.stdout, asked.stderr) == ("b''\n", "")
 
@@ -233,10 +233,10 @@ def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, 
 
 
 def test_an_address_that_was_removed_is_made_anew(in_folders, server):
-    before = server.address()
+    before = server.get_address()
     Path(before).unlink()
-    assert server.address() != before
-    forked = ForkedProcess(server.address(), "forked:stay", "here")
+    assert server.get_address() != before
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     forked.close()
 
@@ -244,7 +244,7 @@ def test_an_address_that_was_removed_is_made_anew(in_folders, server):
 def test_all_end_with_the_servers_owner():
     text = (
         "import sys; from trainrig.processes.fork_server import *\n"
-        "server = ForkServer(); print(server.address(), server._server.pid, flush=True)\n"
+        "server = ForkServer(); print(server.get_address(), server._server.pid, flush=True)\n"
         "sys.stdin.read()"
     )
     owner = subprocess.Popen(
@@ -262,7 +262,7 @@ def test_all_end_with_the_servers_owner():
 def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path):
     (tmp_path / "later.py").write_text("def add(channel): channel.send(channel.recv() + 1)")
     monkeypatch.syspath_prepend(tmp_path)
-    assert ForkedProcess(server.address(), "later:add", 1).receive() == 2
+    assert ForkedProcess(server.get_address(), "later:add", 1).receive() == 2
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from trainrig.processes.heartbeats import (
     Heartbeat,
     HeartbeatReporter,
     _Pace,
-    send_interval,
+    compute_send_interval,
 )
 
 FIRST = Heartbeat(rank=1, pids=(7,), node="A")
@@ -114,18 +114,18 @@ def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
     least, step_seconds, hang_seconds, expected
 ):
     heartbeat = Heartbeat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
-    assert send_interval(least, heartbeat, hang_seconds) == expected
+    assert compute_send_interval(least, heartbeat, hang_seconds) == expected
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))
 def test_the_pace_is_the_median_step_without_what_lies_between(steps):
     pace, now, figure = _Pace(), 0.0, None
-    pace.after(0, "load", now)
+    pace.update(0, "load", now)
     for step, (seconds, between) in enumerate(steps, start=10):
-        pace.after(step, "train", now)
-        pace.after(step, "train", now + seconds / 2)
+        pace.update(step, "train", now)
+        pace.update(step, "train", now + seconds / 2)
         now += seconds
-        figure = pace.after(step + 1, "save", now)
+        figure = pace.update(step + 1, "save", now)
         now += between
     recent = sorted(seconds for seconds, _ in steps[-31:])
     middle = len(recent) // 2

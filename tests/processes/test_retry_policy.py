@@ -1,6 +1,6 @@
 import pytest
 
-from trainrig.processes.retry_policy import FailureHistory, back_off_seconds, normalise
+from trainrig.processes.retry_policy import FailureHistory, compute_back_off, normalise
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,5 @@ def test_a_failure_that_is_like_no_other_never_repeats() -> None:
 
 
 def test_the_back_off_doubles_up_to_its_bound() -> None:
-    waits = [back_off_seconds(1.0, 10.0, doublings) for doublings in (0, 1, 2, 3, 4, 5_000)]
+    waits = [compute_back_off(1.0, 10.0, doublings) for doublings in (0, 1, 2, 3, 4, 5_000)]
     assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]

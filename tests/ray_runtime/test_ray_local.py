@@ -58,7 +58,7 @@ for daemon in sys.argv[1:]:
     say(found)
     os.kill(found["daemons"][daemon], signal.SIGKILL)
     try:
-        ray_local.while_ray_lives(time.sleep, 600)
+        ray_local.call_while_ray_lives(time.sleep, 600)
     except ray_local.ClusterLost as lost:
         say(str(lost))
     assert ray_local.end_own()

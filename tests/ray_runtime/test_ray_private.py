@@ -107,7 +107,7 @@ def test_what_ray_prints_of_a_lost_node_goes_to_a_log_and_what_users_print_to_th
     printed: list[str] = []
     monkeypatch.setattr(worker, "print_to_stdstream", lambda said, _: printed.extend(said["lines"]))
     node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
-    monkeypatch.setattr(ray_private, "local_node", lambda: node)
+    monkeypatch.setattr(ray_private, "get_local_node", lambda: node)
     ray_local.send_known_words_to_log()
     ray_local.send_known_words_to_log()
     lost = ["Raylet is terminated. Termination is unexpected.", *["(log of the node)"] * 42]
@@ -156,7 +156,7 @@ def test_workers_become_ranks_in_the_order_that_is_asked_for() -> None:
         return SimpleNamespace(number=number, metadata=where, resources={"CPU": 1})
 
     given = [worker(number, node) for number, node in enumerate("abaab")]
-    with ray_private.ordered_workers(lambda nodes: [nodes.index("b"), 1, 2, 0, 4]):
+    with ray_private.order_workers(lambda nodes: [nodes.index("b"), 1, 2, 0, 4]):
         found = WorkerGroup._assign_worker_ranks(given)
     assert [(each.metadata.node_id, each.distributed_context.world_rank) for each in found] == [
         *(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))

@@ -69,7 +69,7 @@ def make_work(folder: str) -> Work:
             log.write(f"split-{task['number']}\n")
         path = f"{folder}/out/{task['number']}"
         storage.write(path, b"%d" % task["number"])
-        return {"sum": task["number"]}, {f"out/{task['number']}": manifest.file_sum(path)}
+        return {"sum": task["number"]}, {f"out/{task['number']}": manifest.compute_file_sum(path)}
 
     return work
 
@@ -86,11 +86,13 @@ def test_the_records_do_not_depend_on_who_did_the_splits(
     seen: list[tuple[int, int]] = []
     phase = phase_in(tmp_path)
     ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
-    assert [record.model_dump() for record in phase.results(SPLITS)] == [
+    assert [record.model_dump() for record in phase.read_results(SPLITS)] == [
         {
             "name": split.name,
             "counts": {"sum": number},
-            "files": {f"out/{number}": manifest.file_sum(f"{tmp_path}/out/{number}").model_dump()},
+            "files": {
+                f"out/{number}": manifest.compute_file_sum(f"{tmp_path}/out/{number}").model_dump()
+            },
         }
         for number, split in enumerate(SPLITS)
     ]
@@ -176,7 +178,7 @@ def test_a_worker_has_one_thread_and_the_standard_librarys_platform(
 
     phase = Phase(str(tmp_path), functools.partial(look_around, str(tmp_path)))
     ray_session.map_splits(phase, SPLITS[:1], 1)
-    seen = phase.results(SPLITS[:1])[0].counts
+    seen = phase.read_results(SPLITS[:1])[0].counts
     assert seen["python"] == platform.python_version()
     assert seen["process"] != os.getpid()
     assert seen["environment"] == {**ray_session.WORKER_ENVIRONMENT, "RAY_AUTH_MODE": "token"}

@@ -11,7 +11,7 @@ from trainrig.cli import app
 from trainrig.config import to_toml
 from trainrig.corpus.signals import measure
 from trainrig.errors import ConfigError
-from trainrig.runs.culprits import find_culprits, find_url, rules_broken
+from trainrig.runs.culprits import find_culprits, find_url, list_broken_rules
 from trainrig.train.run.metrics import read_series
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -26,7 +26,7 @@ PROSE = (
 
 
 def test_a_document_is_told_the_rules_that_it_breaks() -> None:
-    spam, prose = rules_broken(measure([SPAM, PROSE], ["", ""]))
+    spam, prose = list_broken_rules(measure([SPAM, PROSE], ["", ""]))
     assert any("duplicate" in rule or "GopherRepetition" in rule for rule in spam)
     assert len(spam) > len(prose) and len(set(spam)) == len(spam)
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
-from trainrig.runs.overlay import overlay_page, read_runs
-from trainrig.runs.watch import live_page
+from trainrig.runs.overlay import build_overlay_page, read_runs
+from trainrig.runs.watch import build_live_page
 from trainrig.train.run.run_folder import RunFolder
 
 RUN_FILE = 'stage = "pretrain"\n[training]\nsteps = 60\n'
@@ -55,7 +55,7 @@ def text_of(page: str) -> str:
 
 
 def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> None:
-    page = overlay_page(read_runs(two))
+    page = build_overlay_page(read_runs(two))
     text = text_of(page)
     assert "has the lowest held-out loss, 2.525 nats per token" in text
     assert "Most tokens 122.9 k a" in text.replace("\u00a0", " ") or "123 k" in text.replace(
@@ -63,13 +63,13 @@ def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> 
     )
     for title in ("Training loss", "Gradient norm", "Learning rate", "Speed"):
         assert f"{title} in the end" in text
-    assert "<script>" not in page and page == overlay_page(read_runs(two))
+    assert "<script>" not in page and page == build_overlay_page(read_runs(two))
 
 
 def test_the_numbers_are_those_of_the_metrics(two: list[str]) -> None:
     lines = [json.loads(each) for each in Path(two[0], "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line][-4:]
-    assert f"{sum(losses) / 4:.4g}" in text_of(overlay_page(read_runs(two)))
+    assert f"{sum(losses) / 4:.4g}" in text_of(build_overlay_page(read_runs(two)))
 
 
 def test_hours_are_called_hours_and_are_those_of_the_list_of_runs(two: list[str]) -> None:
@@ -79,13 +79,13 @@ def test_hours_are_called_hours_and_are_those_of_the_list_of_runs(two: list[str]
     runs = read_runs(two)
     hours = sum(run.listed.paid_hours for run in runs)
     assert hours == pytest.approx((150 + 3 * 130) / 3600)
-    text = text_of(overlay_page(runs)).replace("\u00a0", " ")
+    text = text_of(build_overlay_page(runs)).replace("\u00a0", " ")
     assert f"Worker hours {hours:.2f} h" in text and "Cost" not in text
 
 
 def test_a_run_without_a_held_out_loss_is_laid_over_by_the_rest(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, 2.0, 9, held_out=False) for name in "ab"]
-    text = text_of(overlay_page(read_runs(runs)))
+    text = text_of(build_overlay_page(read_runs(runs)))
     assert "has the lowest loss" in text and "Lowest held-out loss" not in text
 
 
@@ -102,8 +102,8 @@ def test_the_command_writes_it_and_the_live_page_shows_it(two: list[str], tmp_pa
     page = str(tmp_path / "runs.html")
     done = CliRunner().invoke(app, ["report", *two, "--html", page])
     assert done.exit_code == 0 and done.stdout.strip() == page
-    assert Path(page).read_text() == overlay_page(read_runs(two))
-    live = live_page(*two)
+    assert Path(page).read_text() == build_overlay_page(read_runs(two))
+    live = build_live_page(*two)
     assert 'http-equiv="refresh"' in live and "Laid over each other" in live
     refused = CliRunner().invoke(app, ["report", *two])
     assert refused.exit_code != 0

@@ -61,14 +61,14 @@ def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None
     of = next(each for each in list_runs(str(home)) if each.folder.endswith("left"))
     assert of.paid_hours == pytest.approx(2 * 1 + 4 * 0.5) and of.usd is None
     offers = hardware.load()
-    gpus = next(name for name in offers.instances if offers.accelerators(name) > 1)
-    cpus = next(name for name in offers.instances if not offers.accelerators(name))
+    gpus = next(name for name in offers.instances if offers.count_accelerators(name) > 1)
+    cpus = next(name for name in offers.instances if not offers.count_accelerators(name))
     for name, share in (
-        (gpus, 1 / offers.accelerators(gpus)),
-        (cpus, 1 / offers.instance(cpus).vcpus),
+        (gpus, 1 / offers.count_accelerators(gpus)),
+        (cpus, 1 / offers.find_instance(cpus).vcpus),
     ):
         of = next(e for e in list_runs(str(home), name) if e.folder.endswith("left"))
-        assert of.usd == pytest.approx(4 * share * offers.instance(name).usd)
+        assert of.usd == pytest.approx(4 * share * offers.find_instance(name).usd)
     printed = CliRunner().invoke(app, ["runs", str(home), "--instance", cpus]).output.splitlines()
     assert printed[-1].endswith(f"4.00          {of.usd:.2f}")
     with pytest.raises(ConfigError, match=r"no instance 'p9\.huge' in the table of hardware"):

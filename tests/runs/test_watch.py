@@ -8,7 +8,7 @@ import pytest
 
 from trainrig import storage
 from trainrig.errors import ConfigError
-from trainrig.runs.watch import ADDRESS, PageServer, live_page
+from trainrig.runs.watch import ADDRESS, PageServer, build_live_page
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.run_folder import RunFolder
 
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_the_users_to_change(server: PageServer) -> None
 
 
 def test_a_run_without_an_update_is_waited_for(tmp_path: object) -> None:
-    page = live_page(f"{tmp_path}/<b>")
+    page = build_live_page(f"{tmp_path}/<b>")
     assert 'http-equiv="refresh" content="10"' in page
     assert "no run.toml" in page and "<b>" not in page
 
@@ -89,7 +89,7 @@ def test_a_run_in_a_bucket_has_the_page_that_it_has_on_a_disk(s3: str, tmp_path:
         for step in range(1, 4):
             writer.write(step, {name: 0.5 * step for name in DRAWN} | {"cluster/workers": 2})
         writer.close()
-        page = live_page(folder)
+        page = build_live_page(folder)
         assert "3 of 3 steps; loss 1.500 nats per token" in page
         pages.append(re.findall(r"<h2.*?</h2>", page))
     assert pages[0] == pages[1] != []

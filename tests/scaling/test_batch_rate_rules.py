@@ -9,7 +9,7 @@ from trainrig.scaling.batch_rate_rules import (
     Porian,
     Rule,
     StepLaw,
-    whole_sequences,
+    round_to_sequences,
 )
 
 
@@ -26,16 +26,18 @@ from trainrig.scaling.batch_rate_rules import (
     ],
 )
 def test_rules_give_their_papers_values(rule: Rule, batch: float, rate: float) -> None:
-    assert rule.batch(1e8, 2e10 if rule.kind == "StepLaw" else 1e11) == pytest.approx(
+    assert rule.compute_batch(1e8, 2e10 if rule.kind == "StepLaw" else 1e11) == pytest.approx(
         batch, rel=0.01
     )
-    assert rule.rate(1e8, 2e10 if rule.kind == "StepLaw" else 1e11) == pytest.approx(rate, rel=0.01)
+    assert rule.compute_rate(1e8, 2e10 if rule.kind == "StepLaw" else 1e11) == pytest.approx(
+        rate, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("rule", [DeepSeek(), Porian(), StepLaw(), Kaplan()])
 def test_rates_stay_where_decoders_train(rule: Rule) -> None:
     for parameters in (5e3, 3e4, 1e6, 1e9, 1e12):
-        assert 1e-6 < rule.rate(parameters, 20 * parameters) <= 1e-2
+        assert 1e-6 < rule.compute_rate(parameters, 20 * parameters) <= 1e-2
 
 
 def test_a_rule_is_named_by_its_kind() -> None:
@@ -57,4 +59,4 @@ def test_a_rule_is_named_by_its_kind() -> None:
 def test_sequences_are_a_power_of_two_that_leaves_steps(
     batch: float, tokens: float, sequences: int
 ) -> None:
-    assert whole_sequences(batch, 256, tokens, fewest_steps=100) == sequences
+    assert round_to_sequences(batch, 256, tokens, fewest_steps=100) == sequences

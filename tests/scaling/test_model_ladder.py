@@ -13,11 +13,11 @@ from trainrig.scaling.model_ladder import (
     LARGEST,
     NEARNESS,
     SMALLEST,
-    aspect,
+    build_ladder,
+    compute_aspect,
+    compute_std_by_width,
     find_ladder_model,
     find_ladder_model_of,
-    initial_std,
-    ladder,
     space_sizes,
 )
 
@@ -37,7 +37,7 @@ def test_a_rung_has_the_proportions_of_practice(parameters: float) -> None:
     model = find_ladder_model(parameters, vocabulary=1024).model
     shape = model.shape
     assert shape.layers >= 2
-    assert 0.4 < shape.channels / shape.layers / aspect(parameters) < 2.5
+    assert 0.4 < shape.channels / shape.layers / compute_aspect(parameters) < 2.5
     assert 1.7 < shape.feedforward_channels / shape.channels < 4.1
     assert shape.head_channels in (16, 32, 64)
     assert shape.channels % (64 if shape.channels >= 384 else 16) == 0
@@ -57,7 +57,7 @@ def test_counts_are_those_of_the_module(parameters: float, tied: bool) -> None:
 
 
 def test_fresh_weights_spread_by_the_width() -> None:
-    assert initial_std(1_000) == 0.02
+    assert compute_std_by_width(1_000) == 0.02
     narrow, wide = (
         find_ladder_model(parameters, vocabulary=1024).model for parameters in (2e4, 1e9)
     )
@@ -66,7 +66,7 @@ def test_fresh_weights_spread_by_the_width() -> None:
 
 
 def test_a_ladder_climbs() -> None:
-    models = ladder(space_sizes(SMALLEST, LARGEST, 16), vocabulary=1024)
+    models = build_ladder(space_sizes(SMALLEST, LARGEST, 16), vocabulary=1024)
     counts = [each.parameters for each in models]
     assert counts == sorted(counts)
     assert counts[0] == pytest.approx(SMALLEST, rel=0.02)

@@ -162,7 +162,7 @@ def stop_in_the_middle(user: User) -> dict[str, Any]:
     (run,) = [r for r in Home(user.environment["TRAINRIG_HOME"]).list() if "pretrain" in r.id]
     until = time.monotonic() + PATIENCE
     while not metrics.read_series(str(user.folder / "model")):
-        assert time.monotonic() < until, list(run.events())
+        assert time.monotonic() < until, list(run.read_events())
         time.sleep(0.02)
     return dict(json.loads(user.does("stop", run.id, "--json")))
 

@@ -7,7 +7,7 @@ from trainrig.tokens.batches import (
     BatchSizes,
     MicroBatchSlot,
     assign_micro_batches,
-    virtual_worker,
+    find_virtual_worker,
 )
 
 
@@ -85,8 +85,8 @@ def test_all_micro_batches_are_handed_over_once_in_as_few_rounds_as_can_be(
     assert sorted(slot.index for slot in real) == list(range(count))
     handed = sorted((slot.first, slot.index + 1) for slot in real if slot.closes)
     assert [leaf for span in handed for leaf in range(*span)] == list(range(count))
-    cuts = {virtual_worker(index, count, virtual) for index in range(count)}
+    cuts = {find_virtual_worker(index, count, virtual) for index in range(count)}
     assert len(cuts) == virtual
     for first, last in handed:  # of one virtual worker, and of its first ones if of several
-        begin, end = virtual_worker(first, count, virtual)
+        begin, end = find_virtual_worker(first, count, virtual)
         assert last <= end and (last == first + 1 or first == begin)

@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import CLAIM
 from trainrig.tokens import inspection
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.inspection import Inspection, View, count_source, packing_of
+from trainrig.tokens.inspection import Inspection, View, choose_packing, count_source
 from trainrig.tokens.packing.choices import BestFit, Concatenate
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.prepare import Tokenization
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_shard(str(base / "held_out"), "0", vocabulary, documents[:1])
     write_plans(str(base / "train"), PackingPlan(shuffle_documents=True, best_fit=(8,)), padding=1)
     names = [str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()]
-    written = {name: manifest.file_sum(str(base / name)) for name in names if name != CLAIM}
+    written = {name: manifest.compute_file_sum(str(base / name)) for name in names if name != CLAIM}
     stage.finish({}, written)
     return str(base)
 
@@ -78,11 +78,13 @@ def view(**changed: object) -> View:
 
 
 def shown(folder: str, *sources: str, **changed: object) -> str:
-    return "\n".join(text.plain for text in Inspection.open(folder).texts(view(**changed), sources))
+    return "\n".join(
+        text.plain for text in Inspection.open(folder).render_texts(view(**changed), sources)
+    )
 
 
 def test_counts_are_those_of_the_documents(folder: str) -> None:
-    counts = Inspection.open(folder).counts()
+    counts = Inspection.open(folder).count_sources()
     assert {split: list(of) for split, of in counts.items()} == {
         "train": ["books", "web"],
         "held_out": ["web"],
@@ -122,7 +124,7 @@ def test_each_split_and_source_has_its_line_and_its_bars(folder: str) -> None:
 
 
 def test_sampled_documents_are_decoded_whole(folder: str) -> None:
-    found = Inspection.open(folder).documents("train", "web", 99, seed=3)
+    found = Inspection.open(folder).sample_documents("train", "web", 99, seed=3)
     texts = {number: f"{text}<|end_of_text|>" for number, text in enumerate(TEXTS["web"])}
     assert {each["id"]: each["text"] for each in found} == {
         f"web-{number}": text for number, text in texts.items()
@@ -134,7 +136,7 @@ def test_sampled_documents_are_decoded_whole(folder: str) -> None:
 
 def test_another_seed_draws_other_documents(folder: str) -> None:
     opened = Inspection.open(folder)
-    drawn = {opened.documents("train", "web", 1, seed)[0]["id"] for seed in range(20)}
+    drawn = {opened.sample_documents("train", "web", 1, seed)[0]["id"] for seed in range(20)}
     assert len(drawn) > 1
 
 
@@ -158,8 +160,8 @@ def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestF
 
 def test_long_texts_show_both_ends_and_what_is_left_out() -> None:
     text = "".join(itertools.islice(itertools.cycle("abcdefghij"), 1_000))
-    assert inspection.excerpt(text, 20) == "abcdefghij … 980 characters … abcdefghij"
-    assert inspection.excerpt("short\x07", 20) == "short⟨U+0007⟩"
+    assert inspection.cut_excerpt(text, 20) == "abcdefghij … 980 characters … abcdefghij"
+    assert inspection.cut_excerpt("short\x07", 20) == "short⟨U+0007⟩"
 
 
 def test_one_source_alone_can_be_asked_for(folder: str) -> None:
@@ -168,7 +170,7 @@ def test_one_source_alone_can_be_asked_for(folder: str) -> None:
 
 
 def test_one_split_alone_can_be_opened(folder: str) -> None:
-    assert list(Inspection.open(f"{folder}/held_out").counts()) == ["held_out"]
+    assert list(Inspection.open(f"{folder}/held_out").count_sources()) == ["held_out"]
 
 
 def test_json_holds_the_counts_and_the_samples(folder: str) -> None:
@@ -236,7 +238,7 @@ def test_what_is_not_there_is_named(folder: str) -> None:
     no_row = f"no row: {tokens[0]:,} tokens are less than a row of {tokens[1]:,}"
     assert {line.partition(";")[0] for line in lines if "row" in line} == {no_row, "row 0 of 1"}
     with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):
-        packing_of("BestFi", shuffled=False)
+        choose_packing("BestFi", shuffled=False)
     with pytest.raises(ConfigError, match="best-fit rows have no order of documents"):
-        packing_of("BestFit", shuffled=True)
-    assert packing_of("Concatenate", shuffled=True) == Concatenate(shuffle_documents=True)
+        choose_packing("BestFit", shuffled=True)
+    assert choose_packing("Concatenate", shuffled=True) == Concatenate(shuffle_documents=True)

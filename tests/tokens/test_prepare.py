@@ -56,11 +56,11 @@ def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), inputs)
     sums = {}
     for name, rows in files.items():
-        path = stage.path(f"kept/{name}.parquet")
+        path = stage.build_path(f"kept/{name}.parquet")
         schema = pa.schema([(column, pa.string()) for column in row(0)])
         with storage.atomic_file(path) as temporary:
             pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
-        sums[f"kept/{name}.parquet"] = manifest.file_sum(path)
+        sums[f"kept/{name}.parquet"] = manifest.compute_file_sum(path)
     stage.finish({}, sums)
     return folder
 
@@ -90,7 +90,7 @@ def tokenization(folder: str, **changes: Any) -> Tokenization:
 def result(output: str) -> dict[str, str]:
     """Path below `output` → SHA-256, but for claim and manifest, which hold times."""
     return {
-        path.removeprefix(f"{output}/"): storage.sha256(path)
+        path.removeprefix(f"{output}/"): storage.compute_sha256(path)
         for path in storage.list_files(output)
         if path.rpartition("/")[2] not in {CLAIM, MANIFEST}
     }
@@ -103,8 +103,8 @@ def texts_of(folder: str, split: str) -> dict[str, str]:
     found = {}
     for source in shards.sources:
         start = 0
-        for document in shards.documents(source, 0, shards.tokens(source)):
-            *ids, last = shards.window(source, start, document.length).tolist()
+        for document in shards.read_documents(source, 0, shards.tokens(source)):
+            *ids, last = shards.read_window(source, start, document.length).tolist()
             assert last == encoder.end_of_text and encoder.end_of_text not in ids
             text = encoder.decode(ids)
             assert document.text_bytes == len(text.encode())
@@ -165,7 +165,7 @@ def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
             for ending in ENDINGS
         ]
     )
-    assert result(f"{folder}/tokens")[TOKENIZER_FILE] == storage.sha256(
+    assert result(f"{folder}/tokens")[TOKENIZER_FILE] == storage.compute_sha256(
         f"{folder}/tokenizer/{TOKENIZER_FILE}"
     )
     assert tokenize(tokenization(folder, workers=7)) == made
@@ -197,7 +197,7 @@ def test_every_document_knows_its_row(folder: str) -> None:
     for split in (TRAIN, HELD_OUT):
         shards = TokenShards.open(f"{folder}/tokens/{split}")
         for source in shards.sources:
-            for document in shards.documents(source, 0, shards.tokens(source)):
+            for document in shards.read_documents(source, 0, shards.tokens(source)):
                 rows = FILES[document.corpus_file.removesuffix(".parquet")]
                 assert rows[document.corpus_row]["id"] == document.id
 
@@ -332,16 +332,16 @@ def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
     folder: str, tmp_path: Path
 ) -> None:
     tokenize(tokenization(folder, output=f"{tmp_path}/tokens", begin_of_text=True))
-    begin = Encoder.load(f"{folder}/tokenizer/{TOKENIZER_FILE}").special(BEGIN_OF_TEXT)
+    begin = Encoder.load(f"{folder}/tokenizer/{TOKENIZER_FILE}").find_special(BEGIN_OF_TEXT)
     plain, begun = (
         TokenShards.open(f"{parent}/tokens/{TRAIN}") for parent in (folder, str(tmp_path))
     )
     for source in plain.sources:
-        starts = begun.boundaries(source, 0, begun.tokens(source))
-        assert [begun.window(source, at, 1)[0] for at in (0, *starts.tolist())] == [begin] * (
-            plain.document_count(source)
+        starts = begun.find_boundaries(source, 0, begun.tokens(source))
+        assert [begun.read_window(source, at, 1)[0] for at in (0, *starts.tolist())] == [begin] * (
+            plain.count_documents(source)
         )
-        assert begun.tokens(source) == plain.tokens(source) + plain.document_count(source)
+        assert begun.tokens(source) == plain.tokens(source) + plain.count_documents(source)
 
 
 # What is no document

@@ -4,7 +4,7 @@ import numpy as np
 
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.row_view import RowPiece, padding, row_text
+from trainrig.tokens.row_view import RowPiece, count_padding, render_row
 from trainrig.tokens.special import PAD
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
@@ -27,7 +27,7 @@ def shown(
     targets = np.append(row[1:], IGNORE)
     for place in untrained:
         targets[place - 1] = IGNORE
-    return row_text(row, targets, pieces, encoder(), **options).plain
+    return render_row(row, targets, pieces, encoder(), **options).plain
 
 
 def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target():
@@ -47,16 +47,16 @@ def test_tokens_that_are_no_target_stand_between_marks():
 
 def test_the_last_target_is_in_no_place_and_has_a_line_of_its_own():
     row = ids_of("xyzx")
-    text = row_text(row[:-1], row[1:], [RowPiece(0, "d")], encoder()).plain
+    text = render_row(row[:-1], row[1:], [RowPiece(0, "d")], encoder()).plain
     assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ last target: x\n"
 
 
 def test_padding_is_counted_and_is_no_documents_token():
-    pad = encoder().special(PAD)
+    pad = encoder().find_special(PAD)
     row = np.concatenate([ids_of("xyz"), [pad, pad]])
     text = shown(row, [RowPiece(0, "d")], untrained=(3, 4))
     assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ 2 of padding\n"
-    assert [padding(each, encoder()) for each in (row, row[:3], row[3:])] == [2, 0, 2]
+    assert [count_padding(each, encoder()) for each in (row, row[:3], row[3:])] == [2, 0, 2]
 
 
 def test_the_middle_of_a_long_piece_is_left_out_and_counted():
@@ -82,7 +82,7 @@ def test_neighbouring_documents_have_different_colours_and_masks_are_more_than_a
     row = ids_of("xyzxyz")
     styles = [
         str(span.style)
-        for span in row_text(
+        for span in render_row(
             row[:-1], row[1:], [RowPiece(0, "a"), RowPiece(3, "b")], encoder()
         ).spans
     ]

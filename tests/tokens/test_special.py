@@ -10,8 +10,8 @@ from trainrig.tokens.special import (
     PUBLISHED_NAMES,
     SPECIAL_TOKENS,
     SYSTEM,
-    role_id,
-    special_tokens,
+    find_role_id,
+    list_special_tokens,
 )
 
 
@@ -22,8 +22,8 @@ def test_the_ids_of_our_special_tokens_are_those_agreed():
 
 
 def test_reserved_slots_come_after_the_special_tokens():
-    assert special_tokens(0) == list(SPECIAL_TOKENS)
-    assert special_tokens(2)[7:] == ["<|reserved_0|>", "<|reserved_1|>"]
+    assert list_special_tokens(0) == list(SPECIAL_TOKENS)
+    assert list_special_tokens(2)[7:] == ["<|reserved_0|>", "<|reserved_1|>"]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_reserved_slots_come_after_the_special_tokens():
     ],
 )
 def test_a_role_is_found_by_our_name_or_a_published_one(tokens, role, number):
-    assert role_id(tokens, role) == number
+    assert find_role_id(tokens, role) == number
 
 
 def test_no_published_name_plays_two_roles():

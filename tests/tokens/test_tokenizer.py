@@ -78,7 +78,9 @@ def training(table: JSONL, output: Path, **changes: Any) -> TokenizerTraining:
 def result(output: Path) -> dict[str, str]:
     paths = storage.list_files(str(output))
     names = {path.rpartition("/")[2]: path for path in paths}
-    return {n: storage.sha256(path) for n, path in names.items() if n not in {CLAIM, MANIFEST}}
+    return {
+        n: storage.compute_sha256(path) for n, path in names.items() if n not in {CLAIM, MANIFEST}
+    }
 
 
 def report_of(output: Path) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
         back = HeldBack(Reporting(held_out=0.5, bytes=limit))
         passed = [identity for identity, _, _ in back.let_by(rows)]
         assert passed == [each["id"] for each in rows if not is_held_out(each["url"], 0.5)]
-        return [text.id for text in back.texts()]
+        return [text.id for text in back.list_texts()]
 
     chosen = held_back(ROWS)
     assert chosen == held_back(ROWS[::-1])
@@ -263,7 +265,7 @@ def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainrig.tokens.vocabulary.vocabulary_page.vocabulary_page", killed)
+        patched.setattr("trainrig.tokens.vocabulary.vocabulary_page.render_vocabulary_page", killed)
         with pytest.raises(KeyboardInterrupt):
             make_tokenizer(run)
     assert not storage.exists(str(tmp_path / "killed" / MANIFEST))

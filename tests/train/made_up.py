@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.tokens.batches import TOKENS, MicroBatch, token_arrays
+from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MadeUp:
         samples = (step * self.count + index) * rows + np.arange(rows)
         nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
         return MicroBatch(
-            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
+            build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
         )
 
     def data_before(self, step: int) -> dict[str, Any]:

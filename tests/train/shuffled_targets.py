@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.permutation import Integers
 
@@ -20,7 +20,7 @@ def shuffled(
 ) -> Integers:
     """[B, T] `ids_BT`, those that are chosen in other places of the chosen."""
     places = np.arange(int(chosen_BT.sum()), dtype=np.int64)
-    drawn = uniforms(key, places, np.array([sample]))
+    drawn = draw_uniforms(key, places, np.array([sample]))
     found_BT = ids_BT.copy()
     found_BT[chosen_BT] = ids_BT[chosen_BT][np.argsort(drawn, kind="stable")]
     return found_BT

@@ -13,7 +13,7 @@ from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
-from trainrig.flops import encoder_decoder_flops, token_flops
+from trainrig.flops import count_encoder_decoder_flops, count_token_flops
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import count_parameters
 from trainrig.models.encoder.model import build_model
@@ -161,7 +161,7 @@ def test_a_trace_shows_the_rows_that_were_trained_on(
         assert places == sorted(places)
         assert places[0] == 0
     assert sum(each.targets for each in traced.sequences) == job.make_batches().targets(2)
-    assert len(list(traced.texts(tokens=None))) == len(traced.sequences)
+    assert len(list(traced.render_texts(tokens=None))) == len(traced.sequences)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -299,7 +299,7 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
     model = prepare(run).model
     rows = run.training.steps * run.batches.global_batch
     micro = open_batches(run.tokens, run.batches, None, corruption_of(run)).micro_batch(0, 0)
-    of_row = encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
+    of_row = count_encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
     assert facts["flops"] == pytest.approx(rows * of_row)
     assert facts["parameters"] == count_parameters(model).total
 
@@ -319,12 +319,12 @@ def test_operations_of_denoisers_are_those_of_their_rows(
         if "decoder" in kind:
             seen = micro.arrays[PREFIXES][0].sum()
             keys = sum(max(query + 1, seen if query < seen else 0) for query in range(places))
-            of_token = token_flops(model, places)
+            of_token = count_token_flops(model, places)
             causal = places * (places + 1) / 2
             row = places * of_token.projections + written * of_token.head
             total += share * 3 * (row + places * of_token.attention * keys / causal)
         else:
-            total += share * encoder_decoder_flops(model, places, written)
+            total += share * count_encoder_decoder_flops(model, places, written)
     facts = estimate_pretraining(run, DeviceChoice())
     rows = run.training.steps * run.batches.global_batch
     assert facts["flops"] == pytest.approx(rows * total, rel=1e-12)
@@ -340,7 +340,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
         (p * p + sum(range(p + 1, length + 1)), length - p + 1) for p in range(1, length + 1)
     ]
     keys, predicted = (sum(each) / length / length for each in zip(*cuts, strict=True))
-    plain = token_flops(model, length)
+    plain = count_token_flops(model, length)
     causal = (length + 1) / 2
     of_token = plain.projections + plain.attention * keys / causal + plain.head * predicted
     assert facts["flops"] == pytest.approx(3 * of_token * positions, rel=1e-12)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from trainrig import config
 from trainrig.cli import app
-from trainrig.config import build, identity, to_toml
+from trainrig.config import build, extract_identity, to_toml
 from trainrig.errors import ConfigError
 from trainrig.parallel.fallback import describe_layout
 from trainrig.parallel.layout import DDP, HSDP
@@ -77,7 +77,7 @@ def test_layouts_in_words():
 
 def test_they_are_no_part_of_what_a_run_is():
     """So that a run that stands for want of workers can be given some."""
-    assert identity(built(workers=8)) == identity(built(fallbacks=[{}]))
+    assert extract_identity(built(workers=8)) == extract_identity(built(fallbacks=[{}]))
 
 
 def test_a_run_file_with_them_is_read_as_it_is_written(tmp_path):

@@ -36,7 +36,7 @@ def test_rows_are_windows_of_one_source_spread_over_all_of_it(shards, rows):
     sets = open_held_out(shards, RowSizes(rows, 32, 2, by_document=False))
     assert sets.sources == shards.sources == ("books", "web")
     for source in sets.sources:
-        held = shards.window(source, 0, shards.tokens(source)).astype(np.int64)
+        held = shards.read_window(source, 0, shards.tokens(source)).astype(np.int64)
         windows = math.ceil((len(held) - 1) / 32)
         found = list(rows_of(sets, source))
         numbers = [number for number, *_ in found]
@@ -58,7 +58,7 @@ def test_pieces_and_positions_say_where_documents_begin(shards, rows, micro_batc
         for row, sample in enumerate(micro.samples.tolist()):
             start = sample * 32
             length = min(32, shards.tokens(source) - 1 - start)
-            numbers = shards.document_numbers(source, np.arange(start, start + length))
+            numbers = shards.find_document_numbers(source, np.arange(start, start + length))
             places = np.arange(length)
             begins = np.array([np.flatnonzero(numbers == n)[0] for n in numbers])
             np.testing.assert_array_equal(micro.positions[row, :length], places - begins)

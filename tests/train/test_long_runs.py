@@ -10,7 +10,7 @@ from torch.nn import functional
 from trainrig.check import describe
 from trainrig.config import build, to_toml
 from trainrig.errors import ConfigError, DataError
-from trainrig.flops import token_flops
+from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder
 from trainrig.tokens.batches import IGNORE
 from trainrig.train import checkpoint
@@ -218,7 +218,7 @@ def test_a_long_context_is_planned_by_arithmetic(make_run):
         batches | {"stages": stages},
     )
     facts = describe(run)
-    short, long = (token_flops(run.model, length).training for length in (4096, 131_072))
+    short, long = (count_token_flops(run.model, length).training for length in (4096, 131_072))
     assert long > 5 * short
     assert facts["flops"] == 10 * 64 * 4096 * short + 10 * 2 * 131_072 * long
     before = describe(with_context(run, [], batches | {"stages": []}))

@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig import hardware
-from trainrig.flops import token_flops
+from trainrig.flops import count_token_flops
 from trainrig.train.held_out import Metrics
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -89,10 +89,10 @@ def test_the_variance_is_that_of_the_micro_batches(measured):
 
 def test_utilisation_is_the_models_flops_over_the_peak(measured):
     offers, job = hardware.load(), measured[2].folder
-    device = offers.devices[hardware.local_device(offers)]
+    device = offers.devices[hardware.identify_local_device(offers)]
     for line in metrics.read_series(job):
-        of_a_target = token_flops(measured[2].model, 32).training
-        expected = of_a_target * line["speed/tokens_per_second"] / (2 * device.peak("float32"))
+        of_a_target = count_token_flops(measured[2].model, 32).training
+        expected = of_a_target * line["speed/tokens_per_second"] / (2 * device.find_peak("float32"))
         assert line["speed/mfu"] == pytest.approx(expected, rel=1e-6)
 
 

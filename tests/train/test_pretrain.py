@@ -51,7 +51,7 @@ def test_a_finished_run_says_what_it_made(finished):
     there -= {f"{last}/{VERIFIED}"}  # which says that they were read back
     assert set(manifest.files) == there | {"run.toml"} and len(there) == 4
     for name, entry in manifest.files.items():
-        assert entry.sha256 == storage.sha256(f"{run.output}/{name}")
+        assert entry.sha256 == storage.compute_sha256(f"{run.output}/{name}")
 
 
 @pytest.mark.slow

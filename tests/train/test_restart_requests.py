@@ -225,10 +225,12 @@ def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
     (run / "run.toml").touch()
     path = run / Path(last_of(straight(3))).relative_to(straight(3).folder)
     found = read_verified_sums(str(path))
-    assert found == {name: manifest.file_sum(str(path / name)) for name in found}
+    assert found == {name: manifest.compute_file_sum(str(path / name)) for name in found}
     assert set(found) == {p.name for p in path.iterdir()} - {"manifest.json", VERIFIED}
-    hashed, sound = [], storage.sha256
-    monkeypatch.setattr(storage, "sha256", lambda where: hashed.append(where) or sound(where))
+    hashed, sound = [], storage.compute_sha256
+    monkeypatch.setattr(
+        storage, "compute_sha256", lambda where: hashed.append(where) or sound(where)
+    )
     asked.clear()
     stage = manifest.Stage(str(run), None)
     sums = _compute_sums(stage, str(path))

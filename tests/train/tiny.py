@@ -61,9 +61,9 @@ def write_curated(folder: str) -> str:
             row = {"id": identity, "url": url, "source": source, "language": "", "text": text}
             rows.append(row)
         name = f"kept/{source}.parquet"
-        Path(stage.path("kept")).mkdir(exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows), stage.path(name))
-        files[name] = manifest.file_sum(stage.path(name))
+        Path(stage.build_path("kept")).mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), stage.build_path(name))
+        files[name] = manifest.compute_file_sum(stage.build_path(name))
     stage.finish({"kept": 80}, files)
     return folder
 
@@ -236,7 +236,7 @@ class ForkedRanks(Ranks):
         self._server = server
 
     def _spawn(self) -> Any:
-        return ForkedRank(self._server.address())
+        return ForkedRank(self._server.get_address())
 
 
 def start_fork_server() -> ForkServer:

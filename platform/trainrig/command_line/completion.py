@@ -12,21 +12,21 @@ import typer
 
 def run_files(incomplete: str) -> list[str]:
     """TOML files, and folders on the way to one."""
-    return files(incomplete, (".toml",))
+    return complete_files(incomplete, (".toml",))
 
 
-def files(incomplete: str, suffixes: Collection[str]) -> list[str]:
+def complete_files(incomplete: str, suffixes: Collection[str]) -> list[str]:
     """Files that end in one of `suffixes`, and folders.
 
     A folder that is the only choice is entered: a shell would put a blank behind it.
     """
-    found = _entries(incomplete, suffixes)
+    found = _list_entries(incomplete, suffixes)
     while len(found) == 1 and found[0].endswith("/"):
-        found = _entries(found[0], suffixes)
+        found = _list_entries(found[0], suffixes)
     return found
 
 
-def _entries(incomplete: str, suffixes: Collection[str]) -> list[str]:
+def _list_entries(incomplete: str, suffixes: Collection[str]) -> list[str]:
     folder, slash, start = incomplete.rpartition("/")
     try:
         paths = sorted(Path(folder + slash or ".").expanduser().iterdir())
@@ -41,24 +41,24 @@ def _entries(incomplete: str, suffixes: Collection[str]) -> list[str]:
         return []
 
 
-def verbs(incomplete: str) -> list[str]:
+def complete_verbs(incomplete: str) -> list[str]:
     """Verbs that take a run file."""
     from trainrig.verbs import VERBS
 
     return [verb for verb in VERBS if verb.startswith(incomplete)]
 
 
-def devices(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_devices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Devices of the table of hardware, or of the one that `--hardware` names."""
     return _in_table(ctx, "devices", incomplete)
 
 
-def instances(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_instances(ctx: typer.Context, incomplete: str) -> list[str]:
     """Machines of the table of hardware, or of the one that `--hardware` names."""
     return _in_table(ctx, "instances", incomplete)
 
 
-def interconnects(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_interconnects(ctx: typer.Context, incomplete: str) -> list[str]:
     """Links of the table of hardware, or of the one that `--hardware` names."""
     return _in_table(ctx, "links", incomplete)
 
@@ -74,7 +74,7 @@ def _in_table(ctx: typer.Context, part: str, incomplete: str) -> list[str]:
     return [name for name in getattr(table, part) if name.startswith(incomplete)]
 
 
-def words(*choices: str) -> Callable[[str], list[str]]:
+def make_word_completion(*choices: str) -> Callable[[str], list[str]]:
     """A completion by `choices`, which stand in order."""
 
     def complete(incomplete: str) -> list[str]:

@@ -91,14 +91,14 @@ class HelpGroup(TyperGroup):
             if found is not None and not found.hidden:
                 section = getattr(found, "rich_help_panel", None)
                 section = section if isinstance(section, str) else "Commands"
-                sections.setdefault(section, []).append((name, summary(found.help or "")))
+                sections.setdefault(section, []).append((name, extract_summary(found.help or "")))
         for section, rows in sections.items():
             if rows:
                 with formatter.section(section):
                     formatter.write_dl(rows)
 
 
-def summary(text: str) -> str:
+def extract_summary(text: str) -> str:
     """The first sentence of a help text, whole."""
     first = " ".join(text.strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])\s", first, maxsplit=1)[0]
@@ -120,5 +120,5 @@ __all__ = [
     "HelpCommand",
     "HelpGroup",
     "command",
-    "summary",
+    "extract_summary",
 ]

@@ -23,7 +23,9 @@ Changes = Annotated[
 Verb = Annotated[
     str,
     typer.Argument(
-        metavar="COMMAND", help="Command that takes a run file.", autocompletion=completion.verbs
+        metavar="COMMAND",
+        help="Command that takes a run file.",
+        autocompletion=completion.complete_verbs,
     ),
 ]
 Checkpoint = Annotated[
@@ -44,7 +46,7 @@ Device = Annotated[
     typer.Option(
         metavar="DEVICE",
         help="Device to estimate for, such as h100.  [default: this machine's]",
-        autocompletion=completion.devices,
+        autocompletion=completion.complete_devices,
     ),
 ]
 Utilisation = Annotated[

@@ -12,7 +12,7 @@ _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _WRITTEN = re.compile(r"([-+]?[\d_,.]+(?:e[-+]?\d+)?)\s*([kmbgt]?)", re.IGNORECASE)
 
 
-def quantity(text: str) -> float:
+def parse_quantity(text: str) -> float:
     """The number that `text` writes. Raises ConfigError for none, or one that is not finite."""
     found = _WRITTEN.fullmatch(str(text).strip())
     try:
@@ -24,12 +24,12 @@ def quantity(text: str) -> float:
     return value
 
 
-def quantity_of(option: str) -> Callable[[str], float]:
+def make_quantity_parser(option: str) -> Callable[[str], float]:
     """A parser of the values of `option`, whose errors name it."""
 
     def number(text: str) -> float:
         try:
-            return quantity(text)
+            return parse_quantity(text)
         except ConfigError as error:
             raise ConfigError(f"{option}: {error}") from None
 

@@ -24,9 +24,9 @@ from trainrig.config.field_marks import (
     Extendable,
     NotIdentity,
 )
-from trainrig.config.key_places import places_of
+from trainrig.config.key_places import describe_places
 from trainrig.config.resource_request import ResourceRequest
-from trainrig.config.toml_text import to_toml, toml_value
+from trainrig.config.toml_text import format_toml_value, to_toml
 from trainrig.errors import ConfigError
 from trainrig.storage import utf8
 
@@ -52,7 +52,7 @@ class Settings(BaseModel):
         if isinstance(given, Mapping):
             for key in given:
                 if key not in cls.model_fields:
-                    hint = did_you_mean(str(key), cls.model_fields)
+                    hint = suggest_choice(str(key), cls.model_fields)
                     message = f"no key '{key}' in {cls.__name__}{hint}"
                     context = {"message": message, "key": str(key)}
                     raise PydanticCustomError("unknown_key", "{message}", context)
@@ -98,7 +98,7 @@ Model = TypeVar("Model", bound=Settings)
 Run = TypeVar("Run", bound=RunFile)
 
 
-def did_you_mean(name: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
+def suggest_choice(name: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
     """`; did you mean 'x'?` for the nearest of `choices`, or the choices when none is near."""
     names = list(choices)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -150,17 +150,17 @@ def _explain_changed(
         try:
             _validate(model, _apply_overrides(data, overrides[:count]))
         except ValidationError as found:
-            return _fault(found)
+            return _find_fault(found)
         return None
 
     changed = _apply_overrides(data, overrides)
     for count in reversed(range(len(overrides))):
-        if first_fault(count) != _fault(error):
+        if first_fault(count) != _find_fault(error):
             return _explain(model, error, changed, f"--set {overrides[count]}", "")
     return _explain(model, error, changed, path, text)
 
 
-def _fault(error: ValidationError) -> tuple[Any, str]:
+def _find_fault(error: ValidationError) -> tuple[Any, str]:
     """Where the first thing is that is wrong, and what it is."""
     first = error.errors()[0]
     return first["loc"], first["msg"]
@@ -220,12 +220,12 @@ def set_key(data: dict[str, Any], override: str) -> None:
         table = _step_into(table, key, f"--set {override}: {'.'.join(keys[: depth + 1])}")
     if isinstance(table, list):
         index = _index(table, keys[-1], f"--set {override}")
-        table[index] = _toml_or_word(raw.strip())
+        table[index] = _parse_toml_or_word(raw.strip())
     else:
-        table[keys[-1]] = _toml_or_word(raw.strip())
+        table[keys[-1]] = _parse_toml_or_word(raw.strip())
 
 
-def _toml_or_word(raw: str) -> Any:
+def _parse_toml_or_word(raw: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
@@ -262,14 +262,14 @@ def _explain(
     model: type[Settings], error: ValidationError, data: Mapping[str, Any], path: str, text: str
 ) -> str:
     first = error.errors()[0]
-    location = _without_tags(first["loc"], data)
+    location = _drop_tags(first["loc"], data)
     message = first["msg"]
     context = first.get("ctx", {})
     at_fault = {"unknown_key": context.get("key"), "union_tag_invalid": "kind"}.get(first["type"])
-    line = line_of(text, (*location, at_fault) if at_fault else location)
+    line = find_line(text, (*location, at_fault) if at_fault else location)
     if first["type"] == "union_tag_invalid":
         choices = re.findall(r"'([^']+)'", str(context["expected_tags"]))
-        message = f"no kind '{context['tag']}'{did_you_mean(str(context['tag']), choices)}"
+        message = f"no kind '{context['tag']}'{suggest_choice(str(context['tag']), choices)}"
     elif first["type"] == "union_tag_not_found":
         message = "no `kind` says which one this is"
     elif first["type"] == "missing":
@@ -278,9 +278,9 @@ def _explain(
     elif first["type"] == "literal_error":
         choices = re.findall(r"'([^']+)'", str(context["expected"]))
         found = first["input"]
-        message = f"{found!r} is none of {', '.join(choices)}{_near(found, choices)}"
+        message = f"{found!r} is none of {', '.join(choices)}{_suggest_near_choice(found, choices)}"
     elif first["type"] == "unknown_key":
-        if elsewhere := places_of(model, str(context["key"])):
+        if elsewhere := describe_places(model, str(context["key"])):
             message = message.partition("; ")[0] + elsewhere
     elif first["type"] == "value_error":
         message = message.removeprefix("Value error, ")
@@ -293,7 +293,7 @@ def _explain(
     return f"{at}: {key}: {message}{more}" if key else f"{at}: {message}{more}"
 
 
-def _near(found: Any, choices: Sequence[str]) -> str:
+def _suggest_near_choice(found: Any, choices: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(found), choices, n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else ""
 
@@ -303,7 +303,7 @@ def _shorten_value(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _without_tags(location: Location, data: Any) -> Location:
+def _drop_tags(location: Location, data: Any) -> Location:
     """pydantic puts a union's chosen `kind` into the path; a run file has no such key."""
     kept: list[str | int] = []
     for part in location:
@@ -326,15 +326,15 @@ _TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"']+)\s*=")
 
 
-def line_of(text: str, location: Location) -> int | None:
+def find_line(text: str, location: Location) -> int | None:
     """The line of `text` (from 1) that holds the key at `location`, or its table, or None."""
-    wanted = _flat(location)
+    wanted = _convert_to_names(location)
     counts: dict[str, int] = {}
     table: list[str] = []
     best: tuple[int, int] | None = None  # (parts matched, line)
     for number, line in enumerate(text.splitlines(), 1):
         if header := _TABLE.match(line):
-            table = _header_path(header, counts)
+            table = _parse_header(header, counts)
             here = table
         elif key := _KEY.match(line):
             here = [*table, *(name.strip("\"'") for name in key.group(1).split("."))]
@@ -346,11 +346,11 @@ def line_of(text: str, location: Location) -> int | None:
     return best[1] if best else None
 
 
-def _flat(location: Location) -> list[str]:
+def _convert_to_names(location: Location) -> list[str]:
     return [str(part) for part in location]
 
 
-def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
+def _parse_header(header: re.Match[str], counts: dict[str, int]) -> list[str]:
     path: list[str] = []
     names = [name.strip().strip("\"'") for name in header.group(2).split(".")]
     for depth, name in enumerate(names):
@@ -363,7 +363,7 @@ def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
     return path
 
 
-def identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
+def extract_identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
     """What of `settings` the result depends on: all but the fields marked NOT_IDENTITY (or
     OUTPUT, or CACHE), as plain JSON.
 
@@ -372,19 +372,19 @@ def identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
     """
     left_out = NotIdentity if extendable else (NotIdentity, Extendable)
     return {
-        name: _identity_of(getattr(settings, name), extendable)
+        name: _extract_identity_of_value(getattr(settings, name), extendable)
         for name, field in type(settings).model_fields.items()
         if not any(isinstance(mark, left_out) for mark in field.metadata)
     }
 
 
-def _identity_of(value: Any, extendable: bool) -> Any:
+def _extract_identity_of_value(value: Any, extendable: bool) -> Any:
     if isinstance(value, Settings):
-        return identity(value, extendable)
+        return extract_identity(value, extendable)
     if isinstance(value, list | tuple):
-        return [_identity_of(item, extendable) for item in value]
+        return [_extract_identity_of_value(item, extendable) for item in value]
     if isinstance(value, Mapping):
-        return {key: _identity_of(item, extendable) for key, item in value.items()}
+        return {key: _extract_identity_of_value(item, extendable) for key, item in value.items()}
     return value
 
 
@@ -399,14 +399,14 @@ __all__ = [
     "RunFile",
     "Settings",
     "build",
-    "did_you_mean",
+    "extract_identity",
+    "find_line",
     "format_location",
-    "identity",
-    "line_of",
+    "format_toml_value",
     "load",
     "parse",
     "read_text",
     "set_key",
+    "suggest_choice",
     "to_toml",
-    "toml_value",
 ]

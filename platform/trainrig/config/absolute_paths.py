@@ -13,9 +13,9 @@ Run = TypeVar("Run", bound=Settings)
 def with_absolute_paths(run: Run) -> Run:
     """`run`, in which no path depends on the folder that it is read in."""
     changed: dict[str, Any] = {}
-    for name, value in values(run):
-        if name in texts(run):
-            new = _map_paths(value, lambda v: storage.absolute(v) if isinstance(v, str) else v)
+    for name, value in list_fields(run):
+        if name in find_path_fields(run):
+            new = _map_paths(value, lambda v: storage.make_absolute(v) if isinstance(v, str) else v)
         else:
             new = _map_paths(
                 value, lambda v: with_absolute_paths(v) if isinstance(v, Settings) else v
@@ -25,12 +25,12 @@ def with_absolute_paths(run: Run) -> Run:
     return run.model_copy(update=changed) if changed else run
 
 
-def values(settings: Settings) -> list[tuple[str, Any]]:
+def list_fields(settings: Settings) -> list[tuple[str, Any]]:
     """Name and value of each of its fields."""
     return [(name, getattr(settings, name)) for name in type(settings).model_fields]
 
 
-def texts(settings: Settings) -> set[str]:
+def find_path_fields(settings: Settings) -> set[str]:
     """The names of its fields that hold paths."""
     return {
         name

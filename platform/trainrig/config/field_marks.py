@@ -49,7 +49,7 @@ class FitsSeveral:
         return made
 
 
-def without_kind(kind: str) -> BeforeValidator:
+def assume_kind(kind: str) -> BeforeValidator:
     """For a union whose tables may leave `kind` out: such a table is of this one."""
 
     def settle(given: Any) -> Any:

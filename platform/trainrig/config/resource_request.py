@@ -20,12 +20,12 @@ class ResourceRequest:
     @classmethod
     def on_cores(cls, workers: int | tuple[int, int]) -> Self:
         """Workers that need no accelerator; 0: all work is done beside the supervisor."""
-        return cls(*_least_and_most(workers), pool=CPU_POOL)
+        return cls(*_convert_to_range(workers), pool=CPU_POOL)
 
     @classmethod
     def on_devices(cls, workers: int | tuple[int, int], there_are_gpus: bool) -> Self:
         """Workers of which each takes a GPU where there are any."""
-        return cls(*_least_and_most(workers), gpus=1.0 if there_are_gpus else 0.0)
+        return cls(*_convert_to_range(workers), gpus=1.0 if there_are_gpus else 0.0)
 
     @property
     def each(self) -> dict[str, float]:
@@ -38,5 +38,5 @@ class ResourceRequest:
         return f"{self.key}: {count} of {' and '.join(parts) or 'nothing'} each"
 
 
-def _least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
+def _convert_to_range(workers: int | tuple[int, int]) -> tuple[int, int]:
     return workers if isinstance(workers, tuple) else (workers, workers)

@@ -20,13 +20,13 @@ from trainrig.config import RunFile, Settings
 FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # says nothing of a field
 
 
-def json_schema(model: type[RunFile]) -> dict[str, Any]:
+def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
     """The JSON schema of `model`, each key with its description."""
     made = model.model_json_schema(schema_generator=_Described)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-def descriptions(model: type[Settings]) -> dict[str, str]:
+def collect_descriptions(model: type[Settings]) -> dict[str, str]:
     """What is said of each field of `model`, or of the base that it is inherited from.
 
     `kind`, which chooses the table, is described by the table's own docstring.
@@ -34,10 +34,10 @@ def descriptions(model: type[Settings]) -> dict[str, str]:
     told: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, Settings) and base is not Settings:
-            told |= _comments(base)
+            told |= _read_comments(base)
     if "kind" in model.model_fields:
         told["kind"] = f'Choose this table by `kind = "{model.model_fields["kind"].default}"`: ' + (
-            _first_sentence(inspect.getdoc(model) or "")
+            _extract_first_sentence(inspect.getdoc(model) or "")
         )
     return {name: told[name] for name in model.model_fields if name in told}
 
@@ -47,14 +47,14 @@ class _Described(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
         made = super().model_schema(schema)
-        told = descriptions(schema["cls"])
+        told = collect_descriptions(schema["cls"])
         for name, key in made.get("properties", {}).items():
             if name in told:
                 key["description"] = told[name]
         return made
 
 
-def _comments(model: type[Settings]) -> dict[str, str]:
+def _read_comments(model: type[Settings]) -> dict[str, str]:
     """The comments above each field that `model` itself declares, and at the end of its lines."""
     source = textwrap.dedent(inspect.getsource(model))
     (definition,) = ast.parse(source).body
@@ -74,11 +74,11 @@ def _comments(model: type[Settings]) -> dict[str, str]:
                 first -= 1
             lines = range(first, (field.end_lineno or field.lineno) + 1)
             if words := " ".join(at_line[line] for line in lines if line in at_line):
-                found[field.target.id] = _sentence(words)
+                found[field.target.id] = _format_sentence(words)
     return found
 
 
-def _sentence(comment: str) -> str:
+def _format_sentence(comment: str) -> str:
     """A comment as a sentence, in the words of TOML: a file has no None, True or False."""
     text = re.sub(r"\bNone(?=[:,;. ])", "absent", comment)
     text = re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), text)
@@ -86,6 +86,6 @@ def _sentence(comment: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _first_sentence(docstring: str) -> str:
+def _extract_first_sentence(docstring: str) -> str:
     first = " ".join(docstring.partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])\s(?=[A-Z])", first, maxsplit=1)[0]

@@ -14,10 +14,10 @@ def to_toml(settings: BaseModel) -> str:
 
     `load` of the result gives an equal model. None stands for an absent key.
     """
-    return "\n".join(_table_lines(settings, (), False)).lstrip("\n") + "\n"
+    return "\n".join(_format_table_lines(settings, (), False)).lstrip("\n") + "\n"
 
 
-def _table_lines(
+def _format_table_lines(
     table: BaseModel | Mapping[str, Any], path: tuple[str, ...], default: bool
 ) -> list[str]:
     """The lines below `table`'s header. `default`: nobody set the table that it is in."""
@@ -31,24 +31,24 @@ def _table_lines(
     for name, value in items.items():
         if value is None:
             continue
-        inner = (*path, _toml_key(name))
+        inner = (*path, _format_key(name))
         unset = name in defaults
         if isinstance(value, BaseModel | Mapping):
-            below += ["", f"[{'.'.join(inner)}]", *_table_lines(value, inner, unset)]
+            below += ["", f"[{'.'.join(inner)}]", *_format_table_lines(value, inner, unset)]
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel | Mapping):
             for item in value:
-                below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner, unset)]
+                below += ["", f"[[{'.'.join(inner)}]]", *_format_table_lines(item, inner, unset)]
         else:
             note = "  # default" if unset else ""
-            lines.append(f"{_toml_key(name)} = {toml_value(value)}{note}")
+            lines.append(f"{_format_key(name)} = {format_toml_value(value)}{note}")
     return lines + below
 
 
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_string(name)
+def _format_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _format_string(name)
 
 
-def toml_value(value: Any) -> str:
+def format_toml_value(value: Any) -> str:
     """One value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -59,12 +59,12 @@ def toml_value(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        return _toml_string(value)
+        return _format_string(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml_value(item) for item in value)}]"
+        return f"[{', '.join(format_toml_value(item) for item in value)}]"
     raise TypeError(f"no TOML for {value!r}")
 
 
-def _toml_string(text: str) -> str:
+def _format_string(text: str) -> str:
     # JSON's escapes are TOML's, but for DEL, which TOML wants escaped as well.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -48,7 +48,7 @@ class Compiled:
     @functools.cached_property
     def dispatcher(self) -> Any:
         """The function as numba knows it."""
-        numba = _numba()
+        numba = _load_numba()
         settings: Any = numba.config  # its names are not in its stubs
         with _making:
             before = settings.CACHE_LOCATOR_CLASSES
@@ -63,7 +63,7 @@ class Compiled:
 
 
 @functools.cache
-def _numba() -> Any:
+def _load_numba() -> Any:
     """The library, told what a function means that calls another of ours."""
     import numba
     from numba.extending import typeof_impl
@@ -108,7 +108,7 @@ class Locator:
 @functools.cache
 def _place() -> Path:
     """Where folders of compiled functions may be made: the user's cache, if it is writable."""
-    settings: Any = _numba().config
+    settings: Any = _load_numba().config
     if settings.CACHE_DIR:
         return Path(settings.CACHE_DIR)
     home = Path(os.environ.get("HOME", ""), ".cache")
@@ -135,7 +135,7 @@ def _digest(file: Path) -> str:
         found |= new
         waiting += sorted(new)
     contents = (
-        hashlib.sha256(f"{each.relative_to(_ROOT)}\n{_source(each)}".encode()).hexdigest()
+        hashlib.sha256(f"{each.relative_to(_ROOT)}\n{_read_source(each)}".encode()).hexdigest()
         for each in sorted(found)
     )
     return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]
@@ -145,7 +145,7 @@ def _digest(file: Path) -> str:
 def _find_imports(file: Path) -> frozenset[Path]:
     """The files of trainrig that `file` names in its imports."""
     found = set[Path]()
-    for module, bracketed, plain in _IMPORT.findall(_source(file)):
+    for module, bracketed, plain in _IMPORT.findall(_read_source(file)):
         folder = _ROOT.parent.joinpath(*module.split("."))
         names = re.findall(r"^\s*(\w+)", (bracketed or plain).replace(",", "\n"), re.MULTILINE)
         # Of a package, its own file and those of its modules that are named.
@@ -156,5 +156,5 @@ def _find_imports(file: Path) -> frozenset[Path]:
 
 
 @functools.cache
-def _source(file: Path) -> str:
+def _read_source(file: Path) -> str:
     return file.read_text(encoding="utf-8")

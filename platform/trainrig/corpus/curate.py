@@ -26,12 +26,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
-from trainrig.config import identity
+from trainrig.config import extract_identity
 from trainrig.corpus.decontaminate import check_examples, fingerprint
 from trainrig.corpus.dedup.decisions.documents import COPIES
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.passes import DuplicateSearch
-from trainrig.corpus.dedup.search import DuplicatesFound, find_duplicates, nth_step, steps
+from trainrig.corpus.dedup.search import (
+    DuplicatesFound,
+    find_duplicates,
+    find_step_number,
+    list_steps,
+)
 from trainrig.corpus.files.measured_documents import (
     DROPPED,
     KEPT,
@@ -42,8 +47,8 @@ from trainrig.corpus.files.measured_documents import (
 from trainrig.corpus.files.replace import Replacement
 from trainrig.corpus.filters.rule_verdicts import find_wiped_out
 from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
-from trainrig.corpus.report.empty_output import why_nothing_was_kept, why_nothing_was_read
-from trainrig.corpus.report.hosts import warning
+from trainrig.corpus.report.empty_output import explain_nothing_kept, explain_nothing_read
+from trainrig.corpus.report.hosts import describe_doubtful
 from trainrig.corpus.report.removal_counts import CutRow, RemovalCounts
 from trainrig.corpus.report.tallies import CurationTallies, tally_curation
 from trainrig.corpus.row_schema import pool_schema
@@ -52,29 +57,29 @@ from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import (
     PathBuilder,
     apply_rules_to_split,
-    columns_decided_by,
     find_bucket_thresholds,
     find_thresholds,
-    rules_for,
+    list_deciding_columns,
+    list_source_rules,
 )
-from trainrig.corpus.stages.inputs import splits_of
+from trainrig.corpus.stages.inputs import plan_splits
 from trainrig.corpus.stages.near_duplicates import (
+    build_paths,
     check_earlier,
-    earlier_split_indexes,
     forget_torn,
+    list_earlier_split_indexes,
     pairs_are_known,
-    paths_of,
     read_known_splits,
     search_for,
 )
-from trainrig.corpus.stages.read_pages import reading
+from trainrig.corpus.stages.read_pages import read_all_pages
 from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.corpus.stages.write_documents import SAMPLES, write_signatures, write_split
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Split, Work, total
+from trainrig.splits import Phase, Split, Work, sum_counts
 
 __all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
 
@@ -96,7 +101,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     known format, if a step takes nearly all of a source, and if nothing is kept.
     """
     Replacement(run.output).go_on()
-    splits, inputs = splits_of(run)
+    splits, inputs = plan_splits(run)
     inputs |= check_earlier(run)
     benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
     stage = manifest.claim(run.output, run, inputs, extendable_inputs=benchmarks)
@@ -105,7 +110,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     if stage.before:
         _check_that_all_is_there(run, stage.before)
     passes = _Passes(run, stage, splits, progress)
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         if run.decontamination:
             check_examples(run.decontamination)
         if run.workers:
@@ -154,7 +159,7 @@ class _Passes:
     @functools.cached_property
     def decision(self) -> str:
         """The folder of what follows from the rules: another for other rules."""
-        follows_from = [identity(self.run), self.stage.claim.inputs, PASSES_FORMAT]
+        follows_from = [extract_identity(self.run), self.stage.claim.inputs, PASSES_FORMAT]
         return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
@@ -165,14 +170,14 @@ class _Passes:
 
     def read(self) -> tuple[MeasuredDocuments, dict[str, float]]:
         """Pages to measured documents; what that took, which is nearly all."""
-        work = functools.partial(reading, self.run)
+        work = functools.partial(read_all_pages, self.run)
         with self._time_phase("read"):
-            records = self._map(READ, work, self.splits, before=0).results(self.splits)
-        counts = total(record.counts["found"] for record in records)
+            records = self._map(READ, work, self.splits, before=0).read_results(self.splits)
+        counts = sum_counts(record.counts["found"] for record in records)
         if not counts["documents"]:
-            raise DataError(f"{self.run.output}: nothing to curate; {why_nothing_was_read(counts)}")
+            raise DataError(f"{self.run.output}: nothing to curate; {explain_nothing_read(counts)}")
         cost = {
-            **total(record.counts["cost"] for record in records),
+            **sum_counts(record.counts["cost"] for record in records),
             "peak_bytes": max(record.counts["peak_bytes"] for record in records),
         }
         parts = {record.name: record.counts["parts"] for record in records}
@@ -181,8 +186,8 @@ class _Passes:
     def check_columns(self, pool: MeasuredDocuments) -> None:
         """Raise DataError for rules about what was not measured when the pages were read. What no
         rule reads may be missing: they stay without a signal that is newer."""
-        there = set().union(*(pool.names(split.name) for split in self.splits))
-        missing = sorted(columns_decided_by(self.run) - there)
+        there = set().union(*(pool.list_columns(split.name) for split in self.splits))
+        missing = sorted(list_deciding_columns(self.run) - there)
         if missing:
             raise DataError(
                 f"{self.run.output}: its documents were read without {', '.join(missing[:3])}"
@@ -204,7 +209,7 @@ class _Passes:
         workers = 0 if here else self.run.workers
         with self._time_phase("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
-            counts = total(record.counts for record in phase.results(self.splits))
+            counts = sum_counts(record.counts for record in phase.read_results(self.splits))
         storage.write(self.path_of("tally.json"), json.dumps(counts).encode())
         for name, tally in counts["tally"].items():
             seen = sum(each["documents"] for each in tally["seen"].values())
@@ -239,11 +244,11 @@ class _Passes:
                 counts = self._sign(pool)
         own = [
             SplitIndex(
-                name, len(self.run.against), False, **paths_of(folder, name), count=n, shingles=m
+                name, len(self.run.against), False, **build_paths(folder, name), count=n, shingles=m
             )
             for name, (n, m) in counts.items()
         ]
-        split_indexes = [*own, *earlier_split_indexes(self.run)]
+        split_indexes = [*own, *list_earlier_split_indexes(self.run)]
         search = search_for(self.run, split_indexes, self.path_of, self.run.near_duplicates.bands)
         with self._time_phase("search"):
             found = find_duplicates(search, self._step, known)
@@ -252,7 +257,7 @@ class _Passes:
         for number, source in enumerate(self.run.sources):
             of_source = [n for n, split in enumerate(self.splits) if split.task["source"] == number]
             passed = sum(own[n].count for n in of_source)
-            fell = total(found.by_split[n] for n in of_source)
+            fell = sum_counts(found.by_split[n] for n in of_source)
             in_order = {step: fell.get(step, 0) for step in COPIES}
             self._stop_if_wiped_out(source.name, in_order, passed)
         return search, found
@@ -263,7 +268,7 @@ class _Passes:
         before = 2 * len(self.splits)
         phase = Phase(_name_done_folder(self.run, self.decision, "sign"), work)
         forget_torn(phase, self.splits, self.path_of())
-        records = self._map("sign", work, self.splits, before).results(self.splits)
+        records = self._map("sign", work, self.splits, before).read_results(self.splits)
         return {
             record.name: (record.counts["documents"], record.counts["shingles"])
             for record in records
@@ -273,7 +278,7 @@ class _Passes:
         """Do one pass of the search for copies; all of them count as much as a split each."""
         phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        done = nth_step(name, self.run.url_duplicates)
+        done = find_step_number(name, self.run.url_duplicates)
         self._tell(3 * len(self.splits) + done)
         return phase
 
@@ -307,7 +312,7 @@ class _Passes:
         phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
-        self._tell(3 * len(self.splits) + len(steps(self.run.url_duplicates)) + nth)
+        self._tell(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
         return phase
 
     def write(
@@ -327,37 +332,39 @@ class _Passes:
             if not split_index.earlier
         }
         work = functools.partial(write_split, self.run, pool, self.path_of, folder, split_indexes)
-        passes = len(steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
+        passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
         before = 3 * len(self.splits) + passes
         with self._time_phase("write"):
-            records = self._map("write", work, self.splits, before).results(self.splits)
-        counts = total(record.counts for record in records) | cut.counts()
+            records = self._map("write", work, self.splits, before).read_results(self.splits)
+        counts = sum_counts(record.counts for record in records) | cut.compute_counts()
         counts["pairs"] = {
             "compared": found.candidates,
             "verified": found.verified,
             "clusters": found.clusters,
         }
         if not counts["documents_kept"]:
-            raise DataError(f"{self.run.output}: nothing was kept; {why_nothing_was_kept(counts)}")
+            raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
         told = self._read_tallies()
-        if thin := warning(told.hosts):
+        if thin := describe_doubtful(told.hosts):
             log.warning("%s: %s", self.run.output, thin)
         files |= told.save(folder)
         files |= cut.save(folder)
-        rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
+        rules = {source.name: list_source_rules(self.run, source) for source in self.run.sources}
         near = self.run.near_duplicates
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
-        more = cut.sections()
+        more = cut.build_sections()
         # Here, as workers and `check` import this module and would load matplotlib for it.
-        from trainrig.corpus.report.curation_page import curation_page
+        from trainrig.corpus.report.curation_page import render_curation_page
 
-        page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
+        page = render_curation_page(
+            told, counts, rules, cost, self._describe_provenance(), near, more
+        )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:
             replacement = Replacement(self.run.output)
-            replacement.begin(self.stage.manifest(counts, files, cost), folder, [REPORT_PAGE])
+            replacement.begin(self.stage.build_manifest(counts, files, cost), folder, [REPORT_PAGE])
             return manifest.read_manifest(self.run.output)
         return self.stage.finish(counts, files, cost)
 
@@ -380,10 +387,10 @@ class _Passes:
             column.name for column in pool_schema(self.run) if pa.types.is_integer(column.type)
         )
         pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
-        counts = total(each["counts"] for each in told)
+        counts = sum_counts(each["counts"] for each in told)
         return tally_curation(judged, counts, few, pairs[:PAIRS], integers)
 
-    def _provenance(self) -> dict[str, dict[str, str]]:
+    def _describe_provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim
         return {
             "Inputs": {name: f"{sum_} (SHA-256)" for name, sum_ in claim.inputs.items()},
@@ -407,7 +414,7 @@ class _Passes:
 
     def _tell(self, done: int) -> None:
         if self.progress:
-            passes = len(steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
+            passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
             self.progress(done, 4 * len(self.splits) + passes)
 
 
@@ -419,4 +426,4 @@ def _name_done_folder(run: Curation, *names: str) -> str:
 def read_rows(output: str, folder: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The documents in one folder (KEPT or DROPPED) of a curated output, file after file."""
     for path in storage.list_files(storage.join(output, folder), ".parquet"):
-        yield from pq.read_table(storage.local_path(path), columns=list(columns)).to_pylist()
+        yield from pq.read_table(storage.fetch_local_path(path), columns=list(columns)).to_pylist()

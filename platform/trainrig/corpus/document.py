@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Document:
     """One text and where it is from. Signals about it are columns beside it, not fields."""
 
-    id: str  # `document_id`: 32 hex digits
+    id: str  # `compute_document_id`: 32 hex digits
     url: str
     text: str
     source: str  # the mixture's domain
@@ -17,7 +17,7 @@ class Document:
     metadata: str = "{}"  # a JSON object
 
 
-def document_id(source: str, url: str, body: bytes) -> str:
+def compute_document_id(source: str, url: str, body: bytes) -> str:
     """BLAKE2b-128 over the source, the URL and the SHA-256 of the raw body, in hex.
 
     The text has no part in it: a better extractor gives the same document a better text.

@@ -50,6 +50,6 @@ def pool_schema(run: Curation) -> pa.Schema:
     return pa.schema([*DOCUMENT, *signals, *urls, *rewrites, *scores])
 
 
-def row_schema(run: Curation) -> pa.Schema:
+def build_row_schema(run: Curation) -> pa.Schema:
     """The columns of a kept document of `run`."""
     return pa.schema([*pool_schema(run), *VERDICT])

@@ -14,7 +14,7 @@ from trainrig.config import (
     ResourceRequest,
     RunFile,
     Settings,
-    did_you_mean,
+    suggest_choice,
 )
 from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
@@ -32,7 +32,7 @@ from trainrig.corpus.filters import (
     Length,
     RepeatedLines,
     Symbols,
-    columns_read,
+    list_read_columns,
     need_datatrove,
 )
 from trainrig.corpus.models import BadWords, Scorer
@@ -56,7 +56,7 @@ PROSE: Filters = (
 )
 
 
-def _what_measures(column: str) -> str:
+def _suggest_measure(column: str) -> str:
     """What to write for a column that not every run has; "" for one that no run has."""
     if column in URL_COLUMNS:
         return "; name lists of domains and words in [urls]"
@@ -120,11 +120,11 @@ class CurationSource(Settings):
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError for a rule about what is neither `measured` nor counted by a rewrite."""
         there = {*measured, *(name for each in self.rewrites for name in each.columns)}
-        for column, rule in columns_read(self.filters).items():
+        for column, rule in list_read_columns(self.filters).items():
             if column not in there:
                 raise ValueError(
                     f"{rule} bounds '{column}', which nothing measures in source '{self.name}'"
-                    f"{_what_measures(column) or did_you_mean(column, sorted(there))}"
+                    f"{_suggest_measure(column) or suggest_choice(column, sorted(there))}"
                 )
 
 
@@ -193,7 +193,7 @@ class Curation(RunFile):
         for source in self.sources:
             source.check_rules(self.measured)
         if self.buckets and self.buckets.signal not in self.measured:
-            hint = did_you_mean(self.buckets.signal, self.measured)
+            hint = suggest_choice(self.buckets.signal, self.measured)
             raise ValueError(f"buckets: nothing measures '{self.buckets.signal}'{hint}")
         return self
 
@@ -211,13 +211,13 @@ class Curation(RunFile):
     def _the_keep_rule_speaks_of_what_there_is(self) -> Self:
         for column in self.keep_rule.columns:
             if column not in (*self.measured, "date"):
-                hint = did_you_mean(column, self.measured)
+                hint = suggest_choice(column, self.measured)
                 raise ValueError(f"keep_rule: nothing measures '{column}'{hint}")
         there = [source.name for source in self.sources]
         if isinstance(self.keep_rule, SourcePriority) and not self.against:
             for name in self.keep_rule.sources:
                 if name not in there:
-                    raise ValueError(f"keep_rule: no source '{name}'{did_you_mean(name, there)}")
+                    raise ValueError(f"keep_rule: no source '{name}'{suggest_choice(name, there)}")
         return self
 
     @model_validator(mode="after")
@@ -255,7 +255,9 @@ def odds_of_comparison(run: Curation, _: object) -> dict[str, float]:
     s."""
     near = run.near_duplicates
     found = {
-        f"compared at similarity {similarity}": round(near.candidate_probability(similarity), 4)
+        f"compared at similarity {similarity}": round(
+            near.compute_candidate_probability(similarity), 4
+        )
         for similarity in sorted({*_SIMILARITIES, near.threshold})
     }
     return {"near_duplicates.bands": near.bands, "near_duplicates.rows": near.rows, **found}

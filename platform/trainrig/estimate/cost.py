@@ -45,7 +45,7 @@ class Cost(Settings):
     kwh: float
 
 
-def cost(
+def estimate_cost(
     flops: float,
     hardware: Hardware,
     device: str,
@@ -58,10 +58,10 @@ def cost(
 
     `instance`: what is rented; None: the cheapest with such devices. Whole machines are paid for.
     """
-    kind = hardware.device(device)
-    hours = flops / (devices * kind.peak(compute) * assumed.utilisation) / 3600
-    instance = instance or hardware.cheapest(device)
-    offer = hardware.instance(instance) if instance else None
+    kind = hardware.find_device(device)
+    hours = flops / (devices * kind.find_peak(compute) * assumed.utilisation) / 3600
+    instance = instance or hardware.find_cheapest(device)
+    offer = hardware.find_instance(instance) if instance else None
     machines = math.ceil(devices / offer.devices) if offer else None
     watts = kind.watts * devices * assumed.machine * assumed.building
     paid = hours * (machines or 0)
@@ -79,25 +79,25 @@ def cost(
     )
 
 
-def affordable(
+def compute_affordable_flops(
     days: float, hardware: Hardware, device: str, compute: Compute, share: float
 ) -> float:
     """Operations that one device does in `days` at that share of its peak."""
-    return days * SECONDS_OF_DAY * hardware.device(device).peak(compute) * share
+    return days * SECONDS_OF_DAY * hardware.find_device(device).find_peak(compute) * share
 
 
-def days_for(
+def compute_device_days(
     usd: float, hardware: Hardware, device: str, instance: str | None, devices: int | None = None
 ) -> float:
     """Device days that `usd` buys, on demand: whole machines, of which `devices` are used (None:
     all). Raises ConfigError if no instance has the device."""
-    instance = instance or hardware.cheapest(device)
+    instance = instance or hardware.find_cheapest(device)
     if instance is None:
         raise ConfigError(
             f"no instance in the table of hardware has a '{device}', so there is no price; add "
             "one, or plan by --gpu-days"
         )
-    offer = hardware.instance(instance)
+    offer = hardware.find_instance(instance)
     devices = devices or offer.devices
     return usd / offer.usd / math.ceil(devices / offer.devices) * devices / 24
 
@@ -111,7 +111,7 @@ class Saving(Settings):
     hours_between_faults: float  # of the whole run
 
 
-def saving(
+def choose_save_interval(
     state: float, devices: int, step_seconds: float, steps: int, assumed: Assumptions
 ) -> Saving:
     """The interval that loses the least: sqrt(2 x stall x time between faults).

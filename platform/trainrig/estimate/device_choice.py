@@ -18,9 +18,9 @@ class DeviceChoice:
     def resolve_name(self, offers: hardware.Hardware) -> str:
         """The device. Raises ConfigError if the table has no such one."""
         if self.device is not None:
-            offers.device(self.device)
+            offers.find_device(self.device)
             return self.device
-        return hardware.local_device(offers)
+        return hardware.identify_local_device(offers)
 
     def check(self) -> None:
         """Raise ConfigError for what cannot be, also where nothing is reckoned for it."""

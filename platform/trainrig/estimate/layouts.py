@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainrig.estimate.memory import MASTER, Memory, step_memory
+from trainrig.estimate.memory import MASTER, Memory, estimate_step_memory
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.layout import DDP, FSDP, HSDP
@@ -38,7 +38,7 @@ class Fitting:
     memory: Memory
 
 
-def fitting(
+def find_fitting(
     model: DecoderConfig,
     training: Training,
     batch: BatchShape,
@@ -53,9 +53,9 @@ def fitting(
     each machine, FSDP over all, and such that lets each layer go once it is done. In each, the
     largest micro-batch that fits.
     """
-    for way in _ways(training, devices, machines):
-        for micro_batch in _micro_batches(batch, devices):
-            memory = step_memory(
+    for way in _iterate_ways(training, devices, machines):
+        for micro_batch in _iterate_micro_batches(batch, devices):
+            memory = estimate_step_memory(
                 model, way, devices, batch.global_batch, micro_batch, batch.sequence_length
             )
             if memory.fits(room):
@@ -63,18 +63,20 @@ def fitting(
     return None
 
 
-def least(
+def find_least_memory(
     model: DecoderConfig, training: Training, batch: BatchShape, devices: int, machines: int
 ) -> Fitting:
     """The way that takes the least memory, whether it fits or not."""
     found = []
-    for way in _ways(training, devices, machines):
-        memory = step_memory(model, way, devices, batch.global_batch, 1, batch.sequence_length)
+    for way in _iterate_ways(training, devices, machines):
+        memory = estimate_step_memory(
+            model, way, devices, batch.global_batch, 1, batch.sequence_length
+        )
         found.append(Fitting(way, 1, memory))
     return min(found, key=lambda each: each.memory.total)
 
 
-def devices_needed(
+def count_devices_needed(
     model: DecoderConfig, training: Training, batch: BatchShape, per_machine: int, room: float
 ) -> int | None:
     """The fewest devices, a power of two, for which something fits; None: not even one sequence a
@@ -82,28 +84,28 @@ def devices_needed(
     devices = 1
     while devices <= min(MOST_DEVICES, batch.global_batch):
         machines = math.ceil(devices / per_machine)
-        if fitting(model, training, batch, devices, machines, room):
+        if find_fitting(model, training, batch, devices, machines, room):
             return devices
         devices *= 2
     return None
 
 
-def _ways(training: Training, devices: int, machines: int) -> Iterator[Training]:
+def _iterate_ways(training: Training, devices: int, machines: int) -> Iterator[Training]:
     same_bits = {"deterministic": True, "virtual_workers": devices, "parallel": FSDP()}
-    yield from _recomputing(training, same_bits)
+    yield from _vary_recompute(training, same_bits)
     layouts: list[FSDP | HSDP] = [FSDP(), FSDP(reshard="layer")]
     if machines > 1 and devices % machines == 0:
         layouts.insert(0, HSDP(replicas=machines))
     for layout in layouts:
-        yield from _recomputing(training, {"deterministic": False, "parallel": layout})
+        yield from _vary_recompute(training, {"deterministic": False, "parallel": layout})
 
 
-def _recomputing(training: Training, changes: dict[str, object]) -> Iterator[Training]:
+def _vary_recompute(training: Training, changes: dict[str, object]) -> Iterator[Training]:
     for again in RECOMPUTED.values():
         yield training.model_copy(update={**changes, "recompute": again})
 
 
-def _micro_batches(batch: BatchShape, devices: int) -> Iterator[int]:
+def _iterate_micro_batches(batch: BatchShape, devices: int) -> Iterator[int]:
     """Powers of two that divide the global batch and leave each device one, largest first."""
     most = min(batch.global_batch // devices, max(1, ENOUGH_TOKENS // batch.sequence_length))
     size = 2 ** int(math.log2(max(1, most)))
@@ -122,7 +124,7 @@ class LayoutMemory:
     bytes_by_recompute: dict[str, float]
 
 
-def table(
+def build_memory_table(
     model: DecoderConfig, training: Training, batch: BatchShape, micro_batch: int, devices: int
 ) -> list[LayoutMemory]:
     """Bytes a device by ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054) and recompute.
@@ -145,7 +147,7 @@ def table(
         found = {}
         for again, settings in RECOMPUTED.items():
             way = training.model_copy(update={**changes, "recompute": settings})
-            found[again] = step_memory(
+            found[again] = estimate_step_memory(
                 model, way, devices, batch.global_batch, micro_batch, batch.sequence_length
             ).total
         rows[name] = LayoutMemory(name, True, found)

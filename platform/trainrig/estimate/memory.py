@@ -17,8 +17,8 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
                                                worker has micro-batches
     sending            8 bytes                 in deterministic mode, of each of the three largest
                                                parts gathered by themselves: what is sent, received
-    activations        by layer and token      see `per_token`; and masks, by two tokens of a row:
-                                               see estimate/masks.py
+    activations        by layer and token      see `estimate_per_token`; and masks, by two
+                                               tokens of a row: see estimate/masks.py
     fleeting           b (V + 3 C) a token,    logits of a block (objectives/chunked_head.py) and
                        + 4 V C                 the gradients of the head's weight; or, if more,
                                                b (2 F + C) a token, the gradients within a layer,
@@ -84,7 +84,7 @@ class Memory:
         return self.total <= device * (1 - RESERVE)
 
 
-def slices(training: Training, workers: int) -> int:
+def count_slices(training: Training, workers: int) -> int:
     """Over how many devices the parameters are sliced."""
     if training.parallel.kind == "DDP":
         return 1
@@ -117,7 +117,7 @@ class HeldActivations:
     buffers: float = 0.0  # of what is sent and received between products
 
 
-def step_memory(
+def estimate_step_memory(
     model: DecoderConfig,
     training: Training,
     workers: int,
@@ -132,17 +132,17 @@ def step_memory(
     """
     shapes = parameter_shapes(model)
     total, trained = count_parameters(model).total, count_trained(shapes, training.groups)
-    sliced = slices(training, workers)
+    sliced = count_slices(training, workers)
     tokens = micro_batch * sequence_length
-    root, layer = _units(model)
-    kept, in_a_layer = (tokens * each for each in per_token(model, training))
-    head = at_the_head(model, training.precision.bytes, tokens)
+    root, layer = _count_unit_parameters(model)
+    kept, in_a_layer = (tokens * each for each in estimate_per_token(model, training))
+    head = estimate_at_head(model, training.precision.bytes, tokens)
     if (generator := model.generator_model) is not None:  # it goes first, and is kept beside
-        own, within = (tokens * each for each in per_token(generator, training))
+        own, within = (tokens * each for each in estimate_per_token(generator, training))
         kept, in_a_layer = kept + own, max(in_a_layer, within)
-        head = max(head, at_the_head(generator, training.precision.bytes, tokens))
+        head = max(head, estimate_at_head(generator, training.precision.bytes, tokens))
     kept += masks.count_kept(model, training, micro_batch, sequence_length)
-    return peak_memory(
+    return estimate_peak_memory(
         HeldParameters(
             total=total,
             trained=trained,
@@ -160,7 +160,7 @@ def step_memory(
     )
 
 
-def peak_memory(
+def estimate_peak_memory(
     held: HeldParameters,
     activations: HeldActivations,
     training: Training,
@@ -171,13 +171,17 @@ def peak_memory(
     compute = training.precision.bytes
     root, layer = held.root, held.layer
     gathered = held.total if training.parallel.reshard == "step" else root + 2 * layer
-    whole_sums, together = _summing(training, workers, turns)
+    whole_sums, together = _count_sums(training, workers, turns)
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
-    passing = _passing(max(root, layer), compute, together)
+    passing = _estimate_passing(max(root, layer), compute, together)
     summing = MASTER * held.trained * whole_sums
     # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
     # the whole sum; activations are gone by then.
-    sending = _sending(root, layer, held.layers) if training.deterministic and workers > 1 else 0.0
+    sending = (
+        _estimate_sending(root, layer, held.layers)
+        if training.deterministic and workers > 1
+        else 0.0
+    )
     slices_early = 0.0
     if turns > 1 and _reduces_each(training, workers):
         levels = math.log2(training.virtual_workers) + 1 if training.deterministic else 1
@@ -198,21 +202,21 @@ def peak_memory(
     )
 
 
-def at_the_head(model: DecoderConfig, compute: int, tokens: int) -> float:
+def estimate_at_head(model: DecoderConfig, compute: int, tokens: int) -> float:
     """Bytes of the logits of a block, the gradients of hidden states, and those of the weight."""
     entries, channels = model.outputs, model.logit_channels
     block = min(tokens * entries, max(HEAD_BLOCK, entries))
     return float(compute * (block + 3 * tokens * channels) + MASTER * entries * channels)
 
 
-def _passing(unit: int, compute: int, together: bool) -> float:
+def _estimate_passing(unit: int, compute: int, together: bool) -> float:
     """Bytes of one unit's gradients on their way: where they were computed (unless they are added
     up there, or in fewer bytes beside what is added up), and as they are sent."""
     narrow = 0 if compute == MASTER else compute * unit
     return float(MASTER * unit * (1 if together else 2) + narrow)
 
 
-def _units(model: DecoderConfig) -> tuple[int, int]:
+def _count_unit_parameters(model: DecoderConfig) -> tuple[int, int]:
     """Parameters that are gathered with the root (embedding, head, norm), and with the
     largest layer."""
     shapes = model.shapes
@@ -221,7 +225,7 @@ def _units(model: DecoderConfig) -> tuple[int, int]:
     return count(ends) + beside, max(count(layer) for layer in set(shapes.layers))
 
 
-def _summing(training: Training, workers: int, turns: int) -> tuple[float, bool]:
+def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bool]:
     """Whole gradients held before the last backward pass; whether micro-batches are added up where
     they were computed."""
     if _reduces_each(training, workers):
@@ -240,27 +244,29 @@ def _summing(training: Training, workers: int, turns: int) -> tuple[float, bool]
 def _reduces_each(training: Training, workers: int) -> bool:
     """Whether each micro-batch's gradients are sliced in its own backward pass."""
     each = training.parallel.by_micro_batch
-    return each and (not training.deterministic or slices(training, workers) > 1)
+    return each and (not training.deterministic or count_slices(training, workers) > 1)
 
 
-def _sending(root: int, layer: int, layers: int) -> float:
+def _estimate_sending(root: int, layer: int, layers: int) -> float:
     """Bytes of the units on their way at a time, as they are sent and as they are received."""
     largest = sorted([root, *[layer] * min(layers, UNITS_AT_ONCE)], reverse=True)[:UNITS_AT_ONCE]
     return float(2 * MASTER * sum(largest))
 
 
-def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
+def estimate_per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
     """Bytes a token that all layers together keep for the backward pass, and what there is for a
     moment beside within one of them."""
     shapes = model.shapes
-    kept, in_a_layer = per_token_of((*shapes.layers, *shapes.further_layers), model, training)
+    kept, in_a_layer = estimate_layers_per_token(
+        (*shapes.layers, *shapes.further_layers), model, training
+    )
     # Of each further head the stream after its layer, the normed one, and the norm's intermediates.
     size = training.precision.bytes
     of_head = model.channels * (2 * size + (6 if size < MASTER else 4))
     return kept + len(shapes.further_layers) * of_head, in_a_layer
 
 
-def per_token_of(
+def estimate_layers_per_token(
     layers: Sequence[LayerShape], model: DecoderConfig, training: Training, split: int = 1
 ) -> tuple[float, float]:
     """The same of some of its `layers`, where what flows between products is split over `split`
@@ -270,14 +276,15 @@ def per_token_of(
     what was seen, and of each product that its kind adds (a gate) what is made of it and what that
     changes; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
     and the product; of each norm, which computes in float32, its intermediates. Of a mixture of
-    experts, whose router reads whole rows, see `_of_mixture`. Selective keeps what products gave,
-    those that join the stream before they are split, and the layer's input; Full the input alone.
+    experts, whose router reads whole rows, see `_estimate_kept_by_mixture`. Selective keeps what
+    products gave, those that join the stream before they are split, and the layer's input; Full
+    the input alone.
     """
     size = training.precision.bytes
     channels = model.channels
-    kinds = {layer: _everything(layer, model, size, split) for layer in set(layers)}
+    kinds = {layer: _estimate_all_kept(layer, model, size, split) for layer in set(layers)}
     everything = [kinds[layer] for layer in layers]
-    without = {layer: _of_products_alone(layer, model, size, split) for layer in kinds}
+    without = {layer: _estimate_kept_products_alone(layer, model, size, split) for layer in kinds}
     selective = [without[layer] for layer in layers]
     again = training.recompute
     kept, computed_again = float(sum(everything)), 0.0
@@ -288,12 +295,12 @@ def per_token_of(
     elif isinstance(again, Selective):
         kept = sum(selective)
         computed_again = max(a - b for a, b in zip(everything, selective, strict=True))
-    between = max(_between(layer) for layer in layers)
+    between = max(_compute_feedforward_width(layer) for layer in layers)
     in_a_layer = size * (2 * between + channels / split) + computed_again
     return float(kept), float(in_a_layer)
 
 
-def _everything(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
+def _estimate_all_kept(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
     """Bytes a token that `layer` keeps if nothing is computed again."""
     norms = (
         layer.attention_norm,
@@ -302,18 +309,22 @@ def _everything(layer: LayerShape, model: DecoderConfig, size: int, split: int) 
         layer.feedforward_output_norm,
     )
     normed = model.channels * sum(each is not None for each in norms)
-    products = _of_products(layer, model) + _between(layer) * (2 if _has_gate(layer) else 1)
+    products = _count_product_outputs(layer, model) + _compute_feedforward_width(layer) * (
+        2 if _has_gate(layer) else 1
+    )
     products += _count_added(layer)
     in_norms = normed * (6 if size < MASTER else 4)
     stream = (size * (2 * model.channels + normed) + in_norms) / split
-    return size * products + stream + _of_mixture(layer, model, size, split)
+    return size * products + stream + _estimate_kept_by_mixture(layer, model, size, split)
 
 
-def _of_products_alone(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
+def _estimate_kept_products_alone(
+    layer: LayerShape, model: DecoderConfig, size: int, split: int
+) -> float:
     """Bytes a token that `layer` keeps if all but products is computed again: its input, and what
     they gave. What an expert read is a copy, which is made again."""
     mixture, channels = layer.feedforward, model.channels
-    products = _of_products(layer, model) + channels * (1 / split + 1)
+    products = _count_product_outputs(layer, model) + channels * (1 / split + 1)
     if not isinstance(mixture, MixtureShape):
         return size * (products + channels)
     products -= mixture.experts.up.active * channels
@@ -321,7 +332,9 @@ def _of_products_alone(layer: LayerShape, model: DecoderConfig, size: int, split
     return size * products + MASTER * mixture.router.outputs
 
 
-def _of_mixture(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
+def _estimate_kept_by_mixture(
+    layer: LayerShape, model: DecoderConfig, size: int, split: int
+) -> float:
     """Bytes a token that a mixture keeps beside what a dense part would: of each expert a logit and
     a score, of each active one its number, its place in two orders and two weights; and the input,
     which a router reads in float32 and as whole rows."""
@@ -335,7 +348,7 @@ def _of_mixture(layer: LayerShape, model: DecoderConfig, size: int, split: int) 
     return routing + model.channels * (whole - size / split)
 
 
-def _of_products(layer: LayerShape, model: DecoderConfig) -> int:
+def _count_product_outputs(layer: LayerShape, model: DecoderConfig) -> int:
     """Numbers a token that the products of `layer` give, but for those that join the stream; an
     expert's input is a copy."""
     shape, mixture = model.shape, layer.feedforward
@@ -343,7 +356,12 @@ def _of_products(layer: LayerShape, model: DecoderConfig) -> int:
     copies = 0
     if isinstance(mixture, MixtureShape):
         copies = 2 * mixture.experts.up.active * shape.channels  # what goes in and what comes out
-    return heads + copies + _count_added(layer) + _between(layer) * (2 if _has_gate(layer) else 1)
+    return (
+        heads
+        + copies
+        + _count_added(layer)
+        + _compute_feedforward_width(layer) * (2 if _has_gate(layer) else 1)
+    )
 
 
 def _count_added(layer: LayerShape) -> int:
@@ -352,7 +370,7 @@ def _count_added(layer: LayerShape) -> int:
     return sum(each.outputs for each in added if isinstance(each, ProjectionShape))
 
 
-def _between(layer: LayerShape) -> int:
+def _compute_feedforward_width(layer: LayerShape) -> int:
     """Width of the feed-forward part of `layer`, of all networks that a token goes through."""
     part = layer.feedforward
     if isinstance(part, FeedForwardShape):
@@ -366,7 +384,7 @@ def _has_gate(layer: LayerShape) -> bool:
     return (part.gate if isinstance(part, FeedForwardShape) else part.experts.gate) is not None
 
 
-def cache_memory(model: DecoderConfig, positions: int, size: int = 2) -> float:
+def estimate_cache_memory(model: DecoderConfig, positions: int, size: int = 2) -> float:
     """Bytes of the keys and values of one sequence of so many positions, in numbers of `size` bytes
     (2: bfloat16); a layer with a window holds no more than that."""
     shape, window = model.shape, model.attention.window

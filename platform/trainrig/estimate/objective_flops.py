@@ -2,10 +2,10 @@
 decoder writes, what logits are made for, and which keys are seen."""
 
 from trainrig.flops import (
-    detection_flops,
-    encoder_decoder_flops,
-    further_flops,
-    token_flops,
+    count_detection_flops,
+    count_encoder_decoder_flops,
+    count_further_flops,
+    count_token_flops,
 )
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
@@ -20,30 +20,37 @@ from trainrig.objectives import (
 from trainrig.objectives.contract import find_parts
 
 
-def position_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int = 1) -> float:
+def count_position_flops(
+    objective: CausalLM, model: DecoderConfig, length: int, steps: int = 1
+) -> float:
     """Of training `model` on one position of rows of `length`, in a run of `steps`; of several
     objectives, by their shares, and without what is padded."""
     return sum(
-        share * _row_flops(each, model, length, steps) / length
+        share * _count_row_flops(each, model, length, steps) / length
         for share, each in find_parts(objective)
     )
 
 
-def _row_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int) -> float:
+def _count_row_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int) -> float:
     """Of one row."""
     if isinstance(objective, SpanCorruption):
         read, written = objective.compute_lengths(length)
         if isinstance(model, EncoderDecoderConfig):
-            return encoder_decoder_flops(model, read, written)
+            return count_encoder_decoder_flops(model, read, written)
         places = objective.compute_row_length(length)  # of which `read` are a prefix
         ahead = read * (read - 1) / (2 * places)
         share = written / places
-        return places * token_flops(model, places, predicted=share, keys_ahead=ahead).training
+        return places * count_token_flops(model, places, predicted=share, keys_ahead=ahead).training
     if isinstance(objective, PrefixLM):
         predicted, ahead = objective.compute_trained_share(length), objective.keys_ahead(length)
-        return length * token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
+        return (
+            length
+            * count_token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
+        )
     if isinstance(objective, ReplacedTokenDetection):
-        return length * detection_flops(model, length, objective.mean_rate(steps))
-    further = further_flops(model, length) if isinstance(objective, MultiTokenPrediction) else 0.0
+        return length * count_detection_flops(model, length, objective.mean_rate(steps))
+    further = (
+        count_further_flops(model, length) if isinstance(objective, MultiTokenPrediction) else 0.0
+    )
     predicted = objective.mean_rate(steps) if isinstance(objective, MaskedLM) else 1.0
-    return length * (token_flops(model, length, predicted=predicted).training + further)
+    return length * (count_token_flops(model, length, predicted=predicted).training + further)

@@ -50,16 +50,18 @@ def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
     empty; 0 where all its rows are of one objective."""
     if not isinstance(objective, DealtObjectives) or objective.deals_micro_batches:
         return 0.0
-    widths = [(share, _widths(each, stage.sequence_length)) for share, each in objective.parts()]
+    widths = [
+        (share, _compute_widths(each, stage.sequence_length)) for share, each in objective.parts()
+    ]
     filled = sum(share * sum(of_row) for share, of_row in widths)
     places = sum(
-        _mean_widest([(share, of_row[side]) for share, of_row in widths], stage.micro_batch)
+        _compute_mean_widest([(share, of_row[side]) for share, of_row in widths], stage.micro_batch)
         for side in (0, 1)
     )
     return 1 - filled / places
 
 
-def _widths(objective: CausalLM, length: int) -> tuple[int, int]:
+def _compute_widths(objective: CausalLM, length: int) -> tuple[int, int]:
     """Places of the encoder, or of a decoder alone, and of the decoder beside an encoder."""
     if isinstance(objective, SpanCorruption):
         return (
@@ -70,7 +72,7 @@ def _widths(objective: CausalLM, length: int) -> tuple[int, int]:
     return length, 0
 
 
-def _mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:
+def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:
     """The mean of the widest of so many rows, each of a width by its share."""
     mean, below, up_to = 0.0, 0.0, 0.0
     for share, width in sorted(widths, key=lambda each: each[1]):

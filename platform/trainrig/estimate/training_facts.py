@@ -4,16 +4,20 @@ import itertools
 from typing import Any
 
 from trainrig import hardware, storage
-from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_after_losses
-from trainrig.estimate.cost import Cost, cost
+from trainrig.estimate.busy_workers import (
+    compute_busy_share,
+    describe_busy,
+    list_sizes_after_losses,
+)
+from trainrig.estimate.cost import Cost, estimate_cost
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import cache_memory
-from trainrig.estimate.objective_flops import position_flops
+from trainrig.estimate.memory import estimate_cache_memory
+from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.estimate.row_facts import describe_rows
-from trainrig.estimate.worker_memory import worker_memory
-from trainrig.flops import six_n_d
+from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.lora.settings import LoRA
@@ -32,16 +36,16 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
 
     Raises InputError if its parts do not fit each other or its inputs.
     """
-    facts: dict[str, Any] = {"positions": run.batches.positions(run.training.steps)}
+    facts: dict[str, Any] = {"positions": run.batches.count_positions(run.training.steps)}
     facts |= describe_rows(run.objective, run.batches)
     if storage.exists(storage.join(run.tokens, MANIFEST)):
         batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
         epochs = batches.check_epochs(run.training.steps)
         rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
         model = pretrain.prepare(run).model
-        return sizes_of(model) | facts | rounded | _takes(run, model, machine)
+        return describe_sizes(model) | facts | rounded | _takes(run, model, machine)
     if run.model is not None and run.model.vocabulary is not None:
-        return sizes_of(run.model) | facts | _takes(run, run.model, machine)
+        return describe_sizes(run.model) | facts | _takes(run, run.model, machine)
     missing = storage.join(run.tokens, TOKENIZER_FILE)
     return facts | {"parameters": f"not known before {missing} is there, or model.vocabulary set"}
 
@@ -53,11 +57,11 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     device = machine.resolve_name(offers)
     training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
     compute = training.precision.peak
-    flops, on_cpu = _flops(run, model), device in hardware.CPUS
+    flops, on_cpu = _count_flops(run, model), device in hardware.CPUS
 
     def find_memory(laid_out: Training, count: int) -> float:
         return max(
-            worker_memory(
+            estimate_worker_memory(
                 model,
                 laid_out,
                 count,
@@ -70,26 +74,26 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         )
 
     largest = find_memory(training, workers)
-    taken = cost(flops, offers, device, workers, compute, machine.assumed)
-    positions, count = run.batches.positions(run.training.steps), count_parameters(model)
+    taken = estimate_cost(flops, offers, device, workers, compute, machine.assumed)
+    positions, count = run.batches.count_positions(run.training.steps), count_parameters(model)
     return {
         "flops": flops,
-        "flops_by_6nd": float(six_n_d(count.layers - count.idle, positions)),
+        "flops_by_6nd": float(count_flops_6nd(count.layers - count.idle, positions)),
         "device": f"{device} x {workers}, at {machine.assumed.utilisation:.0%} of the peak",
         "compute": training.precision.compute,
-        "at_work": _at_work(run, taken),
+        "at_work": _describe_at_work(run, taken),
         "memory_per_device_gib": round(largest / 2**30, 3),
-        "cache_of_a_sequence_gib": round(cache_memory(model, model.positions) / 2**30, 3),
+        "cache_of_a_sequence_gib": round(estimate_cache_memory(model, model.positions) / 2**30, 3),
         "hours": taken.hours,
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if _is_emulated(machine, device, compute) else {}),
-        **_stages(run, model),
+        **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
     }
 
 
-def _stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
+def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     """How a pipeline cuts the layers, and how long its stages wait; {} without one."""
     parallel = run.training.parallel
     if parallel.pipeline is None:
@@ -110,18 +114,18 @@ def _is_emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
     return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
 
 
-def _at_work(run: Pretraining, taken: Cost) -> str:
+def _describe_at_work(run: Pretraining, taken: Cost) -> str:
     """How many of the workers are, or of the replicas that several are together, also without one
     and two of the nodes that are rented; of the stage that keeps the fewest."""
     workers = parse_bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
-    left = sizes_after_losses(workers.most, workers.least, of_a_node)
+    left = list_sizes_after_losses(workers.most, workers.least, of_a_node)
     sizes = [count for each in left if (count := parallel.data_workers(each))]
     stage = min(
         run.batches.resolve_stages(),
         key=lambda each: min(
-            busy_share(each.global_batch // each.micro_batch, size) for size in sizes
+            compute_busy_share(each.global_batch // each.micro_batch, size) for size in sizes
         ),
     )
     unit = "workers" if parallel.replica == 1 else "replicas"
@@ -132,15 +136,17 @@ def _describe_rental(taken: Cost) -> str:
     return f"{taken.machines} {taken.instance}, price of {taken.as_of}"
 
 
-def _flops(run: Pretraining, model: DecoderConfig) -> float:
+def _count_flops(run: Pretraining, model: DecoderConfig) -> float:
     """Of all steps, each stage's rows as long as they are; of several objectives, by their
     shares."""
     stages = run.batches.resolve_stages()
-    ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
-    ends.append(run.batches.positions(run.training.steps))
+    ends = [
+        run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
+    ]
+    ends.append(run.batches.count_positions(run.training.steps))
     return sum(
         (end - begin)
-        * position_flops(run.objective, model, stage.sequence_length, run.training.steps)
+        * count_position_flops(run.objective, model, stage.sequence_length, run.training.steps)
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
     )
 
@@ -150,7 +156,7 @@ def describe_adapters(lora: LoRA | None, model: DecoderConfig) -> dict[str, str]
     return {} if lora is None else {"adapters": lora.describe_choice(model)}
 
 
-def sizes_of(model: DecoderConfig) -> dict[str, int]:
+def describe_sizes(model: DecoderConfig) -> dict[str, int]:
     """The parameters of `model`."""
     count = count_parameters(model)
     idle = {"parameters_of_a_token": count.active} if count.idle else {}

@@ -19,11 +19,11 @@ from trainrig.estimate.memory import (
     HeldActivations,
     HeldParameters,
     Memory,
-    at_the_head,
-    peak_memory,
-    per_token_of,
-    slices,
-    step_memory,
+    count_slices,
+    estimate_at_head,
+    estimate_layers_per_token,
+    estimate_peak_memory,
+    estimate_step_memory,
 )
 from trainrig.estimate.model_share import (
     ModelParts,
@@ -37,7 +37,7 @@ from trainrig.parallel.pipeline.schedule import find_held_at_once, plan_turns
 from trainrig.train.run_file.training import Training
 
 
-def worker_memory(
+def estimate_worker_memory(
     model: DecoderConfig,
     training: Training,
     workers: int,
@@ -54,7 +54,7 @@ def worker_memory(
     parallel = training.parallel
     if parallel.replica == 1:
         sizes = global_batch, micro_batch, sequence_length
-        return step_memory(model, training, workers, *sizes, masks)
+        return estimate_step_memory(model, training, workers, *sizes, masks)
     tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
     expert = 1 if parallel.expert is None else parallel.expert.ranks
     context = 1 if parallel.context is None else parallel.context.ranks
@@ -63,7 +63,7 @@ def worker_memory(
     local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
     parts = ModelParts.of(model, training, tensor, expert)
     ranks, chunks = parallel.pipeline_ranks, parallel.pipeline_chunks
-    over = slices(training, workers // (tensor * ranks))
+    over = count_slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
@@ -75,7 +75,7 @@ def worker_memory(
         held = _count_held_at_once(training, rank, count)
         for chunk, layers in enumerate(stages):
             own = [shapes.layers[number] for number in layers]
-            of_chunk, widest = per_token_of(own, local, training, of_places)
+            of_chunk, widest = estimate_layers_per_token(own, local, training, of_places)
             of_chunk += len(own) * _estimate_gathered_rows(local, training, context)
             kept += of_chunk * held[chunk]
             in_a_layer = max(in_a_layer, widest)
@@ -84,7 +84,7 @@ def worker_memory(
         activations = HeldActivations(
             kept=kept * tokens + mask * sum(held),
             in_a_layer=in_a_layer * tokens,
-            at_the_head=at_the_head(local, size, tokens) if last else 0.0,
+            at_the_head=estimate_at_head(local, size, tokens) if last else 0.0,
             buffers=tokens * _estimate_received(local, training, context),
         )
         parameters = HeldParameters(
@@ -97,7 +97,7 @@ def worker_memory(
             optimizer=mine.optimizer,
             gradients=mine.gradients,
         )
-        found.append(peak_memory(parameters, activations, training, replicas, count))
+        found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
         found.append(mine.in_a_save)
     return max(found, key=lambda each: each.total)
 
@@ -113,7 +113,7 @@ def _count_held_at_once(training: Training, rank: int, count: int) -> list[int]:
     return [sum(turn.chunk == chunk for turn in held) for chunk in range(pipeline.chunks)]
 
 
-def _keys_and_values(local: DecoderConfig, training: Training) -> float:
+def _estimate_keys_and_values(local: DecoderConfig, training: Training) -> float:
     """Bytes a token of those of one layer."""
     return 2.0 * training.precision.bytes * local.shape.kv_heads * local.shape.head_channels
 
@@ -123,7 +123,7 @@ def _estimate_gathered_rows(local: DecoderConfig, training: Training, context: i
     settings = training.parallel.context
     if settings is None or settings.kind != "Gathered" or training.recompute is not None:
         return 0.0
-    return (context - 1) * _keys_and_values(local, training)
+    return (context - 1) * _estimate_keys_and_values(local, training)
 
 
 def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
@@ -136,5 +136,5 @@ def _estimate_received(local: DecoderConfig, training: Training, context: int) -
         found += 2 * stream  # from the stage before, and the gradient from the one after
     if parallel.context:
         others = context - 1 if parallel.context.kind == "Gathered" else 2
-        found += others * _keys_and_values(local, training)
+        found += others * _estimate_keys_and_values(local, training)
     return found

@@ -7,7 +7,7 @@ from trainrig import config, manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.evaluate.engine.shards import TaskPlan
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecard import check_tasks, claim, evaluate, task_runs
+from trainrig.evaluate.scorecard import check_tasks, claim, evaluate, load_task_runs
 from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.splits import Phase
 from trainrig.train.evaluations.decisions import CheckpointScore
@@ -23,7 +23,7 @@ class CheckpointScoring:
     def __init__(self, request: ScoringRequest) -> None:
         """Raises ConfigError for a list of tasks that cannot be read."""
         asked = request.evaluation
-        choices, rows = _choices(asked)
+        choices, rows = _read_choices(asked)
         self._name = asked.name
         self._run = Evaluation(
             checkpoint=request.checkpoint,
@@ -38,9 +38,9 @@ class CheckpointScoring:
 
     def check(self, scores: Sequence[str]) -> None:
         """See Scoring."""
-        tasks = task_runs(self._run)
+        tasks = load_task_runs(self._run)
         check_tasks(self._run, tasks)
-        TaskPlan(self._run, tasks).splits()  # reads the rows
+        TaskPlan(self._run, tasks).list_splits()  # reads the rows
         names = [task.task.name for task in tasks]
         for score in scores:
             if score.partition("/")[0] not in names:
@@ -51,12 +51,12 @@ class CheckpointScoring:
 
     def begin(self) -> None:
         """See Scoring."""
-        claim(self._run, task_runs(self._run))
+        claim(self._run, load_task_runs(self._run))
 
     def share(self, rank: int, world: int) -> Iterator[None]:
         """See Scoring."""
-        plan = TaskPlan(self._run, task_runs(self._run))
-        splits = plan.splits()[rank::world]
+        plan = TaskPlan(self._run, load_task_runs(self._run))
+        splits = plan.list_splits()[rank::world]
         phase = Phase(storage.join(self._run.output, manifest.SCRATCH, "tasks"), plan.make_work)
         left = phase.find_unfinished(splits)
         work = phase.make_work() if left else None
@@ -83,7 +83,7 @@ def _is_gain(metric: str) -> bool:
     return not metric.endswith(("perplexity", "bits_per_byte"))
 
 
-def _choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | None]:
+def _read_choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | None]:
     """The tasks of an evaluation, and the folder of their rows."""
     if asked.task_list is None:
         return tuple(TaskChoice(task=task, limit=asked.limit) for task in asked.tasks), (

@@ -104,11 +104,13 @@ def _compare_scorecards(a: str, b: str) -> EvaluationPair:
                 "evaluate both on the same"
             )
     left_out = sorted(set(a_card.tasks) ^ set(b_card.tasks))
-    tasks = tuple(_task(name, a, b, a_card, b_card) for name in shared)
+    tasks = tuple(_compare_task(name, a, b, a_card, b_card) for name in shared)
     return EvaluationPair(a, b, a_card, b_card, tasks, tuple(left_out))
 
 
-def _task(name: str, a: str, b: str, a_card: Scorecard, b_card: Scorecard) -> TaskComparison:
+def _compare_task(
+    name: str, a: str, b: str, a_card: Scorecard, b_card: Scorecard
+) -> TaskComparison:
     mine, other = a_card.tasks[name], b_card.tasks[name]
     others = {row["row"]: row for row in read_scored(b, name)}
     # One of them may have asked the first rows alone.

@@ -23,8 +23,8 @@ from trainrig.corpus.decontaminate import (
 )
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.corpus.decontaminate.benchmarks import Examples
-from trainrig.evaluate.engine.shards import TaskRun, questions_of
-from trainrig.evaluate.scores.task_score import RowsSeen, headline_score
+from trainrig.evaluate.engine.shards import TaskRun, load_questions
+from trainrig.evaluate.scores.task_score import RowsSeen, compute_headline_score
 from trainrig.evaluate.tasks.prompts import Question
 from trainrig.manifest import FileSum
 from trainrig.splits import Phase, Split, Work
@@ -41,14 +41,14 @@ def find_seen(
 
     `corpus` is a folder that `curate` wrote; `scratch` one for what is needed only meanwhile.
     """
-    questions = {run.task.name: questions_of(run) for run in tasks}
+    questions = {run.task.name: load_questions(run) for run in tasks}
     path = storage.join(scratch, "tasks.index")
     if not storage.exists(path):
         _index(tasks, questions).save(path)
     files = storage.list_files(storage.join(corpus, KEPT), ".parquet")
     splits = [Split(f"{n:05d}", {"number": n, "file": file}) for n, file in enumerate(files)]
     matches = [storage.join(scratch, "matches", f"{split.name}.npz") for split in splits]
-    phase = Phase(storage.join(scratch, "matched"), functools.partial(_matching, path, matches))
+    phase = Phase(storage.join(scratch, "matched"), functools.partial(_make_work, path, matches))
     do(phase, splits)
     index = Index.load(path)
     found = merge(index, matches).unit_documents > 0
@@ -70,7 +70,7 @@ def join_seen(seen: Mapping[int, bool], rows: Sequence[Mapping[str, Any]], metri
     told = [row for row in rows if row["row"] in seen]
     fresh = [row for row in rows if not seen.get(row["row"], False)]
     dirty = len(rows) - len(fresh)
-    without = headline_score(fresh, metric) if dirty and fresh else None
+    without = compute_headline_score(fresh, metric) if dirty and fresh else None
     return RowsSeen(looked_for=len(told), seen=dirty, without=without)
 
 
@@ -84,23 +84,23 @@ def _index(tasks: Sequence[TaskRun], questions: Mapping[str, Sequence[Question]]
     examples = []
     for run in tasks:
         asked = questions[run.task.name]
-        texts = tuple((_text(run, question),) for question in asked)
+        texts = tuple((_build_text(run, question),) for question in asked)
         examples.append(Examples(run.task.name, tuple(q.row for q in asked), texts))
     return Index.of_examples(settings, examples)
 
 
-def _text(run: TaskRun, question: Question) -> str:
+def _build_text(run: TaskRun, question: Question) -> str:
     """What a document would hold of a row: its prompt with the right answer."""
     if question.contexts:
         return question.contexts[question.gold or 0] + run.task.delimiter + question.answers[0]
     return question.prompt + run.task.delimiter + question.expected
 
 
-def _matching(index_path: str, matches: Sequence[str]) -> Work:
+def _make_work(index_path: str, matches: Sequence[str]) -> Work:
     index = Index.load(index_path)
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        texts = pq.read_table(storage.local_path(task["file"]), columns=["text"])["text"]
+        texts = pq.read_table(storage.fetch_local_path(task["file"]), columns=["text"])["text"]
         match(index, texts.to_pylist()).save(matches[task["number"]])
         return {"documents": len(texts)}, {}
 

@@ -36,9 +36,9 @@ def compare(
         check_file(html)
     found = compare_evaluations(folders)
     if html:
-        from trainrig.evaluate.report.comparison_page import comparison_page
+        from trainrig.evaluate.report.comparison_page import build_comparison_page
 
-        storage.write(html, comparison_page(found).html().encode())
+        storage.write(html, build_comparison_page(found).render_html().encode())
     if as_json:
         print(json.dumps([each.as_json() for each in found]))
         return
@@ -51,7 +51,7 @@ def compare(
                 f"{task.a:.4f}",
                 f"{task.b:.4f}",
                 f"{task.paired.difference.value:+.4f}",
-                _interval(task.paired.difference.interval),
+                _format_interval(task.paired.difference.interval),
                 task.verdict,
             )
             for task in each.tasks
@@ -69,18 +69,18 @@ def leaderboard(
     """Rank all evaluations in a folder by their mean score on the tasks that all have."""
     from trainrig import storage
     from trainrig.evaluate.leaderboard import read_leaderboard
-    from trainrig.evaluate.report.leaderboard_page import board_table, leaderboard_page
+    from trainrig.evaluate.report.leaderboard_page import build_board_table, build_leaderboard_page
     from trainrig.storage.writable import check_file
 
     if html:
         check_file(html)
     board = read_leaderboard(folder)
     if html:
-        storage.write(html, leaderboard_page(board, folder).html().encode())
+        storage.write(html, build_leaderboard_page(board, folder).render_html().encode())
     if as_json:
         print(json.dumps(board.as_json()))
         return
-    table = board_table(board)
+    table = build_board_table(board)
     rows = [tuple(_format_cell(cell) for cell in row) for row in table.rows]
     _print_table(table.columns, rows)
 
@@ -96,7 +96,7 @@ def lm_eval(context: typer.Context) -> None:
     run_harness(context.args)
 
 
-def _interval(bounds: tuple[float, float] | None) -> str:
+def _format_interval(bounds: tuple[float, float] | None) -> str:
     return "–" if bounds is None else f"{bounds[0]:+.4f} to {bounds[1]:+.4f}"
 
 

@@ -29,7 +29,7 @@ class Leaderboard:
     shared: tuple[str, ...]  # that all have and whose scores are shares: those of the mean
     rows: tuple[RankedCard, ...]
 
-    def against_flops(self) -> dict[str, list[tuple[float, MetricScore]]]:
+    def sort_by_flops(self) -> dict[str, list[tuple[float, MetricScore]]]:
         """The scores of each task by the operations of training, the fewest first; of tasks with
         scores at two or more."""
         found = {}
@@ -84,19 +84,19 @@ def read_leaderboard(folder: str) -> Leaderboard:
         for name in tasks
         if all(name in card.tasks and card.tasks[name].higher_is_better for card in cards)
     ]
-    rows = [RankedCard(name, card, _mean(card, shared)) for name, card in found]
+    rows = [RankedCard(name, card, _compute_mean(card, shared)) for name, card in found]
     # Without a task in common, by bits per byte: the fewest first.
-    rows.sort(key=lambda row: (-(row.mean or 0.0), _bits(row.card), row.folder))
+    rows.sort(key=lambda row: (-(row.mean or 0.0), _average_bits(row.card), row.folder))
     return Leaderboard(tuple(tasks), tuple(shared), tuple(rows))
 
 
-def _mean(card: Scorecard, shared: list[str]) -> float | None:
+def _compute_mean(card: Scorecard, shared: list[str]) -> float | None:
     if not shared:
         return None
     return sum(card.tasks[name].headline.value for name in shared) / len(shared)
 
 
-def _bits(card: Scorecard) -> float:
+def _average_bits(card: Scorecard) -> float:
     if not card.scores:
         return float("inf")
     return sum(score.bits_per_byte for score in card.scores.values()) / len(card.scores)

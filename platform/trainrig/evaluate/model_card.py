@@ -25,19 +25,19 @@ def describe_checkpoint(path: str, evaluations: Sequence[str] = ()) -> str:
     sections = list[str]()
     for folder in evaluations:
         card = read_scorecard(folder)
-        if _absolute(card.checkpoint) != _absolute(resolved):
+        if _make_absolute(card.checkpoint) != _make_absolute(resolved):
             raise ConfigError(
                 f"--scores {folder}: of {card.checkpoint}, not of {resolved}; evaluate that one"
             )
-        sections += _scores(card)
-    return "\n".join([*sections, *_training(resolved)])
+        sections += _describe_scores(card)
+    return "\n".join([*sections, *_describe_training(resolved)])
 
 
-def _scores(card: Scorecard) -> list[str]:
+def _describe_scores(card: Scorecard) -> list[str]:
     lines = list[str]()
     if card.tasks:
-        rows = (_task_row(name, score) for name, score in card.tasks.items())
-        lines += ["## Scores", "", *_table(TASK_COLUMNS, rows), ""]
+        rows = (_format_task_row(name, score) for name, score in card.tasks.items())
+        lines += ["## Scores", "", *_format_table(TASK_COLUMNS, rows), ""]
         lines += [
             "± is the standard error. `seen` is how many rows the training data holds, of those",
             "long enough to tell, where that was looked for.",
@@ -48,11 +48,11 @@ def _scores(card: Scorecard) -> list[str]:
             (name, f"{score.bits_per_byte:.4f}", f"{score.perplexity:.4g}", f"{score.tokens:,}")
             for name, score in card.scores.items()
         )
-        lines += ["## Held-out text", "", *_table(TEXT_COLUMNS, sources), ""]
+        lines += ["## Held-out text", "", *_format_table(TEXT_COLUMNS, sources), ""]
     return lines
 
 
-def _task_row(name: str, score: TaskScore) -> tuple[str, ...]:
+def _format_task_row(name: str, score: TaskScore) -> tuple[str, ...]:
     found = score.headline
     error = "" if found.error is None else f" ± {found.error:.4f}"
     bounds = "–" if found.low is None else f"{found.low:.4f} to {found.high:.4f}"
@@ -69,7 +69,7 @@ def _task_row(name: str, score: TaskScore) -> tuple[str, ...]:
     )
 
 
-def _training(resolved: str) -> list[str]:
+def _describe_training(resolved: str) -> list[str]:
     """Of a folder that a run made; an imported model has no such record."""
     try:
         claim = read_claim(resolved.rsplit("/", 2)[0])  # RUN/checkpoints/NAME
@@ -84,7 +84,7 @@ def _training(resolved: str) -> list[str]:
         "",
         f"Made by `trainrig {claim.stage}`, from inputs with these fingerprints:",
         "",
-        *_table(("input", "fingerprint"), inputs),
+        *_format_table(("input", "fingerprint"), inputs),
         "",
         "and these settings:",
         "",
@@ -95,13 +95,13 @@ def _training(resolved: str) -> list[str]:
     ]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_row(columns), _row(["---"] * len(columns)), *map(_row, rows)]
+def _format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_format_row(columns), _format_row(["---"] * len(columns)), *map(_format_row, rows)]
 
 
-def _row(cells: Sequence[str]) -> str:
+def _format_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
-def _absolute(path: str) -> str:
+def _make_absolute(path: str) -> str:
     return path if path.startswith(storage.S3) else str(Path(path).resolve())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.opened_model import OpenedModel
-from trainrig.evaluate.pseudo_perplexity import pseudo_score_source
+from trainrig.evaluate.pseudo_perplexity import score_masked_source
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scores.card import SourceScore
 from trainrig.manifest import FileSum
@@ -43,7 +43,7 @@ class HeldOutPlan:
 
     run: Evaluation
 
-    def splits(self) -> list[Split]:
+    def list_splits(self) -> list[Split]:
         """A split for each source, and one for the conversations. Raises DataError for tokens of
         which nothing is held out."""
         found = []
@@ -68,7 +68,7 @@ class HeldOutPlan:
         if source is None:
             found = score_conversations(self.run, opened.model, opened.encoder)
         elif opened.model.config.bidirectional:
-            found = pseudo_score_source(self.run, opened.model, opened.encoder, source)
+            found = score_masked_source(self.run, opened.model, opened.encoder, source)
         else:
             found = score_source(self.run, opened.model, opened.encoder, source)
         return asdict(found), {}
@@ -93,13 +93,13 @@ def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
 def score_source(run: Evaluation, model: Decoder, encoder: Encoder, source: str) -> SourceScore:
     """The score of one source of the held-out split."""
     shards = TokenShards.open(storage.join(str(run.tokens), HELD_OUT))
-    return score(model, _windows(shards, source, run), encoder.byte_lengths)
+    return score(model, _iterate_windows(shards, source, run), encoder.byte_lengths)
 
 
 def score_conversations(run: Evaluation, model: Decoder, encoder: Encoder) -> SourceScore:
     """The score of what the assistant says in the conversations that are held out."""
     folder, padding = str(run.conversations), encoder.special_tokens.padding
-    sets = open_held_out_conversations(folder, _length(run), padding)
+    sets = open_held_out_conversations(folder, _require_length(run), padding)
     if not sets.batches:
         raise DataError(f"{folder}: holds nothing out; give `held_out` a share")
     return score(model, ((m.ids, m.targets) for m in sets.batches), encoder.byte_lengths)
@@ -118,7 +118,7 @@ def _list_scored_sources(tokens: str) -> list[str]:
     return found
 
 
-def _length(run: Evaluation) -> int:
+def _require_length(run: Evaluation) -> int:
     if run.sequence_length is None:
         raise ValueError("an evaluation of held-out text has a sequence_length")
     return run.sequence_length
@@ -154,17 +154,17 @@ def score(
     )
 
 
-def _windows(
+def _iterate_windows(
     shards: TokenShards, source: str, run: Evaluation
 ) -> Iterator[tuple[Integers, Integers]]:
     """All tokens of `source` but its first as targets, once each, in rows of T."""
-    length = _length(run)
+    length = _require_length(run)
     last = shards.tokens(source) - 1
     if run.tokens_per_source is not None:
         last = min(last, run.tokens_per_source)
     rows: list[tuple[Integers, Integers]] = []
     for start in range(0, last, length):
-        held = shards.window(source, start, min(length, last - start) + 1).astype(np.int64)
+        held = shards.read_window(source, start, min(length, last - start) + 1).astype(np.int64)
         ids = np.zeros(length, dtype=np.int64)
         targets = np.full(length, IGNORE, dtype=np.int64)
         ids[: len(held) - 1] = held[:-1]

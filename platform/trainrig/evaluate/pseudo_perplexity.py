@@ -26,7 +26,7 @@ from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 
 
-def pseudo_score_source(
+def score_masked_source(
     run: Evaluation, model: Decoder, encoder: Encoder, source: str
 ) -> SourceScore:
     """The score of one source of the held-out split. Raises DataError without a mask token."""
@@ -36,14 +36,16 @@ def pseudo_score_source(
     if run.tokens_per_source is not None:
         last = min(last, run.tokens_per_source)
     windows = (
-        shards.window(source, start, min(length, last - start)).astype(np.int64)
+        shards.read_window(source, start, min(length, last - start)).astype(np.int64)
         for start in range(0, last, length)
     )
     mask, special = encoder.special_tokens.of("mask").id, list(encoder.special_ids.values())
-    return pseudo_score(model, windows, mask, special, encoder.byte_lengths, run.micro_batch)
+    return score_masked_windows(
+        model, windows, mask, special, encoder.byte_lengths, run.micro_batch
+    )
 
 
-def pseudo_score(
+def score_masked_windows(
     model: Decoder,
     windows: Iterator[Integers],
     mask: int,

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.config import identity
+from trainrig.config import extract_identity
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.contamination import find_seen, join_seen
 from trainrig.evaluate.engine.shards import (
     TaskPlan,
     TaskRun,
+    list_program_tasks,
     read_scored,
-    runs_programs,
 )
 from trainrig.evaluate.perplexity import HeldOutPlan
 from trainrig.evaluate.run_file import Evaluation
@@ -26,8 +26,8 @@ from trainrig.evaluate.scores.task_score import TaskScore, score_task
 from trainrig.evaluate.tasks.scoring import PreferredAnswer
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.evaluate.vectors.definition import LinearProbe, Retrieval
-from trainrig.evaluate.vectors.work import VectorPlan, content_of, vector_tasks
-from trainrig.flops import six_n_d
+from trainrig.evaluate.vectors.work import VectorPlan, list_content_keys, load_vector_tasks
+from trainrig.flops import count_flops_6nd
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder_config import count_parameters
 from trainrig.ray_runtime import ray_session
@@ -40,15 +40,17 @@ REPORT = "report.html"
 
 def evaluate(run: Evaluation) -> Manifest:
     """Write the scorecard that `run` describes; the manifest of its folder."""
-    from trainrig.evaluate.report.scorecard_page import scorecard_page  # draws: takes a second
+    from trainrig.evaluate.report.scorecard_page import (
+        build_scorecard_page,  # draws: takes a second
+    )
 
     path = checkpoint.resolve(run.checkpoint)
     run = run.model_copy(update={"checkpoint": path})  # workers must not find a newer one
-    tasks, of_vectors = task_runs(run), vector_tasks(run)
+    tasks, of_vectors = load_task_runs(run), load_vector_tasks(run)
     stage = claim(run, tasks, of_vectors)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         held_out = _score_held_out(run, stage)
         files = _ask(run, stage, TaskPlan(run, tasks), "tasks")
         files |= _ask(run, stage, VectorPlan(run, of_vectors), "vectors")
@@ -56,26 +58,28 @@ def evaluate(run: Evaluation) -> Manifest:
         card = Scorecard(
             checkpoint=path,
             step=int(entries["step"]),
-            training_flops=_training_flops(path, entries),
+            training_flops=_compute_training_flops(path, entries),
             scores=held_out,
-            tasks=_task_scores(run, stage, tasks)
+            tasks=_score_tasks(run, stage, tasks)
             | {t.name: score_task(read_scored(run.output, t.name), 0, False) for t in of_vectors},
         )
-    storage.write(stage.path(SCORECARD), card.model_dump_json(indent=1).encode())
-    page = scorecard_page(card, {name: read_scored(run.output, name) for name in card.tasks})
-    storage.write(stage.path(REPORT), page.html().encode())
-    files |= {name: manifest.file_sum(stage.path(name)) for name in (SCORECARD, REPORT)}
-    return stage.finish(_counts(card), files)
+    storage.write(stage.build_path(SCORECARD), card.model_dump_json(indent=1).encode())
+    page = build_scorecard_page(card, {name: read_scored(run.output, name) for name in card.tasks})
+    storage.write(stage.build_path(REPORT), page.render_html().encode())
+    files |= {
+        name: manifest.compute_file_sum(stage.build_path(name)) for name in (SCORECARD, REPORT)
+    }
+    return stage.finish(_build_counts(card), files)
 
 
-def _training_flops(path: str, entries: Mapping[str, Any]) -> float | None:
+def _compute_training_flops(path: str, entries: Mapping[str, Any]) -> float | None:
     """6ND of the run that made the checkpoint `path`, whose `entries` were read: N without the
     embedding, the head and experts that a token does not meet. A run that continues another counts
     its own tokens alone."""
     if not entries.get("tokens"):
         return None
     count = count_parameters(checkpoint.describe(path)[0])
-    return six_n_d(count.layers - count.idle, entries["tokens"])
+    return count_flops_6nd(count.layers - count.idle, entries["tokens"])
 
 
 def claim(
@@ -83,13 +87,13 @@ def claim(
 ) -> Stage:
     """Claim the output of `run`, whose checkpoint is the folder of one."""
     check_tasks(run, tasks, [task.name for task in of_vectors])
-    inputs = _inputs(run, tasks)
+    inputs = _hash_inputs(run, tasks)
     for task in of_vectors:
-        inputs[f"task '{task.name}'"] = manifest.digest(content_of(task))
+        inputs[f"task '{task.name}'"] = manifest.digest(list_content_keys(task))
     return manifest.claim(run.output, run, inputs)
 
 
-def task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
+def load_task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
     """The tasks of `run`. Raises ConfigError for one that is not there."""
     found = []
     for choice in run.tasks:
@@ -105,7 +109,7 @@ def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"tasks: {names.count(name)} of them are named '{name}'")
-    if programs := runs_programs(tasks):
+    if programs := list_program_tasks(tasks):
         if not run.run_code:
             raise ConfigError(
                 f"task '{programs[0]}' runs programs that the model writes; set run_code = true "
@@ -116,7 +120,7 @@ def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str]
         check_confinement()
 
 
-def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
+def _hash_inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
     """Fingerprints of all that is read. Raises DataError for what is not there."""
     inputs = {"checkpoint": checkpoint.compute_content_key(run.checkpoint)}
     if run.tokens:
@@ -126,21 +130,21 @@ def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
     for task in tasks:
         name = f"task '{task.task.name}'"
         said = f"{name} has its rows there"
-        key = [identity(task.task), _content(task.rows, said)]
+        key = [extract_identity(task.task), _hash_content(task.rows, said)]
         if isinstance(scoring := task.task.scoring, PreferredAnswer):
             key.append(checkpoint.compute_content_key(checkpoint.resolve(scoring.judge)))
         if task.task.few_shot.rows is not None:
-            key.append(_content(task.task.few_shot.rows, said))
+            key.append(_hash_content(task.task.few_shot.rows, said))
         inputs[name] = manifest.digest(key)
     if run.corpus:
         inputs["corpus"] = manifest.read_input(run.corpus, "curate").content
     return inputs
 
 
-def _content(path: str, said: str) -> str:
+def _hash_content(path: str, said: str) -> str:
     if not storage.exists(path):
         raise DataError(f"{path}: no such file; {said}")
-    return storage.content_key(path)
+    return storage.compute_content_key(path)
 
 
 def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
@@ -152,12 +156,12 @@ def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
 def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
     """Of each source, and of the conversations, in that order."""
     plan = HeldOutPlan(run)
-    splits = plan.splits()
-    phase = Phase(stage.path(manifest.SCRATCH, "held_out"), plan.make_work)
+    splits = plan.list_splits()
+    phase = Phase(stage.build_path(manifest.SCRATCH, "held_out"), plan.make_work)
     _map(run, phase, splits)
     return {
         record.name.removeprefix("held-out-"): SourceScore(**record.counts)
-        for record in phase.results(splits)
+        for record in phase.read_results(splits)
     }
 
 
@@ -165,16 +169,18 @@ def _ask(
     run: Evaluation, stage: Stage, plan: TaskPlan | VectorPlan, records: str
 ) -> dict[str, FileSum]:
     """Ask all tasks; the files of scored rows."""
-    splits = plan.splits()
-    phase = Phase(stage.path(manifest.SCRATCH, records), plan.make_work)
+    splits = plan.list_splits()
+    phase = Phase(stage.build_path(manifest.SCRATCH, records), plan.make_work)
     _map(run, phase, splits)
-    return {name: entry for record in phase.results(splits) for name, entry in record.files.items()}
+    return {
+        name: entry for record in phase.read_results(splits) for name, entry in record.files.items()
+    }
 
 
-def _task_scores(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> dict[str, TaskScore]:
+def _score_tasks(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> dict[str, TaskScore]:
     seen = None
     if run.corpus and tasks:
-        scratch = stage.path(manifest.SCRATCH, "corpus")
+        scratch = stage.build_path(manifest.SCRATCH, "corpus")
         seen = find_seen(run.corpus, tasks, scratch, functools.partial(_map, run))
     found = {}
     for task in tasks:
@@ -188,7 +194,7 @@ def _task_scores(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> d
     return found
 
 
-def _counts(card: Scorecard) -> dict[str, Any]:
+def _build_counts(card: Scorecard) -> dict[str, Any]:
     bits = {name: score.bits_per_byte for name, score in card.scores.items()}
     tasks = {name: score.headline.value for name, score in card.tasks.items()}
     return {"step": card.step, "bits_per_byte": bits} | ({"tasks": tasks} if tasks else {})

@@ -19,11 +19,11 @@ cluster_app = typer.Typer(
 )
 
 
-def _names(incomplete: str) -> list[str]:
-    from trainrig.launch.check.shipped import names
+def _complete_names(incomplete: str) -> list[str]:
+    from trainrig.launch.check.shipped import list_shipped_clusters
 
-    known = [name for name in names() if name.startswith(incomplete)]
-    return known or completion.files(incomplete, (".yaml", ".yml"))
+    known = [name for name in list_shipped_clusters() if name.startswith(incomplete)]
+    return known or completion.complete_files(incomplete, (".yaml", ".yml"))
 
 
 ClusterName = Annotated[
@@ -31,7 +31,7 @@ ClusterName = Annotated[
     typer.Argument(
         metavar="NAME|FILE",
         help="Cluster: aws, gcp, local, kuberay/raycluster, kuberay/rayjob, or a YAML file.",
-        autocompletion=_names,
+        autocompletion=_complete_names,
     ),
 ]
 
@@ -80,9 +80,9 @@ def up(
     If it does not come up in time, the machines that did are ended again.
     """
     from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.clusters.up import up as bring_up
+    from trainrig.launch.clusters.up import bring_up_cluster
 
-    how = bring_up(open_cluster(name), _say, minutes * 60)
+    how = bring_up_cluster(open_cluster(name), _say, minutes * 60)
     print(json.dumps(how) if as_json else "\n".join(f"{key}: {how[key]}" for key in how))
 
 
@@ -95,11 +95,11 @@ def status(
 ) -> None:
     """Show the nodes of a cluster, their cost by the hour, its runs and when it expires."""
     from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.clusters.status import status as look_at
+    from trainrig.launch.clusters.status import read_cluster_status
     from trainrig.launch.record.run_record import Home
 
-    found = look_at(open_cluster(name), Home.choose(home), hardware)
-    print(json.dumps(found.as_json()) if as_json else "\n".join(found.lines()))
+    found = read_cluster_status(open_cluster(name), Home.choose(home), hardware)
+    print(json.dumps(found.as_json()) if as_json else "\n".join(found.format_lines()))
 
 
 @command(cluster_app, CLUSTERS, "trainrig cluster down aws")
@@ -118,13 +118,13 @@ def down(
 
     Refused while a run is live on it.
     """
-    from trainrig.launch.clusters.down import down as take_down
+    from trainrig.launch.clusters.down import take_down_cluster
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.record.run_record import Home
 
     cluster = open_cluster(name)
     with if_stopped("machines may be left; the same command goes on with ending them"):
-        ended = take_down(cluster, Home.choose(home), _say, ignored=ignore_home or ())
+        ended = take_down_cluster(cluster, Home.choose(home), _say, ignored=ignore_home or ())
     said = f"{cluster.name}: {ended} ended, none left"
     print(json.dumps({"name": cluster.name, "ended": ended}) if as_json else said)
 
@@ -148,9 +148,9 @@ def leaks(
     Nothing is ended.
     """
     from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.clusters.leaks import leaks as list_leaks
+    from trainrig.launch.clusters.leaks import find_leaks
 
-    found = list_leaks(open_cluster(name), region, everything)
+    found = find_leaks(open_cluster(name), region, everything)
     if as_json:
         print(json.dumps([machine.as_json() for machine in found]))
     else:

@@ -101,7 +101,7 @@ def submit(
         typer.Option(
             metavar="KIND",
             help="Whose libraries to use: `cluster`, or `pinned` to install this machine's.",
-            autocompletion=completion.words("cluster", "pinned"),
+            autocompletion=completion.make_word_completion("cluster", "pinned"),
         ),
     ] = "cluster",
     as_json: Json = False,
@@ -115,18 +115,18 @@ def submit(
 
     _listen()
     if environment not in ("cluster", "pinned"):
-        hint = config.did_you_mean(environment, ["cluster", "pinned"])
+        hint = config.suggest_choice(environment, ["cluster", "pinned"])
         raise ConfigError(f"--environment {environment}: no such one{hint}")
-    limits = _limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
+    limits = _build_limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
     found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
     record = found.record()
-    alive = record is not None and record.status().alive
+    alive = record is not None and record.read_status().alive
     refused = any(each.what in ("run file", "output") for each in found.problems)
     if check:
         _show_findings(found, as_json)
     elif found.finished and not alive:
         _say(f"{found.output}: finished before; nothing to do")
-        _result({"state": "done", "output": found.output}, as_json)
+        _print_result({"state": "done", "output": found.output}, as_json)
         return
     elif alive and not refused:
         _run(found, limits, environment, _find_given_options(context), detach, as_json)
@@ -156,12 +156,12 @@ def _run(
     from trainrig.launch.submit.submit import Submission
 
     record = found.record()
-    attached = record is not None and record.status().alive
+    attached = record is not None and record.read_status().alive
     if attached:  # what it was submitted with holds, also where we have to submit it again
         limits, environment = _in_force(record, limits, environment, given)
     submission = None if found.problems else Submission.of(found, limits, environment)
     record = submission.record if submission else record
-    following = Following(record, _hear_on(sys.stderr if as_json else sys.stdout), _say)
+    following = Following(record, _make_line_writer(sys.stderr if as_json else sys.stdout), _say)
     following.skip(LAST_LINES if attached else 0)
     if attached or submission is None:
         _say(f"{record.id}: under way already; followed from here")
@@ -170,13 +170,15 @@ def _run(
         attempt = _send(submission)
         _say(f"{record.id}: attempt {attempt.number} submitted to {attempt.address}")
     if detach:
-        _say(_how_to_go_on(record.id, found.home.path))
-        _result({"id": record.id, "state": record.state(), "output": found.output}, as_json)
+        _say(_describe_follow_up(record.id, found.home.path))
+        _print_result(
+            {"id": record.id, "state": record.read_state(), "output": found.output}, as_json
+        )
         return
     again = functools.partial(_send, submission) if submission else None
     watch = Resubmitter(following, limits, again, _say)
-    ended = _until_end(watch.until_end, record.id, found.home.path)
-    _result(_end_of(record.id, found.output, ended), as_json)
+    ended = _wait_for_end(watch.wait_for_end, record.id, found.home.path)
+    _print_result(_end_of(record.id, found.output, ended), as_json)
     raise SystemExit(exit_code(ended))
 
 
@@ -192,9 +194,9 @@ def _in_force(
     """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
     from trainrig.launch.record.run_record import PINNED
 
-    attempt = record.status().attempt
+    attempt = record.read_status().attempt
     there = config.build(Limits, attempt.limits, f"{record.id}: limits")
-    pinned = any(event["event"] == PINNED for event in record.events(attempt.number))
+    pinned = any(event["event"] == PINNED for event in record.read_events(attempt.number))
     held = {**dict(there), "environment": "pinned" if pinned else "cluster"}
     asked = {**dict(limits), "environment": environment}
     others = [n for n in held if n in given and _differs(n, held[n], asked[n])]
@@ -243,14 +245,14 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
     Reads the records in storage; no cluster is asked.
     """
     from trainrig.launch.follow.jobs_table import as_json as row_as_json
-    from trainrig.launch.follow.jobs_table import lines, rows
+    from trainrig.launch.follow.jobs_table import build_rows, format_lines
     from trainrig.launch.record.run_record import Home as Records
 
-    found = rows(Records.choose(home))
+    found = build_rows(Records.choose(home))
     if as_json:
         print(json.dumps([row_as_json(row) for row in found]))
         return
-    for line in lines(found):
+    for line in format_lines(found):
         print(line)
     if not found:
         _say(f"{Records.choose(home).path}: no runs; `trainrig submit` puts them there")
@@ -269,13 +271,15 @@ def logs(
 
     records = Records.choose(home)
     record = records.find(run)
-    following = Following(record, _hear_on(sys.stdout), _say if follow else lambda line: None)
+    following = Following(
+        record, _make_line_writer(sys.stdout), _say if follow else lambda line: None
+    )
     if not follow:
         following.look()
         return
 
     def until_end() -> Mapping[str, Any]:
-        for status in following.looks():
+        for status in following.watch():
             if status.ended:
                 return status.ended
             if status.state == "lost":
@@ -286,7 +290,7 @@ def logs(
                 )
         raise AssertionError("looks end with an end")
 
-    raise SystemExit(exit_code(_until_end(until_end, record.id, records.path)))
+    raise SystemExit(exit_code(_wait_for_end(until_end, record.id, records.path)))
 
 
 def stop(
@@ -312,12 +316,12 @@ def stop(
             "it come back"
         )
     if as_json:
-        print(json.dumps(_end_of(record.id, record.about()["output"], ended)))
+        print(json.dumps(_end_of(record.id, record.read_description()["output"], ended)))
     else:
         print(f"{record.id}: {in_words(ended)}")
 
 
-def _limits(
+def _build_limits(
     max_cost: float | None,
     hardware: str | None,
     deadline: str | None,
@@ -329,16 +333,16 @@ def _limits(
     given = {
         "max_cost": max_cost,
         "hardware": hardware,
-        "deadline": None if deadline is None else _seconds("--deadline", deadline),
-        "pending": _seconds("--pending", pending),
-        "grace": _seconds("--grace", grace),
-        "retries": dict(_retries(each) for each in retries),
+        "deadline": None if deadline is None else _parse_duration("--deadline", deadline),
+        "pending": _parse_duration("--pending", pending),
+        "grace": _parse_duration("--grace", grace),
+        "retries": dict(_parse_retries(each) for each in retries),
         "notify": notify,
     }
     return config.build(Limits, given, "submit")
 
 
-def _seconds(option: str, text: str) -> float:
+def _parse_duration(option: str, text: str) -> float:
     """`90s`, `15m`, `1.5h`, `2d`, in seconds. A number alone may be meant in any unit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if not found:
@@ -349,24 +353,24 @@ def _seconds(option: str, text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _retries(text: str) -> tuple[str, int]:
+def _parse_retries(text: str) -> tuple[str, int]:
     cause, equals, count = text.partition("=")
     if not equals or not count.strip().isdecimal():
         raise ConfigError(f"--retries {text}: write it as CAUSE=N, as in 'lost node=3'")
     return cause.strip(), int(count)
 
 
-def _until_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:
+def _wait_for_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:
     """What `wait` gives; Ctrl-C leaves the run to itself."""
     try:
-        with if_stopped(f"{run}: goes on without you. {_how_to_go_on(run, home)}"):
+        with if_stopped(f"{run}: goes on without you. {_describe_follow_up(run, home)}"):
             return wait()
     except KeyboardInterrupt:
-        _say(f"{run}: goes on without you. {_how_to_go_on(run, home)}")
+        _say(f"{run}: goes on without you. {_describe_follow_up(run, home)}")
         raise SystemExit(130) from None
 
 
-def _how_to_go_on(run: str, home: str) -> str:
+def _describe_follow_up(run: str, home: str) -> str:
     of = f"{run} --home {shlex.quote(home)}"
     return f"`trainrig logs {of} --follow` follows it, `trainrig stop {of}` stops it"
 
@@ -376,7 +380,7 @@ def _end_of(run: str, output: str, ended: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": run, "output": output, **kept}
 
 
-def _result(facts: Mapping[str, Any], as_json: bool) -> None:
+def _print_result(facts: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts))
 
@@ -397,7 +401,7 @@ def _say(line: str) -> None:
     print(f"trainrig: {line}", file=sys.stderr, flush=True)
 
 
-def _hear_on(stream: Any) -> Callable[[bytes], None]:
+def _make_line_writer(stream: Any) -> Callable[[bytes], None]:
     def hear(line: bytes) -> None:
         try:
             stream.buffer.write(line + b"\n")

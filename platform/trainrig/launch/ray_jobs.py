@@ -72,7 +72,7 @@ class ClusterNode:
     labels: Mapping[str, str]
 
 
-def address_of(option: str | None) -> str:
+def find_address(option: str | None) -> str:
     """The address of a cluster's jobs: as given, else by Ray's own variables, else this machine's.
 
     Raises ClusterError for one that is none.
@@ -92,7 +92,7 @@ def address_of(option: str | None) -> str:
     )
 
 
-def token() -> str | None:
+def read_token() -> str | None:
     """What proves to the cluster who we are, from where Ray takes it; None: nothing is there."""
     if given := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return given
@@ -110,16 +110,16 @@ class RayJobs:
     address: str
     timeout: float = ANSWER_SECONDS  # s for each answer
 
-    def versions(self) -> tuple[str, str]:
+    def fetch_versions(self) -> tuple[str, str]:
         """Ray's and Python's on the cluster."""
-        with self._understood():
+        with self._require_ray_answer():
             about = self._ask("GET", "/api/v0/cluster_metadata")["data"]
             return str(about["rayVersion"]), str(about["pythonVersion"])
 
-    def nodes(self) -> list[ClusterNode]:
+    def fetch_nodes(self) -> list[ClusterNode]:
         """All live nodes."""
         query = "limit=10000&detail=1&filter_keys=state&filter_predicates==&filter_values=ALIVE"
-        with self._understood():
+        with self._require_ray_answer():
             answer = self._ask("GET", f"/api/v0/nodes?{query}")
             return [
                 ClusterNode(
@@ -132,9 +132,9 @@ class RayJobs:
                 if each["state"] == "ALIVE"
             ]
 
-    def job(self, submission_id: str) -> RayJob | None:
+    def fetch_job(self, submission_id: str) -> RayJob | None:
         """The job that was submitted under that id; None: the cluster knows none."""
-        with self._understood():
+        with self._require_ray_answer():
             found = self._ask("GET", f"/api/jobs/{submission_id}", missing=True)
             if found is None:
                 return None
@@ -142,9 +142,9 @@ class RayJobs:
                 found["status"], found.get("message") or "", found.get("driver_exit_code")
             )
 
-    def output(self, submission_id: str) -> str:
+    def fetch_output(self, submission_id: str) -> str:
         """What a job printed so far, and what Ray wrote between. As long as its node lives."""
-        with self._understood():
+        with self._require_ray_answer():
             return str(self._ask("GET", f"/api/jobs/{submission_id}/logs")["logs"])
 
     def submit(
@@ -165,7 +165,7 @@ class RayJobs:
         try:
             self._ask("POST", "/api/jobs/", json.dumps(body).encode(), "application/json")
         except (JobRefused, Unreachable):
-            if self.job(submission_id) is None:
+            if self.fetch_job(submission_id) is None:
                 raise
 
     def stop(self, submission_id: str) -> None:
@@ -197,12 +197,12 @@ class RayJobs:
             request = self._request(method, path, body, content_type)
             try:
                 with (
-                    self._errors(path),
-                    self._waiting(left),
-                    _opener(self.address).open(request, timeout=left) as answer,
+                    self._translate_errors(path),
+                    self._announce_waiting(left),
+                    _build_opener(self.address).open(request, timeout=left) as answer,
                 ):
                     data = answer.read()
-                with self._understood():
+                with self._require_ray_answer():
                     return json.loads(data) if data.strip() else {}
             except _NotThere:
                 if missing:
@@ -228,12 +228,12 @@ class RayJobs:
             request.add_header("Content-Length", str(len(body)))
         if content_type:
             request.add_header("Content-Type", content_type)
-        if known := token():
+        if known := read_token():
             request.add_header("Authorization", f"Bearer {known}")
         return request
 
     @contextlib.contextmanager
-    def _waiting(self, seconds: float) -> Iterator[None]:
+    def _announce_waiting(self, seconds: float) -> Iterator[None]:
         """Say that the block waits for an answer, once it has for a while."""
         if seconds <= SILENT_SECONDS:
             yield
@@ -251,7 +251,7 @@ class RayJobs:
             timer.cancel()
 
     @contextlib.contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         try:
             yield
         except urllib.error.HTTPError as error:
@@ -259,7 +259,7 @@ class RayJobs:
             if error.code == 404:
                 raise _NotThere from None
             if error.code in (401, 403):
-                raise Denied(f"{self.address}: {_about_token(error.code)}") from None
+                raise Denied(f"{self.address}: {_explain_token(error.code)}") from None
             last = said.splitlines()[-1] if said else error.reason
             raise JobRefused(f"{self.address}{path}: answers {error.code}: {last}") from None
         except (OSError, http.client.HTTPException) as error:
@@ -275,7 +275,7 @@ class RayJobs:
             raise Denied(f"{self.address}: {NO_TOKEN}") from None
 
     @contextlib.contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _require_ray_answer(self) -> Iterator[None]:
         """The block takes an answer apart; one of another form is somebody else's."""
         try:
             yield
@@ -297,13 +297,13 @@ class _SamePlace(urllib.request.HTTPRedirectHandler):
         return
 
 
-def _opener(address: str) -> urllib.request.OpenerDirector:
+def _build_opener(address: str) -> urllib.request.OpenerDirector:
     """No proxy reads the token: over plain HTTP none is asked, whatever the environment says."""
     plain = [urllib.request.ProxyHandler({})] if address.startswith("http://") else []
     return urllib.request.build_opener(_SamePlace, *plain)
 
 
-def _about_token(code: int) -> str:
+def _explain_token(code: int) -> str:
     if code == 401:
         return (
             "asks for a token, and none is here; put the cluster's in ~/.ray/auth_token (or the "

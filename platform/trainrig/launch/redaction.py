@@ -16,7 +16,7 @@ SHORTEST = 8  # characters: what is shorter protects nothing
 MASK = "[masked]"
 
 
-def secrets_of(environment: Mapping[str, str]) -> list[str]:
+def find_secrets(environment: Mapping[str, str]) -> list[str]:
     """The secrets in `environment`, longest first: one may begin with another."""
     values = [value for name, value in environment.items() if NAMES.search(name)]
     lines = {line.strip() for value in values for line in value.splitlines()}
@@ -25,7 +25,7 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
 
 def redact(value: Any) -> Any:
     """`value`, plain JSON, with the secrets of this process masked in all of its strings."""
-    secrets = secrets_of(os.environ)
+    secrets = find_secrets(os.environ)
     return _redact(value, re.compile("|".join(map(re.escape, secrets)))) if secrets else value
 
 
@@ -51,7 +51,7 @@ class Redactor:
     """Masks `secrets` in a stream that comes in pieces, wherever these are cut.
 
     What may be the beginning of a secret is held back until more has come. All that is fed, and
-    then `rest`, add up to what masking the whole at once would have given.
+    then `flush`, add up to what masking the whole at once would have given.
     """
 
     def __init__(self, secrets: list[str]) -> None:
@@ -83,7 +83,7 @@ class Redactor:
                 return begin
         return len(data)
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What was held back at the end of the stream."""
         held, self._held = self._held, b""
         return self._pattern.sub(MASK.encode(), held) if self._secrets else held

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from trainrig.config import Settings, did_you_mean
+from trainrig.config import Settings, suggest_choice
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.attention import (
     AttentionSettings,
@@ -168,7 +168,7 @@ class DecoderConfig(Settings):
         if name is None:
             return given
         if name not in PRESETS:
-            raise ValueError(f"no preset {name!r}{did_you_mean(str(name), PRESETS)}")
+            raise ValueError(f"no preset {name!r}{suggest_choice(str(name), PRESETS)}")
         return with_preset(given)
 
     @model_validator(mode="after")

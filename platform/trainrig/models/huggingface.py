@@ -179,7 +179,7 @@ def write_folder(
     already holds a model.
     """
     settings = settings or HubFolder()
-    brought = files.json(MODEL_CONFIG)
+    brought = files.parse_json(MODEL_CONFIG)
     family = find_family(config, brought)
     _check_tokenizer(files, config)
     shapes = list_tensor_shapes(config)
@@ -216,7 +216,7 @@ def _write_config(
     dtype: str,
 ) -> str:
     """config.json: as it was brought where it still says what the model is."""
-    brought = files.json(MODEL_CONFIG)
+    brought = files.parse_json(MODEL_CONFIG)
     kept = brought if brought.get("model_type") == family.model_type else {}
     told = {"dtype": dtype, "torch_dtype": dtype}
     brought_as = kept.get("architectures") or [family.architecture]

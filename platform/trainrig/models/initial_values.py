@@ -13,7 +13,7 @@ from torch import Tensor
 from trainrig.models.architecture.norms import RMSNorm
 from trainrig.models.architecture.width_transfer import find_role
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.randomness import RandomKey, normals
+from trainrig.randomness import RandomKey, draw_normals
 
 # Projections that add to the residual stream, and the number of their layer.
 RESIDUAL = re.compile(r"(?:further_)?layers\.(\d+)\..*\b(?:(?:output|down)\.weight|experts\.down)")
@@ -43,7 +43,9 @@ def fill_fresh(
     flat, step = part.view(-1), ELEMENTS_AT_ONCE[part.device.type]
     for begin in range(0, part.numel(), step):
         here = torch.arange(begin, min(begin + step, part.numel()), device=part.device)
-        flat[begin : begin + step] = normals(key, _find_places(here, part.shape, size, first)) * std
+        flat[begin : begin + step] = (
+            draw_normals(key, _find_places(here, part.shape, size, first)) * std
+        )
 
 
 def compute_initial_std(name: str, config: DecoderConfig) -> float:

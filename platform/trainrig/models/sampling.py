@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trainrig.config import Settings
-from trainrig.randomness import RandomKey, uniforms_of_streams
+from trainrig.randomness import RandomKey, draw_uniforms_of_streams
 
 
 class Sampling(Settings):
@@ -107,7 +107,7 @@ def _draw_alike(logits_RV: Tensor, tokens: Sequence[NextToken]) -> list[int]:
         shares_RV = shares_RV.masked_fill(shares_RV < least_R1, 0)
     upto_RV = shares_RV.double().cumsum(-1)
     streams_R = torch.tensor([each.stream for each in tokens])
-    luck_R = uniforms_of_streams(streams_R, torch.tensor([each.place for each in tokens]))
+    luck_R = draw_uniforms_of_streams(streams_R, torch.tensor([each.place for each in tokens]))
     wanted_R1 = luck_R[:, None] * upto_RV[:, -1:]
     drawn_R1 = torch.searchsorted(upto_RV, wanted_R1, right=True)
     drawn_R1 = drawn_R1.clamp(max=upto_RV.shape[-1] - 1)

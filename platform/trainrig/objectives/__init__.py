@@ -4,7 +4,7 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from trainrig.config.field_marks import FitsSeveral, without_kind
+from trainrig.config.field_marks import FitsSeveral, assume_kind
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.classification import AnswerSpan, Classification
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
@@ -55,7 +55,7 @@ OfText = (
     | UL2
 )
 PretrainingObjective = Annotated[
-    OfText, Field(discriminator="kind"), without_kind("CausalLM"), FitsSeveral()
+    OfText, Field(discriminator="kind"), assume_kind("CausalLM"), FitsSeveral()
 ]
 
 # Of pairs of answers: what needs a reference model, and all.

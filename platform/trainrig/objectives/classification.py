@@ -19,7 +19,7 @@ from trainrig.objectives.contract import (
     Term,
     average_rows,
 )
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import (
     ANSWER_ENDS,
     ANSWER_STARTS,
@@ -104,7 +104,7 @@ class Classification(_OfTexts):
             return output.logits
         read_BC = output.hidden
         places_1C = torch.arange(read_BC.shape[-1], device=read_BC.device)[None]
-        drawn_BC = uniforms(
+        drawn_BC = draw_uniforms(
             RandomKey(self.dropout_seed, "dropout", "head"), places_1C, samples_B[:, None]
         )
         kept_BC = (drawn_BC >= self.dropout).to(read_BC.dtype)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CROSS_ENTROPY, CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IGNORE, TARGETS, WEIGHTS
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -80,7 +80,7 @@ def uniform_noise(seed: int, samples_B: Tensor, shape: Sequence[int]) -> Tensor:
 
     places = torch.arange(math.prod(shape), device=samples_B.device)
     key = RandomKey(seed, "embedding noise")
-    return (uniforms(key, places[None], samples_B[:, None]) * 2 - 1).view(-1, *shape)
+    return (draw_uniforms(key, places[None], samples_B[:, None]) * 2 - 1).view(-1, *shape)
 
 
 def count_row_tokens(batch: DeviceBatch) -> Tensor:

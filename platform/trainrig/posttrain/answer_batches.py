@@ -56,7 +56,7 @@ class Answers:
 
     def windows(self, source: str) -> int:
         """Rows of `source`."""
-        return self._shards.document_count(source) // self._each
+        return self._shards.count_documents(source) // self._each
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
         """[B] targets of all answers of each row."""
@@ -77,7 +77,9 @@ class Answers:
 
     def read_answer(self, source: str, number: int) -> tuple[Integers, Integers]:
         """Ids and weights of one answer, after its prompt. Raises DataError for one too long."""
-        begin, end = self._shards.document_starts(source, np.array([number, number + 1])).tolist()
+        begin, end = self._shards.find_document_starts(
+            source, np.array([number, number + 1])
+        ).tolist()
         if end - begin > self._length + 1:
             raise DataError(
                 f"{self._shards.folder}: {source}: an answer that ends after {end - begin} tokens "
@@ -125,8 +127,8 @@ class _AnswerBatches(PretrainBatches):
         """(Source, [N] rows of it) of the whole global batch of `step`."""
         found = []
         for index in range(self.micro_batches(step)):
-            _, places = self._samples(step, index)
-            found += [(source, rows.windows) for source, _, rows in self._rows(places)]
+            _, places = self._locate_samples(step, index)
+            found += [(source, rows.windows) for source, _, rows in self._iterate_rows(places)]
         return found
 
 

@@ -191,8 +191,8 @@ class ConversationBatches(PretrainBatches):
         """Targets of the global batch of `step`, and their weights in hundredths."""
         tokens = weight = 0
         for index in range(self.micro_batches(step)):
-            places = self._samples(step, index)[1]
-            for source, _, rows in self._rows(places):
+            places = self._locate_samples(step, index)[1]
+            for source, _, rows in self._iterate_rows(places):
                 if source in self._conversations:
                     tokens += int(self._whole.targets(source, rows.windows, 1).sum())
                     weight += int(self._whole.weight(source, rows.windows).sum())

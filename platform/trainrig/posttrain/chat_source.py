@@ -10,7 +10,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.tokens.chat.rendering import ChatRenderer
-from trainrig.tokens.chat.template import template_for
+from trainrig.tokens.chat.template import build_template
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special_tokens import (
     MAP,
@@ -39,7 +39,7 @@ class ChatTokenizer:
     def template(self) -> str:
         """The chat template: ours where none came. Raises DataError for a tokenizer that lacks the
         special tokens of ours."""
-        return self.files.chat_template or template_for(self.encoder)
+        return self.files.chat_template or build_template(self.encoder)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -50,7 +50,7 @@ class ChatTokenizer:
     @functools.cached_property
     def named(self) -> dict[str, Any]:
         """What the template may name: the tokens that the files name, and `variables`."""
-        given = self.files.json(MAP) | self.files.json(TOKENIZER_CONFIG)
+        given = self.files.parse_json(MAP) | self.files.parse_json(TOKENIZER_CONFIG)
         tokens = {
             name: value["content"] if isinstance(value, Mapping) else value
             for name, value in given.items()

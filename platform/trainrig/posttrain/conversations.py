@@ -32,13 +32,13 @@ from trainrig.posttrain.classification.encoding import TEXT_ROWS, TextRows, coun
 from trainrig.posttrain.classification.rows import settle_labels
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Split, Work, total
+from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.chat.messages import BadRow, Conversation
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
-from trainrig.tokens.chat.rows import Example, example_of
+from trainrig.tokens.chat.rows import Example, parse_example
 from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.documents.document_set import OPENERS, deal
-from trainrig.tokens.documents.files import name_files, paths_of
+from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
 from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.packing.whole_rows import write_whole_plan
@@ -84,22 +84,25 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     if run.rows not in TEXT_ROWS:
         inputs["template"] = chat.fingerprint
     for number, source in enumerate(sources):
-        keys = zip(name_files(source.paths), map(storage.content_key, source.paths), strict=True)
+        keys = zip(
+            name_files(source.paths), map(storage.compute_content_key, source.paths), strict=True
+        )
         inputs[f"sources[{number}]"] = manifest.digest([list(each) for each in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         splits = split_rows(sources, run.shard_bytes)
         if run.workers:
             connect(run.workers, "workers")
-        labels = _find_labels(run, sources, stage.path(manifest.SCRATCH), splits)
+        labels = _find_labels(run, sources, stage.build_path(manifest.SCRATCH), splits)
         phase = Phase(
-            stage.path(manifest.SCRATCH), functools.partial(_make_work, run, sources, chat, labels)
+            stage.build_path(manifest.SCRATCH),
+            functools.partial(_make_work, run, sources, chat, labels),
         )
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-        counts = total(record.counts for record in records)
+        records = phase.read_results(splits)
+        counts = sum_counts(record.counts for record in records)
         _check(counts, run, [record.files for record in records])
         plans, plan_files = _write_plan(run)
     files = {name: entry for record in records for name, entry in record.files.items()}
@@ -108,8 +111,8 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     if chat.files.beside:
         texts[BROUGHT] = chat.files.brought
     for name, data in texts.items():
-        storage.write(stage.path(name), data)
-        files[name] = manifest.file_sum(stage.path(name))
+        storage.write(stage.build_path(name), data)
+        files[name] = manifest.compute_file_sum(stage.build_path(name))
     rest = {"vocabulary": chat.encoder.vocabulary_size, "plans": plans}
     if run.rows == "classified":
         rest["labels"] = list(labels)
@@ -138,12 +141,12 @@ def _find_labels(
         return run.labels
     phase = Phase(storage.join(scratch, "labels"), functools.partial(count_labels, sources))
     map_splits(phase, splits, run.workers, None)
-    counts = total(record.counts for record in phase.results(splits))
+    counts = sum_counts(record.counts for record in phase.read_results(splits))
     return settle_labels(counts.get("numbers", {}), counts.get("names", {}))
 
 
 def _find_files(source: RowFiles) -> RowFiles:
-    return source.model_copy(update={"paths": tuple(paths_of(source.kind, source.paths))})
+    return source.model_copy(update={"paths": tuple(find_paths(source.kind, source.paths))})
 
 
 def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
@@ -227,7 +230,7 @@ class _ChatRows:
 
 def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
     assert run.rows not in TEXT_ROWS
-    example = example_of(row, source.columns, run.rows, source.format)
+    example = parse_example(row, source.columns, run.rows, source.format)
     if run.rows == "steps" and not example.step_labels:
         raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")
     if run.train_on == "last" and run.rows == "conversations":
@@ -333,7 +336,7 @@ def _write_shards(
         lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in bad]
         below = f"{QUARANTINE}/{name}.jsonl"
         storage.write(storage.join(run.output, below), "".join(lines).encode("utf-8", "replace"))
-        files[below] = manifest.file_sum(storage.join(run.output, below))
+        files[below] = manifest.compute_file_sum(storage.join(run.output, below))
     each_row = 2 if run.rows == "pairs" else 1
     for split, shard in shards.items():
         summary = shard.write(storage.join(run.output, split), name)

@@ -17,7 +17,7 @@ from trainrig.models.sampling import Sampling
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.tokens.chat.messages import BadRow, Message, messages_of
+from trainrig.tokens.chat.messages import BadRow, Message, parse_messages
 
 Row = Mapping[str, Any]
 
@@ -85,7 +85,7 @@ def read_request(row: Any, sampling: Sampling) -> TextRequest:
     """What `row` asks for. Raises BadRow, KeyError or TypeError for what is no request."""
     prompt: str | tuple[Message, ...]
     if "messages" in row:
-        prompt = messages_of(row["messages"])
+        prompt = parse_messages(row["messages"])
     elif isinstance(row["prompt"], str):
         prompt = row["prompt"]
     else:

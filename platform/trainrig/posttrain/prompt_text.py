@@ -40,7 +40,7 @@ class PromptEncoder:
             before, after, middle = find_infilling_tokens(self.encoder)
             prefix, suffix = self._encode_text(prompt.prefix), self._encode_text(prompt.suffix)
             return [*begin, before, *prefix, after, *suffix, middle]
-        return self._renderer.prompt_ids(prompt)
+        return self._renderer.encode_prompt(prompt)
 
     def _encode_text(self, text: str) -> list[int]:
         return [int(number) for number in self.encoder.encode_batch([text])[0]]
@@ -51,9 +51,9 @@ class PromptEncoder:
         ends: then the model would have to say whose turn it is, too."""
         renderer = ChatTokenizer(self.encoder.files, self.variables).build_renderer()
         turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
-        bare = renderer.text(asked, ())
+        bare = renderer.render_text(asked, ())
         unprompted = turn is not None and bare.rstrip().endswith(turn.text)
-        if turn and unprompted and renderer.text(asked, (), prompt=True) == bare:
+        if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:
             raise DataError(
                 f"{self.encoder.files.where}: the chat template has no prompt for the assistant: a "
                 f"user's turn ends in {turn.text} with and without add_generation_prompt; add "

@@ -75,7 +75,7 @@ class StoredReferences:
     @functools.cached_property
     def _first(self) -> dict[str, int]:
         """The row of the first pair of each source."""
-        pairs = [self.shards.document_count(source) // 2 for source in self.shards.sources]
+        pairs = [self.shards.count_documents(source) // 2 for source in self.shards.sources]
         return dict(zip(self.shards.sources, np.cumsum([0, *pairs]).tolist(), strict=False))
 
 
@@ -97,7 +97,7 @@ def find_reference(path: str | None, start: str, encoder: Encoder, sequence_leng
     """
     if path is None:
         return start
-    found = checkpoint.resolve(storage.absolute(path))
+    found = checkpoint.resolve(storage.make_absolute(path))
     if Encoder.of(checkpoint.read_tokenizer_files(found)).fingerprint != encoder.fingerprint:
         raise ConfigError(
             f"reference: {found} has another tokenizer than the model to be tuned, so their "
@@ -143,15 +143,18 @@ def compute_references(
             pairs_N2
             for source in shards.sources
             for pairs_N2 in _compute_source(
-                decoder, answers, source, shards.document_count(source) // 2
+                decoder, answers, source, shards.count_documents(source) // 2
             )
         ]
         of_N2 = np.concatenate([np.empty((0, 2)), *found])
         data = io.BytesIO()
         np.save(data, of_N2)
         name = f"{split}.npy"
-        storage.write(stage.path(name), data.getvalue())
-        files[name], counts[f"{split}_pairs"] = manifest.file_sum(stage.path(name)), len(of_N2)
+        storage.write(stage.build_path(name), data.getvalue())
+        files[name], counts[f"{split}_pairs"] = (
+            manifest.compute_file_sum(stage.build_path(name)),
+            len(of_N2),
+        )
     stage.finish(counts, files)
     log.info("%s: reference log-probabilities of %d pairs", folder, sum(counts.values()))
     return folder

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.estimate.fallback_facts import describe_fallbacks
-from trainrig.estimate.training_facts import describe_adapters, sizes_of
+from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
@@ -56,7 +56,7 @@ def posttrain(run: FineTuning) -> Manifest:
     if stage.finished:
         return stage.finished
     if needs_references(run):
-        folder, length = storage.absolute(run.conversations), run.batches.sequence_length
+        folder, length = storage.make_absolute(run.conversations), run.batches.sequence_length
         start = job.adapter.base if job.adapter else job.initial_weights
         assert start is not None
         reference = _find_reference(run, start, Encoder.of(checkpoint.read_tokenizer_files(start)))
@@ -69,7 +69,9 @@ def posttrain(run: FineTuning) -> Manifest:
 def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
     written = manifest.read_input(run.conversations, "conversations")
-    path = open_initial_model(storage.absolute(run.checkpoint), storage.absolute(run.output))
+    path = open_initial_model(
+        storage.make_absolute(run.checkpoint), storage.make_absolute(run.output)
+    )
     model, tokenizer = checkpoint.describe(path)
     encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
     if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
@@ -79,9 +81,9 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         )
     model = _add_head(run, path, model, written.counts)
     _check(run, model)
-    folder = storage.absolute(run.conversations)
+    folder = storage.make_absolute(run.conversations)
     pretraining = run.pretraining and run.pretraining.model_copy(
-        update={"tokens": storage.absolute(run.pretraining.tokens)}
+        update={"tokens": storage.make_absolute(run.pretraining.tokens)}
     )
     taught = _check_teacher(run, written)
     rows = _open_rows(run, path, folder, encoder, pretraining)
@@ -93,7 +95,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         )
     batches.check_epochs(run.training.steps)
     job = TrainingJob(
-        folder=storage.absolute(run.output),
+        folder=storage.make_absolute(run.output),
         model=model,
         training=run.training.make_paths_absolute(),
         make_batches=rows.make_batches,
@@ -189,7 +191,7 @@ def _open_rows(
 ) -> TuningRows:
     padding = encoder.special_tokens.padding
     if run.teacher:
-        teacher, sizes = storage.absolute(run.teacher), run.batches
+        teacher, sizes = storage.make_absolute(run.teacher), run.batches
         taught = functools.partial(open_taught, folder, sizes, padding, teacher, run.cache)
         return TuningRows("conversations", taught, _build_held_out(run, folder, padding, teacher))
     if isinstance(run.objective, OfLabels):
@@ -213,7 +215,7 @@ def _build_comparison(
     if text is None and run.pretraining:
         text = run.pretraining.tokens
     if text is not None:
-        text = storage.absolute(text)
+        text = storage.make_absolute(text)
         manifest.read_input(text, "tokenize")
         held_out = TokenShards.open(storage.join(text, HELD_OUT), run.cache)
         if held_out.vocabulary.fingerprint != encoder.fingerprint:
@@ -253,9 +255,9 @@ def estimate_tuning(run: FineTuning, _: object) -> dict[str, int | str]:
         if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
             model = _add_head(run, path, model, {})
         _check(run, model)
-        return sizes_of(model) | describe_adapters(run.lora, model) | fallbacks
+        return describe_sizes(model) | describe_adapters(run.lora, model) | fallbacks
     job, _inputs, counted = prepare(run)
-    return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model) | fallbacks
+    return describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model) | fallbacks
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:

@@ -81,12 +81,12 @@ def append_line(path: str, line: bytes) -> None:
             file.abandon()
 
 
-def lines(path: str) -> Iterator[bytes]:
+def read_lines(path: str) -> Iterator[bytes]:
     """All whole lines of `path` so far, each writer's in its order; none if there is no such file.
 
     A line that a process died in, or a full disk cut, is none; what follows it is not lost.
     """
-    parts = _parts(path)
+    parts = _list_parts(path)
     with ThreadPoolExecutor(READERS) as threads:
         contents = threads.map(lambda p: storage.read(p[0]) if p[1] else _find_settled(p[0]), parts)
         for content in contents:
@@ -101,13 +101,13 @@ class Tail:
         self._read: dict[str, int] = {}  # bytes, of each part
         self._over: set[str] = set()  # parts that will not grow and were read to their end
 
-    def lines(self) -> Iterator[bytes]:
+    def read_new_lines(self) -> Iterator[bytes]:
         """The whole lines that came since the last look."""
-        for name, grows in _parts(self._path):
+        for name, grows in _list_parts(self._path):
             if name in self._over:
                 continue
             at = self._read.get(name, 0)
-            new = _from(name, at)
+            new = _read_from(name, at)
             whole = new.rfind(b"\n") + 1
             self._read[name] = at + whole
             if not grows:
@@ -115,14 +115,14 @@ class Tail:
             yield from (line for line in new[:whole].split(b"\n") if line)
 
 
-def _from(name: str, at: int) -> bytes:
+def _read_from(name: str, at: int) -> bytes:
     """The bytes of the file `name` from `at` on."""
     with storage.open_read(name) as stream:
         stream.seek(at)
         return stream.read()
 
 
-def _parts(path: str) -> list[tuple[str, bool]]:
+def _list_parts(path: str) -> list[tuple[str, bool]]:
     """The files that hold what was appended to `path`, in order, each with whether it may grow."""
     if not path.startswith(storage.S3):
         return [(path, True)] if storage.exists(path) else []
@@ -136,18 +136,18 @@ def _parts(path: str) -> list[tuple[str, bool]]:
 
 def _find_settled(segment: str) -> bytes:
     """What will not change any more."""
-    return _line(segment) if ONE_LINE.search(segment) else _unchanging(segment)
+    return _read_line(segment) if ONE_LINE.search(segment) else _read_unchanging(segment)
 
 
 @functools.lru_cache(maxsize=4096)  # of at most SEGMENT bytes and a line
-def _unchanging(segment: str) -> bytes:
+def _read_unchanging(segment: str) -> bytes:
     return storage.read(segment)
 
 
 # More than a group of 8,000 ranks puts down in a dozen attempts, of a quarter of a kilobyte each: a
 # cache with less room than is read in a row finds nothing at all.
 @functools.lru_cache(maxsize=2**17)
-def _line(segment: str) -> bytes:
+def _read_line(segment: str) -> bytes:
     return storage.read(segment)
 
 
@@ -174,7 +174,7 @@ class _File:
         """Try to append what waits. A disk that takes nothing now is tried again later."""
         if not self.waiting:
             return
-        torn = b"\n" if self._of_lines and self._torn() else b""
+        torn = b"\n" if self._of_lines and self._is_torn() else b""
         data = torn + self.waiting
         try:
             written = os.write(self._descriptor, data)
@@ -195,7 +195,7 @@ class _File:
         if written and os.pread(self._descriptor, len(written), begin) == written:
             os.ftruncate(self._descriptor, begin)
 
-    def _torn(self) -> bool:
+    def _is_torn(self) -> bool:
         """Whether the last line was somebody's who died in it: ours must not become part of it."""
         size = os.fstat(self._descriptor).st_size
         return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"

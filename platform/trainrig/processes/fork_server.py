@@ -51,15 +51,15 @@ class ForkServer:
         self._modules = modules
         self._server: subprocess.Popen[bytes] | None = None
         self._address = ""
-        self._oom_kills = oom_kills()
-        self.address()
+        self._oom_kills = count_oom_kills()
+        self.get_address()
 
     def ran_out_of_memory(self) -> bool:
         """Whether the kernel of this machine had to end a process since this was last asked."""
-        before, self._oom_kills = self._oom_kills, oom_kills()
+        before, self._oom_kills = self._oom_kills, count_oom_kills()
         return self._oom_kills > before
 
-    def address(self) -> str:
+    def get_address(self) -> str:
         """Where a `ForkedProcess` is to be had."""
         dead = self._server is None or self._server.poll() is not None
         if dead or not (_is_abstract(self._address) or Path(self._address).exists()):
@@ -119,7 +119,7 @@ class ForkedProcess:
         It has this process's environment, working directory, search path and output; the first
         that its channel gives is `first`. Raises ProcessDied if the server is gone.
         """
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         self._channel, its_end = Pipe()
         self._control = socket.socket(socket.AF_UNIX)
         self._control.settimeout(IMPORTED)
@@ -156,7 +156,7 @@ class ForkedProcess:
                 os.kill(self.pid, signal.SIGKILL)
         self.close()
         raise ProcessDied(
-            how_it_ended(int(how), oom_kills() > self._oom_kills)
+            describe_end(int(how), count_oom_kills() > self._oom_kills)
             if how
             else "its fork server ended, or its machine"
         )
@@ -180,7 +180,7 @@ class ForkedProcess:
             self._lines.close()
 
 
-def how_it_ended(status: int, short_of_memory: bool) -> str:
+def describe_end(status: int, short_of_memory: bool) -> str:
     """In words; `short_of_memory`: the kernel ended a process for want of it meanwhile."""
     if status == -signal.SIGKILL and short_of_memory:
         return f"killed by the kernel, as {MEMORY_RAN_OUT}"
@@ -189,7 +189,7 @@ def how_it_ended(status: int, short_of_memory: bool) -> str:
     return f"ended with {status}"
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Processes that the kernel of this machine has ended for want of memory, in whatever limits;
     0 where it does not say."""
     with contextlib.suppress(OSError):

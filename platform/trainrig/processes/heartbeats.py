@@ -60,7 +60,7 @@ class Heartbeat:
     step_seconds: float | None = None  # median of the last few; None before the first is done
 
 
-def send_interval(least: float, heartbeat: Heartbeat, hang_seconds: float) -> float:
+def compute_send_interval(least: float, heartbeat: Heartbeat, hang_seconds: float) -> float:
     """Seconds until there is something to tell after `heartbeat`: half a step, within bounds.
 
     Each time that a rank tells it, and that its supervisor asks, takes milliseconds of a CPU.
@@ -93,8 +93,8 @@ class HeartbeatReporter:
         stall: Stall | None = None,
     ) -> None:
         """`send_heartbeat` may block and raise: a supervisor that is gone stops nobody. `every`: s
-        at least; `hang_seconds`: without progress that are a hang. See `send_interval`. `stall`:
-        what to do when there was none for long."""
+        at least; `hang_seconds`: without progress that are a hang. See `compute_send_interval`.
+        `stall`: what to do when there was none for long."""
         self._heartbeat = first
         self._send_heartbeat, self._every, self._hang_seconds = send_heartbeat, every, hang_seconds
         self._pace = _Pace()
@@ -117,7 +117,7 @@ class HeartbeatReporter:
             step=step,
             doing=doing,
             usual=doing in self._done,
-            step_seconds=self._pace.after(step, doing, time.monotonic()),
+            step_seconds=self._pace.update(step, doing, time.monotonic()),
         )
 
     def stop_wanted(self) -> bool:
@@ -145,7 +145,7 @@ class HeartbeatReporter:
                 return
             self._look_for_stall()
             closed = self._closed.wait(
-                send_interval(self._every, self._heartbeat, self._hang_seconds)
+                compute_send_interval(self._every, self._heartbeat, self._hang_seconds)
             )
 
     def _look_for_stall(self) -> None:
@@ -177,7 +177,7 @@ class _Pace:
         self._seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self._began: tuple[int, float] | None = None  # a step, and when its first heartbeat came
 
-    def after(self, step: int, doing: str, now: float) -> float | None:
+    def update(self, step: int, doing: str, now: float) -> float | None:
         if self._began and step > self._began[0]:
             self._seconds.append(now - self._began[1])
             self._began = None

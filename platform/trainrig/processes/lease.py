@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
 from trainrig.errors import ClusterError, OutputTaken
-from trainrig.processes.process_identity import began, boot
+from trainrig.processes.process_identity import read_boot_id, read_start_time
 
 log = logging.getLogger(__name__)
 FILE = "lease.json"
@@ -46,23 +46,23 @@ class LeaseOwner(BaseModel):
         return cls(
             token=secrets.token_hex(8),
             host=socket.gethostname(),
-            boot=boot(),
+            boot=read_boot_id(),
             pid=pid,
-            process_began=began(pid) or "",
+            process_began=read_start_time(pid) or "",
             started=now,
             renewed=now,
         )
 
     def gone(self) -> bool:
         """Whether it is known, or has to be taken, to be dead."""
-        if (self.host, self.boot) == (socket.gethostname(), boot()) and self.boot:
-            return began(self.pid) != self.process_began
+        if (self.host, self.boot) == (socket.gethostname(), read_boot_id()) and self.boot:
+            return read_start_time(self.pid) != self.process_began
         return time.time() - self.renewed > EXPIRE_SECONDS
 
 
 def is_held(folder: str) -> bool:
     """Whether a live run holds the run folder, as far as can be told from here."""
-    owner = _owner(storage.join(folder, FILE))
+    owner = _read_owner(storage.join(folder, FILE))
     return owner is not None and not owner.gone()
 
 
@@ -71,8 +71,8 @@ def hold_lease(folder: str) -> Iterator[None]:
     """Hold the run folder while the block runs. Raises OutputTaken if a live run holds it."""
     path = storage.join(folder, FILE)
     owner = LeaseOwner.here()
-    if not storage.create(path, _bytes(owner)):
-        there = _owner(path)
+    if not storage.create(path, _encode_owner(owner)):
+        there = _read_owner(path)
         if there and not there.gone():
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.started))
             raise OutputTaken(
@@ -85,7 +85,7 @@ def hold_lease(folder: str) -> Iterator[None]:
             log.warning(
                 "%s: taken over from process %d on %s, which is dead", folder, there.pid, there.host
             )
-        storage.write(path, _bytes(owner))
+        storage.write(path, _encode_owner(owner))
     ended = threading.Event()
     thread = threading.Thread(target=_renew, args=(path, owner, ended), name="lease", daemon=True)
     thread.start()
@@ -102,19 +102,19 @@ def _renew(path: str, owner: LeaseOwner, ended: threading.Event) -> None:
     while not ended.wait(RENEW_SECONDS):
         try:
             if not _is_ours(path, owner):
-                log.warning("%s: %s", path, _whose(_owner(path)))
+                log.warning("%s: %s", path, _explain_loss(_read_owner(path)))
                 return
-            storage.write(path, _bytes(owner.model_copy(update={"renewed": time.time()})))
+            storage.write(path, _encode_owner(owner.model_copy(update={"renewed": time.time()})))
         except (OSError, ClusterError) as problem:  # no run ends for want of a lease
             log.warning("%s: not renewed (%s)", path, problem)
 
 
 def _is_ours(path: str, owner: LeaseOwner) -> bool:
-    there = _owner(path)
+    there = _read_owner(path)
     return there is not None and there.token == owner.token
 
 
-def _whose(there: LeaseOwner | None) -> str:
+def _explain_loss(there: LeaseOwner | None) -> str:
     """What became of a lease that is ours no more."""
     if there is None:
         return "gone, though nobody took it over: it, or the whole run folder, was removed"
@@ -124,7 +124,7 @@ def _whose(there: LeaseOwner | None) -> str:
     )
 
 
-def _owner(path: str) -> LeaseOwner | None:
+def _read_owner(path: str) -> LeaseOwner | None:
     """Who holds the lease at `path`; None if it is gone, or nothing that we wrote."""
     try:
         return LeaseOwner.model_validate_json(storage.read(path))
@@ -132,5 +132,5 @@ def _owner(path: str) -> LeaseOwner | None:
         return None
 
 
-def _bytes(owner: LeaseOwner) -> bytes:
+def _encode_owner(owner: LeaseOwner) -> bytes:
     return owner.model_dump_json().encode()

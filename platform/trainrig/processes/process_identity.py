@@ -25,21 +25,26 @@ class Process(BaseModel):
     def here(cls) -> "Process":
         """This one."""
         pid = os.getpid()
-        return cls(host=socket.gethostname(), boot=boot(), pid=pid, process_began=began(pid) or "")
+        return cls(
+            host=socket.gethostname(),
+            boot=read_boot_id(),
+            pid=pid,
+            process_began=read_start_time(pid) or "",
+        )
 
     def gone(self) -> bool:
         """Whether it is known to be dead."""
-        here = (self.host, self.boot) == (socket.gethostname(), boot())
-        return here and bool(self.boot) and began(self.pid) != self.process_began
+        here = (self.host, self.boot) == (socket.gethostname(), read_boot_id())
+        return here and bool(self.boot) and read_start_time(self.pid) != self.process_began
 
 
-def boot() -> str:
+def read_boot_id() -> str:
     """What tells this machine, since it was switched on, from all others; Linux alone says it."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else ""
 
 
-def began(pid: int) -> str | None:
+def read_start_time(pid: int) -> str | None:
     """When process `pid` of this machine began, in ticks since boot; None if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

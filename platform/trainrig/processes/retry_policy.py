@@ -52,7 +52,7 @@ class FailureHistory:
         return before is not None and progress <= before
 
 
-def back_off_seconds(first: float, longest: float, doublings: int) -> float:
+def compute_back_off(first: float, longest: float, doublings: int) -> float:
     """Seconds to wait before another attempt: `first`, doubled so often, and `longest` at most."""
     # 2.0 ** 1024 is more than a float holds; the bound is met long before.
     return min(longest, first * 2.0 ** min(doublings, 60))

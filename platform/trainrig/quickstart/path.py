@@ -27,7 +27,7 @@ from trainrig.posttrain.sft import posttrain
 from trainrig.quickstart.fault_injection import kill_one_worker
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report.collect import collect_results, summarise
-from trainrig.quickstart.report.quickstart_page import quickstart_page
+from trainrig.quickstart.report.quickstart_page import build_quickstart_page
 from trainrig.quickstart.site.pages import PagesSettings, build_pages
 from trainrig.ray_runtime import ray_session
 from trainrig.scaling.sweep.sweep import Sweep, sweep
@@ -65,14 +65,15 @@ class Quickstart:
         if "workers" in model.model_fields:
             places["workers"] = self.workers
         changes = [
-            f"{key.replace('__', '.')}={config.toml_value(value)}" for key, value in places.items()
+            f"{key.replace('__', '.')}={config.format_toml_value(value)}"
+            for key, value in places.items()
         ]
         name = file or model.verb
-        path = str(configs() / f"{name}.toml")
+        path = str(find_configs_folder() / f"{name}.toml")
         return config.load(model, path, [*changes, *self.changes.get(name, ())])
 
 
-def configs() -> Path:
+def find_configs_folder() -> Path:
     """The folder of the quickstart's run files: in an installed package, or in its repository."""
     packed = Path(str(importlib.resources.files(trainrig))) / "configs"
     folder = packed if packed.is_dir() else Path(__file__).parents[3] / "jobs" / "configs"
@@ -119,9 +120,9 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
         do(sweep, Sweep, tokens=at.tokens, output=at.sweep, trials__at_once=wanted.workers)
     terminal.say("report: reading what came out, letting both models speak")
     results = collect_results(at, with_law=wanted.sweep)
-    storage.write(at.report, quickstart_page(results).encode())
+    storage.write(at.report, build_quickstart_page(results).encode())
     summary = summarise(at, results)
-    terminal.table(_closing(summary))
+    terminal.print_table(_format_closing(summary))
     return summary
 
 
@@ -144,7 +145,7 @@ def _step_of_the_kill(run: Pretraining) -> int:
     return checkpoint + max(1, every // 6)
 
 
-def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
+def _format_closing(summary: Mapping[str, Any]) -> dict[str, str]:
     """The few figures to end with."""
     seconds = sum(summary["seconds"].values())
     found = summary.get("scaling")
@@ -180,10 +181,10 @@ def make_pages(run: PageMaking) -> Manifest:
     stage = manifest.claim(run.output, run, {"installation": manifest.digest(installed)})
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         made = build_pages(run.output, run.pages, run.workers)
     files: dict[str, FileSum] = {
-        path.removeprefix(f"{run.output}/"): manifest.file_sum(path)
+        path.removeprefix(f"{run.output}/"): manifest.compute_file_sum(path)
         for path in storage.list_files(run.output)
         if not path.endswith(manifest.CLAIM)
     }

@@ -30,7 +30,7 @@ class AutoscalerRequest:
         if now - self._requested_at < RENEW_SECONDS:
             return
         self._requested_at = now
-        self._actor().request_resources.remote(
+        self._get_actor().request_resources.remote(
             requester_id=self._name, resources=[dict(need)] * workers, expire_after_s=EXPIRE_SECONDS
         )
 
@@ -39,7 +39,7 @@ class AutoscalerRequest:
         if self._actor_handle is not None:
             self._actor_handle.cancel_request.remote(self._name)
 
-    def _actor(self) -> Any:
+    def _get_actor(self) -> Any:
         if self._actor_handle is None:
-            self._actor_handle = ray_private.autoscaling_coordinator()
+            self._actor_handle = ray_private.get_autoscaling_coordinator()
         return self._actor_handle

@@ -49,7 +49,7 @@ def whole_or_nothing() -> Iterator[None]:
     """
     before = _list_own_sessions()
     try:
-        with _starting(), ray_private.without_unneeded_processes():
+        with _mark_start(), ray_private.without_unneeded_processes():
             yield
     except Exception as error:
         for folder in _list_own_sessions() - before:
@@ -62,10 +62,10 @@ def whole_or_nothing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _starting() -> Iterator[None]:
+def _mark_start() -> Iterator[None]:
     """Have it on record that this process starts a Ray, until that has an owner: if it is killed
     before, `sweep` finds what it began."""
-    marker = ray_private.sessions_folder() / STARTING.format(os.getpid())
+    marker = ray_private.find_sessions_folder() / STARTING.format(os.getpid())
     with contextlib.suppress(OSError):
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text(Process.here().model_dump_json())
@@ -83,7 +83,7 @@ def _list_own_sessions() -> set[Path]:
 
 def _list_sessions_of(pid: int) -> set[Path]:
     """The sessions that bear that process's number, as Ray names them."""
-    return set(ray_private.sessions_folder().glob(f"session_*_{pid}"))
+    return set(ray_private.find_sessions_folder().glob(f"session_*_{pid}"))
 
 
 class Session:
@@ -101,7 +101,7 @@ class Session:
     @classmethod
     def of_this_process(cls) -> "Session":
         """That of the Ray that `ray.init` has just started."""
-        node = ray_private.local_node()
+        node = ray_private.get_local_node()
         found = {name: each[0].process for name, each in node.all_processes.items()}
         return cls(Path(node.get_session_dir_path()), found)
 
@@ -110,7 +110,7 @@ class Session:
         """The folder of what its processes said."""
         return self.folder / "logs"
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Why it cannot go on; None while it can."""
         for name, what in (("raylet", "raylet"), ("gcs_server", "GCS")):
             daemon = self._daemons[name]
@@ -152,7 +152,7 @@ class Joined:
         """The one that `ray.init` has just joined."""
         import ray
 
-        node = ray_private.local_node()
+        node = ray_private.get_local_node()
         head, _, port = str(node.gcs_address).rpartition(":")
         endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
         here = ray.get_runtime_context().get_node_id()
@@ -162,11 +162,11 @@ class Joined:
                 endpoints["the raylet of this machine in its cluster"] = endpoint
         return cls(endpoints)
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Why this process cannot use it any more; None while it can."""
         self.in_doubt = False
         for what, endpoint in self._endpoints.items():
-            if reachable(endpoint):
+            if is_reachable(endpoint):
                 self._answered[what] = time.monotonic()
             elif time.monotonic() - self._answered[what] > SILENT:
                 return f"{what} does not answer"
@@ -215,7 +215,7 @@ def end_own() -> bool:
     return True
 
 
-def while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
+def call_while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """What `function` gives of these `arguments`; raises ClusterLost once Ray is no more.
 
     Without its head, Ray's own calls wait for it, and after a minute they end the process. So the
@@ -242,14 +242,14 @@ def raise_if_lost(surely: bool = False) -> None:
     """Raise ClusterLost if the Ray that this process is connected to is no more; `surely`: also if
     that takes a while to know."""
     while _joined:
-        if problem := _joined.problem():
+        if problem := _joined.find_problem():
             raise ClusterLost(problem)
         if not (surely and _joined.in_doubt):
             return
         time.sleep(LOOK_AT_RAY)
 
 
-def reachable(endpoint: tuple[str, int]) -> bool:
+def is_reachable(endpoint: tuple[str, int]) -> bool:
     """Whether somebody opens `endpoint`, address and port."""
     try:
         socket.create_connection(endpoint, timeout=ANSWER).close()
@@ -262,14 +262,14 @@ def kill_users(folder: Path) -> None:
     """SIGKILL to each process but this one that writes a file below `folder`; returns once they are
     gone."""
     until = time.monotonic() + DIES_WITHIN
-    while (left := _users(folder)) and time.monotonic() < until:
+    while (left := _find_users(folder)) and time.monotonic() < until:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(LOOK_AGAIN)
 
 
-def _users(folder: Path) -> set[int]:
+def _find_users(folder: Path) -> set[int]:
     """Linux alone says it."""
     below, found = f"{folder}/", set[int]()
     for path in Path("/proc").glob("[0-9]*/fd/*"):
@@ -282,7 +282,7 @@ def _users(folder: Path) -> set[int]:
 def sweep() -> None:
     """Remove the sessions whose owner is dead, or died before it had one, and end what is left of
     their processes."""
-    folder = ray_private.sessions_folder()
+    folder = ray_private.find_sessions_folder()
     for path in folder.glob(f"session_*/{OWNER}"):
         # Ray's link `session_latest` leads to a folder that is found by its own name.
         if not path.parent.is_symlink() and _is_dead(path):

@@ -56,14 +56,14 @@ def find_capacity(
 ) -> Capacity:
     """For workers that take `need` each, on nodes with the labels of `selector`."""
     fitting = [pool for pool in pools or () if matches(pool.labels, selector)]
-    nodes = [node for node in _live_nodes() if matches(node["Labels"], selector)]
-    live = sum(places(node["Resources"], need) for node in nodes)
-    head = sum(places(node["Resources"], need) for node in nodes if _is_head(node))
-    scaled = head + sum(pool.most * places(pool.resources, need) for pool in fitting)
+    nodes = [node for node in _list_live_nodes() if matches(node["Labels"], selector)]
+    live = sum(count_places(node["Resources"], need) for node in nodes)
+    head = sum(count_places(node["Resources"], need) for node in nodes if _is_head(node))
+    scaled = head + sum(pool.most * count_places(pool.resources, need) for pool in fitting)
     return Capacity(live, None if pools is None else max(live, scaled), fitting)
 
 
-def places(resources: Mapping[str, float], need: Need) -> int:
+def count_places(resources: Mapping[str, float], need: Need) -> int:
     """How many times `need` goes into the `resources` of one node."""
     return min(int(resources.get(what, 0) // each) for what, each in need.items() if each)
 
@@ -73,17 +73,17 @@ def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
     return all(labels.get(name) == value for name, value in selector.items())
 
 
-def cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
+def build_cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
     """Which labels a stage without accelerators asks of its nodes; none where no pool is for it."""
     wanted = {LABEL: CPU_POOL}
-    labels = [pool.labels for pool in pools or ()] + [node["Labels"] for node in _live_nodes()]
+    labels = [pool.labels for pool in pools or ()] + [node["Labels"] for node in _list_live_nodes()]
     return wanted if any(matches(each, wanted) for each in labels) else {}
 
 
 def has_gpus(pools: Sequence[NodePool] | None) -> bool:
     """Whether some node has an accelerator, or one that may come has."""
     having = [pool.resources for pool in pools or () if pool.most]
-    having += [node["Resources"] for node in _live_nodes()]
+    having += [node["Resources"] for node in _list_live_nodes()]
     return any(each.get("GPU", 0) >= 1 for each in having)
 
 
@@ -102,7 +102,7 @@ def _find_pools_of(cluster: str) -> Sequence[NodePool] | None:
     """Those of the cluster at that address, which this process is connected to."""
     import ray
 
-    head = next((node for node in _live_nodes() if _is_head(node)), None)
+    head = next((node for node in _list_live_nodes() if _is_head(node)), None)
     if head is None:
         return None
     here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -121,13 +121,13 @@ def _find_pools_of(cluster: str) -> Sequence[NodePool] | None:
 def read_pools() -> list[dict[str, Any]] | None:
     """On the head: what the file of its autoscaler allows, as the fields of `NodePool`."""
     if "RAY_CLUSTER_NAME" in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
-        config = _config_of_kuberay(os.environ["RAY_CLUSTER_NAME"])
+        config = _read_kuberay_config(os.environ["RAY_CLUSTER_NAME"])
     else:
-        config = _config_of_monitor()
-    return config if config is None else _pools_of(config)
+        config = _read_monitor_config()
+    return config if config is None else _list_pools(config)
 
 
-def _pools_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_pools(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     kinds: Mapping[str, Any] = config.get("available_node_types") or {}
     at_most = config.get("max_workers")
     return [
@@ -142,7 +142,7 @@ def _pools_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _config_of_monitor() -> Mapping[str, Any]:
+def _read_monitor_config() -> Mapping[str, Any]:
     """The file that the autoscaler of this machine's head was started with; empty without one."""
     import ray
     import yaml
@@ -161,7 +161,7 @@ def _config_of_monitor() -> Mapping[str, Any]:
     return {}
 
 
-def _config_of_kuberay(name: str) -> Mapping[str, Any] | None:
+def _read_kuberay_config(name: str) -> Mapping[str, Any] | None:
     """What KubeRay's autoscaler reads, from where it does; None without the right to."""
     # Private, and here: a cluster's head runs this file by itself, where trainrig may not be.
     from ray.autoscaler._private.kuberay.autoscaling_config import (
@@ -178,7 +178,7 @@ def _config_of_kuberay(name: str) -> Mapping[str, Any] | None:
     return config
 
 
-def _live_nodes() -> list[dict[str, Any]]:
+def _list_live_nodes() -> list[dict[str, Any]]:
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]

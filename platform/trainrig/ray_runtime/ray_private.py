@@ -73,7 +73,7 @@ def without_clusters() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
-def sessions_folder() -> Path:
+def find_sessions_folder() -> Path:
     """The folder of the session folders on this machine.
 
     Public way: `RAY_TMPDIR` and a default that the documentation names; this is what Ray makes of
@@ -84,7 +84,7 @@ def sessions_folder() -> Path:
     return Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
 
 
-def local_node() -> Any:
+def get_local_node() -> Any:
     """What `ray.init` keeps of this machine's node: its processes (`all_processes`), session folder
     and the address of the GCS.
 
@@ -115,7 +115,7 @@ def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
             printed(said, ignore_prefix)
             return
         with contextlib.suppress(OSError, AttributeError):  # this process has just disconnected
-            path = Path(local_node().get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
+            path = Path(get_local_node().get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
             with path.open("a") as file:
                 file.write(f"{text}\n")
 
@@ -123,7 +123,7 @@ def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
     worker.print_to_stdstream = print_or_log  # type: ignore[assignment]
 
 
-def draining_nodes() -> Mapping[str, Any]:
+def list_draining_nodes() -> Mapping[str, Any]:
     """Nodes that are being drained, by id.
 
     Public way: the State API (`ray.util.state`), which goes through the dashboard that is off.
@@ -133,7 +133,7 @@ def draining_nodes() -> Mapping[str, Any]:
     return state.get_draining_nodes() or {}
 
 
-def free_resources_by_node() -> Mapping[str, Mapping[str, float]]:
+def list_free_resources() -> Mapping[str, Mapping[str, float]]:
     """What is free on each node, by its id.
 
     Public way: `ray.available_resources()`, which adds all nodes up.
@@ -183,7 +183,7 @@ def remove_placement_groups_of(actor: Any) -> None:
             remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
 
 
-def autoscaling_coordinator() -> Any:
+def get_autoscaling_coordinator() -> Any:
     """The actor through which Ray's libraries ask its autoscaler for nodes.
 
     It adds up the requests of all who ask, and forgets whoever falls silent. Public way:
@@ -195,7 +195,7 @@ def autoscaling_coordinator() -> Any:
     return get_or_create_autoscaling_coordinator()  # type: ignore[no-untyped-call]
 
 
-def address_and_port() -> tuple[str, int]:
+def find_address_and_port() -> tuple[str, int]:
     """This node's address, and a port of it that is free.
 
     Public way: `ray.util.get_node_ip_address()` and a socket of one's own: Ray Train's order of
@@ -237,7 +237,7 @@ def create_cluster(config_file: str) -> None:
     )
 
 
-def gcs_client(address: str) -> Any:
+def open_gcs_client(address: str) -> Any:
     """A client of the GCS at `address`, without joining its cluster. Raises RayError.
 
     Public way: `ray.init(address=…)`, which starts processes and takes two seconds.
@@ -247,7 +247,7 @@ def gcs_client(address: str) -> Any:
     return GcsClient(address=address)
 
 
-def live_nodes_of(client: Any, timeout: float) -> list[Any]:
+def fetch_live_nodes(client: Any, timeout: float) -> list[Any]:
     """The records of the nodes that are alive, by a client of the GCS. Raises RayError.
 
     Public way: `ray.nodes()`, for a process that has joined the cluster.
@@ -260,7 +260,7 @@ def live_nodes_of(client: Any, timeout: float) -> list[Any]:
     ]
 
 
-def preemption_reason() -> Any:
+def get_preemption_reason() -> Any:
     """The reason for draining a node that a cloud takes back.
 
     Public way: `ray drain-node`, a process of two seconds that takes no deadline twice.
@@ -286,7 +286,7 @@ class _NoBarrier:
 
 
 @contextlib.contextmanager
-def ordered_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
+def order_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
     """Have Ray Train's workers of this process become ranks in the `order` that their nodes' ids
     ask for, given node by node as Ray puts them.
 
@@ -314,7 +314,7 @@ def fit_in_this_process(
 ) -> None:
     """Ray Train's `fit` of `train_loop`, with the controller in this process. Raises what Ray does.
 
-    `settings` go to `train_loop`; `order`: as `ordered_workers` has it; `options` are those of
+    `settings` go to `train_loop`; `order`: as `order_workers` has it; `options` are those of
     `DataParallelTrainer`.
 
     In Ray's own way each attempt begins by starting a process for its controller and another to
@@ -357,14 +357,14 @@ def fit_in_this_process(
             return [each for each in every if not isinstance(each, idle)]
 
     with (
-        ordered_workers(order),
+        order_workers(order),
         mock.patch.object(worker_group, "SynchronizationActor", _NoBarrier()),
         mock.patch.object(state, "_shutdown_sync_actor", lambda sync_actor: None),
     ):
         InProcessTrainer(train_loop, train_loop_config=dict(settings), **options).fit()
 
 
-def train_session_folder() -> str:
+def find_train_session_folder() -> str:
     """Where Ray Train keeps its own record when it is told no place: of use to nobody here.
 
     Public way: `RunConfig(storage_path=None)`, which makes a folder in the user's home.

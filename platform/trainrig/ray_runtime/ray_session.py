@@ -34,7 +34,13 @@ from trainrig.ray_runtime.ray_local import (
     sweep,
     whole_or_nothing,
 )
-from trainrig.ray_runtime.ray_pools import Need, NodePool, cpu_selector, find_capacity, find_pools
+from trainrig.ray_runtime.ray_pools import (
+    Need,
+    NodePool,
+    build_cpu_selector,
+    find_capacity,
+    find_pools,
+)
 from trainrig.splits import Phase, Split, Work
 
 log = logging.getLogger(__name__)
@@ -92,7 +98,7 @@ def connect(workers: int, what: str) -> None:
     """
     join()
     pools = find_pools()
-    check_fit(workers, {"CPU": 1}, what, pools, cpu_selector(pools))
+    check_fit(workers, {"CPU": 1}, what, pools, build_cpu_selector(pools))
 
 
 def join() -> None:
@@ -108,9 +114,9 @@ def join() -> None:
     leave()  # what somebody has shut down
     sweep()
     extent = _alone() if alone else contextlib.nullcontext()
-    local = _local_options() if alone else {}
+    local = _build_local_options() if alone else {}
     try:
-        with _stderr_closed(), _sigterm_waits(), extent:
+        with _close_stderr(), _hold_sigterm(), extent:
             ray.init(
                 address=address,
                 log_to_driver=False,
@@ -133,7 +139,7 @@ def _alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stderr_closed() -> Iterator[None]:
+def _close_stderr() -> Iterator[None]:
     """Ray's C++ announces its log level there, past Python; what goes wrong it raises."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -148,7 +154,7 @@ def _stderr_closed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_waits() -> Iterator[None]:
+def _hold_sigterm() -> Iterator[None]:
     """Hold a SIGTERM back while the block runs; then it is as if it had come now.
 
     Ray would put in handlers of its own, which end the process as a failure. And what a handler of
@@ -183,7 +189,7 @@ def _keep_token() -> None:
         TOKEN.expanduser().chmod(0o600)
 
 
-def _local_options() -> dict[str, Any]:
+def _build_local_options() -> dict[str, Any]:
     return {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
 
 
@@ -203,8 +209,8 @@ def check_fit(
     asked = f"{what}: {workers} workers of {each} each, but "
     if not pools:
         raise ConfigError(
-            f"{asked}Ray has {_logical(found.live, need)}; set workers = {found.live} or fewer, or "
-            "add nodes"
+            f"{asked}Ray has {_describe_workers(found.live, need)}; set workers = {found.live} or "
+            "fewer, or add nodes"
         )
     raise ConfigError(
         f"{asked}the nodes that may come hold {found.later} ({'; '.join(map(str, pools))}); set "
@@ -212,7 +218,7 @@ def check_fit(
     )
 
 
-def _logical(workers: int, need: Need) -> str:
+def _describe_workers(workers: int, need: Need) -> str:
     return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"room for {workers}"
 
 
@@ -253,7 +259,7 @@ def _wait_for_splits(
     """The names of `left`, as each is done."""
     if not workers:
         return _in_process(phase, left)
-    return (_by_tasks if brief else _by_ray_data)(phase, left, workers)
+    return (_run_by_tasks if brief else _run_by_ray_data)(phase, left, workers)
 
 
 def _in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
@@ -264,7 +270,7 @@ def _in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
             yield split.name
 
 
-def _by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
     if not left:
         return
     import ray.data
@@ -273,11 +279,11 @@ def _by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.execution_options.label_selector = _selector() or None
+    context.execution_options.label_selector = _build_selector() or None
     # All are asked for at once: Ray's autoscaler starts nodes for what waits, and by its budget
     # Ray Data would let wait what fits the nodes that are up.
     context.op_resource_reservation_enabled = False
-    rows = [_row(split) for split in left]
+    rows = [_make_row(split) for split in left]
     # Tasks, not actors: Ray's processes live on from phase to phase, with all that they imported.
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
@@ -285,22 +291,22 @@ def _by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[
         compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
         num_cpus=1,
     )
-    yield from _names(_aside(done.iter_rows))
+    yield from _iterate_names(_iterate_in_thread(done.iter_rows))
 
 
-def _by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
     if not left:
         return
     import ray
 
-    do: Any = ray.remote(_do_split).options(num_cpus=1, label_selector=_selector())
+    do: Any = ray.remote(_do_split).options(num_cpus=1, label_selector=_build_selector())
     shared, call = ray.put(phase), uuid.uuid4().hex
 
     def rows() -> Iterator[dict[str, Any]]:
         to_go, running = iter(left), list[Any]()
         while True:
             for split in itertools.islice(to_go, workers - len(running)):
-                running.append(do.remote(_row(split), shared, call))
+                running.append(do.remote(_make_row(split), shared, call))
             if not running:
                 return
             (done,), running = ray.wait(running)
@@ -308,20 +314,20 @@ def _by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str
             if row["problem"]:
                 return
 
-    yield from _names(_aside(rows))
+    yield from _iterate_names(_iterate_in_thread(rows))
 
 
-def _selector() -> dict[str, str]:
+def _build_selector() -> dict[str, str]:
     """Of the nodes for splits."""
-    return cpu_selector(find_pools())
+    return build_cpu_selector(find_pools())
 
 
-def _row(split: Split) -> dict[str, Any]:
+def _make_row(split: Split) -> dict[str, Any]:
     """A split, as it travels."""
     return {"name": split.name, "task": json.dumps(dict(split.task))}
 
 
-def _names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _iterate_names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Of splits that were done; raises the first error among them."""
     for row in done:
         if row["problem"]:
@@ -329,7 +335,7 @@ def _names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield row["name"]
 
 
-def _aside(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
+def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
     """What `iterate` gives, made in a thread of its own, so that a signal finds this one waiting.
 
     A handler's exception is raised wherever the main thread happens to be, and Ray's own code
@@ -363,7 +369,7 @@ def _aside(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
 _loaded: dict[str, Work] = {}  # in a process of Ray's: of the last call that it did a split of
 
 
-def _work_of(call: str, make_work: Callable[[], Work]) -> Work:
+def _load_work(call: str, make_work: Callable[[], Work]) -> Work:
     """What `make_work` loaded, kept from one split of a `call` to the next."""
     if call not in _loaded:
         _loaded.clear()  # first, as the next may be as large
@@ -378,7 +384,7 @@ def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]
     """
     split = Split(name=row["name"], task=json.loads(row["task"]))
     try:
-        work = _work_of(call, phase.make_work)  # here, as it may raise as well
+        work = _load_work(call, phase.make_work)  # here, as it may raise as well
         phase.do(work, split)
     except errors.TrainrigError as error:
         return {"name": split.name, "problem": str(error), "kind": type(error).__name__}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.filters import Filter, columns_read, find_broken_rules
+from trainrig.corpus.filters import Filter, find_broken_rules, list_read_columns
 from trainrig.corpus.filters.presets import Preset
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.signals import SIGNALS, measure
@@ -75,15 +75,15 @@ def find_culprits(path: str, step: int | None, data_step: int | None) -> list[Cu
     """The documents of update `step`, or of batch `data_step`, of the run at `path`, those that
     break the most rules first. Raises as `trace` does."""
     run = open_traced(path)
-    batch = run.batches.at(run.data_step_of(step, data_step))
+    batch = run.batches.at(run.find_data_step(step, data_step))
     samples: dict[Key, list[int]] = defaultdict(list)
     for micro in batch:
-        for key, sample in _documents(micro, run.batches):
+        for key, sample in _iterate_documents(micro, run.batches):
             samples[key].append(sample)
-    shards = _document_shards(run)
-    texts = [_text(shards, key, run.encoder) for key in samples]
+    shards = _require_document_shards(run)
+    texts = [_decode_document(shards, key, run.encoder) for key in samples]
     columns = measure(texts, [""] * len(texts))
-    rules = rules_broken(columns)
+    rules = list_broken_rules(columns)
     found = []
     for index, (key, here) in enumerate(samples.items()):
         document = shards.document(*key)
@@ -101,12 +101,12 @@ def find_culprits(path: str, step: int | None, data_step: int | None) -> list[Cu
     return sorted(found, key=lambda each: -len(each.rules))
 
 
-def rules_broken(columns: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def list_broken_rules(columns: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The rules of PRESETS that each document breaks, of those that are asked of signals alone."""
     filters: list[Filter] = []
     for name in PRESETS:
-        for each in Preset(name=name).filters():
-            if columns_read([each]).keys() <= SIGNALS.keys() and each not in filters:
+        for each in Preset(name=name).build_filters():
+            if list_read_columns([each]).keys() <= SIGNALS.keys() and each not in filters:
                 filters.append(each)
     count = len(next(iter(columns.values())))
     found: list[list[str]] = [[] for _ in range(count)]
@@ -132,8 +132,10 @@ def find_url(path: str, url: str) -> Sightings:
         raise ConfigError(f"--url {url}: no document of {run.batches.shards.folder} has this URL")
     steps = []
     for line in metrics.read_series(run.folder):
-        micros = run.batches.at(run.data_step_of(line["step"], None))
-        if any(key in wanted for micro in micros for key, _ in _documents(micro, run.batches)):
+        micros = run.batches.at(run.find_data_step(line["step"], None))
+        if any(
+            key in wanted for micro in micros for key, _ in _iterate_documents(micro, run.batches)
+        ):
             steps.append(line["step"])
     folder = RunFolder(run.folder)
     there = {step for _, step, _ in list_committed(folder, folder.checkpoints)}
@@ -148,16 +150,16 @@ def find_url(path: str, url: str) -> Sightings:
 
 def _with_url(run: TracedRun, url: str) -> dict[Key, str]:
     """The id of each document that has this URL."""
-    shards = _document_shards(run)
+    shards = _require_document_shards(run)
     return {
         (source, number): document.id
         for source in shards.sources
-        for number, document in enumerate(shards.documents(source, 0, shards.tokens(source)))
+        for number, document in enumerate(shards.read_documents(source, 0, shards.tokens(source)))
         if document.url == url
     }
 
 
-def _document_shards(run: TracedRun) -> TokenShards:
+def _require_document_shards(run: TracedRun) -> TokenShards:
     """The shards of documents that `run` trains on. Raises ConfigError for conversations."""
     if not isinstance(shards := run.batches.shards, TokenShards):
         raise ConfigError(
@@ -167,14 +169,14 @@ def _document_shards(run: TracedRun) -> TokenShards:
     return shards
 
 
-def _documents(micro: MicroBatch, batches: PretrainBatches) -> Iterator[tuple[Key, int]]:
+def _iterate_documents(micro: MicroBatch, batches: PretrainBatches) -> Iterator[tuple[Key, int]]:
     """Each document that a row has some of, with the row's sample."""
     for row, _, number in micro.pieces.tolist():
         yield (batches.sources[micro.sources[row]], number), int(micro.samples[row])
 
 
-def _text(shards: TokenShards, key: Key, encoder: Encoder) -> str:
+def _decode_document(shards: TokenShards, key: Key, encoder: Encoder) -> str:
     source, number = key
-    begin, end = shards.document_starts(source, np.array([number, number + 1])).tolist()
-    ids: Sequence[int] = shards.window(source, begin, end - begin).tolist()
+    begin, end = shards.find_document_starts(source, np.array([number, number + 1])).tolist()
+    ids: Sequence[int] = shards.read_window(source, begin, end - begin).tolist()
     return encoder.decode(ids)

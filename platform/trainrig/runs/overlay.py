@@ -16,7 +16,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from trainrig import figures, report, storage
 from trainrig.errors import ConfigError
 from trainrig.figures import C1, C2, C3, C4, Numbers
-from trainrig.report import Chart, KeyFigure, PageCommand, ReportTable, Section, short, visible
+from trainrig.report import (
+    Chart,
+    KeyFigure,
+    PageCommand,
+    ReportTable,
+    Section,
+    escape_invisible,
+    format_short,
+)
 from trainrig.runs.run_list import ListedRun, read_listed_run, shorten_name
 from trainrig.storage.writable import check_file
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
@@ -53,32 +61,32 @@ def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
             f"{len(wanted)} runs named: give two to {len(STROKES)}, each once, to lay over each "
             "other"
         )
-    above = _folder_above(wanted)
+    above = _find_common_folder(wanted)
     found = [(read_report_data(folder), read_listed_run(folder)) for folder in wanted]
     return [OverlaidRun(shorten_name(run, above), run, data) for data, run in found]
 
 
-def overlay_page(runs: Sequence[OverlaidRun]) -> str:
+def build_overlay_page(runs: Sequence[OverlaidRun]) -> str:
     """The page as HTML text."""
     charts = [
-        _overlay(runs, "train/loss", "Training loss", "nats per token"),
-        _overlay(runs, "train/grad_norm", "Gradient norm", "norm"),
-        _overlay(runs, "train/lr", "Learning rate", "learning rate", smooth=False),
-        _overlay(runs, "speed/tokens_per_second", "Speed", "tokens per second"),
+        _draw_overlay(runs, "train/loss", "Training loss", "nats per token"),
+        _draw_overlay(runs, "train/grad_norm", "Gradient norm", "norm"),
+        _draw_overlay(runs, "train/lr", "Learning rate", "learning rate", smooth=False),
+        _draw_overlay(runs, "speed/tokens_per_second", "Speed", "tokens per second"),
     ]
     if any(run.data.held_out for run in runs):
-        charts.insert(0, _chart_held_out(runs))
-    best = min(runs, key=_standing)
+        charts.insert(0, _draw_held_out(runs))
+    best = min(runs, key=_pick_judged_loss)
     page = report.ReportPage(
         title="Training runs",
         verdict=report.Verdict(
-            f"{best.name} has the lowest {_name_judged_loss(best)}, {_standing(best):.3f} nats per"
-            " token."
+            f"{best.name} has the lowest {_name_judged_loss(best)},"
+            f" {_pick_judged_loss(best):.3f} nats per token."
         ),
-        figures=_key_figures(runs),
+        figures=_build_key_figures(runs),
         sections=(
             Section("curves", "Laid over each other", tuple(charts)),
-            Section("runs", "The runs", (_table(runs),)),
+            Section("runs", "The runs", (_build_table(runs),)),
         ),
         commands=(
             PageCommand(
@@ -87,7 +95,7 @@ def overlay_page(runs: Sequence[OverlaidRun]) -> str:
         ),
         provenance={"Runs": {run.name: run.listed.folder for run in runs}},
     )
-    return page.html()
+    return page.render_html()
 
 
 def write_overlay(folders: Sequence[str], path: str) -> str:
@@ -96,11 +104,11 @@ def write_overlay(folders: Sequence[str], path: str) -> str:
     Raises as `read_runs`, and ConfigError where it cannot be written.
     """
     check_file(path)
-    storage.write(path, overlay_page(read_runs(folders)).encode())
+    storage.write(path, build_overlay_page(read_runs(folders)).encode())
     return path
 
 
-def _folder_above(folders: Sequence[str]) -> str:
+def _find_common_folder(folders: Sequence[str]) -> str:
     """The deepest folder that all lie in."""
     parts = [folder.split("/")[:-1] for folder in folders]
     shared = []
@@ -115,7 +123,7 @@ def _name_judged_loss(run: OverlaidRun) -> str:
     return "loss" if run.listed.best_held_out is None else "held-out loss"
 
 
-def _standing(run: OverlaidRun) -> float:
+def _pick_judged_loss(run: OverlaidRun) -> float:
     best = run.listed.best_held_out
     loss = best if best is not None else run.listed.loss
     return np.inf if loss is None else loss
@@ -127,7 +135,7 @@ def _draw_curves(
     def plot(ax: Axes) -> None:
         for run, (colour, stroke) in zip(runs, cycle(STROKES), strict=False):
             x, y = figures.thin(*curve(run))
-            label = visible(run.name)[-24:]
+            label = escape_invisible(run.name)[-24:]
             ax.plot(x, y, stroke + marks, color=colour, linewidth=1.8, markersize=4, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -137,14 +145,16 @@ def _draw_curves(
     return plot
 
 
-def _overlay(
+def _draw_overlay(
     runs: Sequence[OverlaidRun], name: str, title: str, unit: str, smooth: bool = True
 ) -> Chart:
     """One figure of all runs."""
 
     def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
         found = list_values(run.data.updates, name)
-        return run.tokens, figures.trailing_mean(found, _over(run)) if smooth else found
+        return run.tokens, figures.compute_trailing_mean(
+            found, _choose_mean_over(run)
+        ) if smooth else found
 
     ends = {run.name: float(curve(run)[1][-1]) for run in runs}
     low, high = min(ends, key=lambda n: ends[n]), max(ends, key=lambda n: ends[n])
@@ -156,9 +166,10 @@ def _overlay(
         if max(ends.values()) >= 1_000:
             ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
 
-    each = ", ".join(f"{run.name} {_over(run)}" for run in runs)
+    each = ", ".join(f"{run.name} {_choose_mean_over(run)}" for run in runs)
     return Chart(
-        f"{title} in the end: {short(ends[low])} ({low}) to {short(ends[high])} ({high})",
+        f"{title} in the end: {format_short(ends[low])} ({low}) to "
+        f"{format_short(ends[high])} ({high})",
         figures.draw(draw_labelled, 270),
         label=f"Lines of the {unit} against tokens, one a run.",
         caption=f"Means of the last steps: {each}." if smooth else "Each step.",
@@ -166,12 +177,12 @@ def _overlay(
     )
 
 
-def _over(run: OverlaidRun) -> int:
+def _choose_mean_over(run: OverlaidRun) -> int:
     points = len(run.data.updates)
     return max(1, min(points, max(4, points // SMOOTHED)))
 
 
-def _chart_held_out(runs: Sequence[OverlaidRun]) -> Chart:
+def _draw_held_out(runs: Sequence[OverlaidRun]) -> Chart:
     measured = [run for run in runs if run.data.held_out]
 
     def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
@@ -197,25 +208,27 @@ def _draw_labelled(ax: Axes, plot: Callable[[Axes], None]) -> None:
     ax.set_ylabel("held-out loss (nats per token)")
 
 
-def _key_figures(runs: Sequence[OverlaidRun]) -> tuple[KeyFigure, ...]:
+def _build_key_figures(runs: Sequence[OverlaidRun]) -> tuple[KeyFigure, ...]:
     listed = [run.listed for run in runs]
-    fastest = max(runs, key=_median_speed)
+    fastest = max(runs, key=_compute_median_speed)
     going = sum(run.state == "running" for run in listed)
     tokens = max(runs, key=lambda run: run.listed.tokens)
     hours = sum(run.paid_hours for run in listed)
     return (
         KeyFigure("Runs", str(len(runs)), "", f"{going} under way"),
-        KeyFigure("Most tokens", short(tokens.listed.tokens), "", tokens.name),
-        KeyFigure("Fastest", short(_median_speed(fastest)), "tokens/s", fastest.name),
+        KeyFigure("Most tokens", format_short(tokens.listed.tokens), "", tokens.name),
+        KeyFigure(
+            "Fastest", format_short(_compute_median_speed(fastest)), "tokens/s", fastest.name
+        ),
         KeyFigure("Worker hours", f"{hours:.2f}", "h", "of all of them, restarts included"),
     )
 
 
-def _median_speed(run: OverlaidRun) -> float:
+def _compute_median_speed(run: OverlaidRun) -> float:
     return float(np.nanmedian(list_values(run.data.updates, "speed/tokens_per_second")))
 
 
-def _table(runs: Sequence[OverlaidRun]) -> ReportTable:
+def _build_table(runs: Sequence[OverlaidRun]) -> ReportTable:
     rows = tuple(
         (
             run.name,

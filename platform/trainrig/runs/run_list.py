@@ -56,7 +56,7 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
     Raises DataError if there is none, ConfigError for an instance that the table of hardware lacks.
     """
     if instance is not None:
-        hardware.load().instance(instance)
+        hardware.load().find_instance(instance)
     found = [read_listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
     if not found:
         raise DataError(f"{folder}: no training run in it or below it")
@@ -97,10 +97,10 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
         best_held_out=best[0],
         best_step=best[1],
         tokens=last.get("train/tokens", 0),
-        best_scores=tuple(_best_scores(folder, run["training"].get("evaluations", ()))),
+        best_scores=tuple(_find_best_scores(folder, run["training"].get("evaluations", ()))),
         worker_hours=seconds / 3600,
         paid_hours=paid,
-        usd=None if instance is None else paid * _worker_usd(instance, run["training"]),
+        usd=None if instance is None else paid * _compute_worker_usd(instance, run["training"]),
     )
 
 
@@ -116,16 +116,16 @@ def _count_paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
     return float(sum(held)) / 3600
 
 
-def _worker_usd(instance: str, training: Mapping[str, Any]) -> float:
+def _compute_worker_usd(instance: str, training: Mapping[str, Any]) -> float:
     """What a worker costs an hour: a device of `instance`, or, where it has none, its threads."""
     offers = hardware.load()
-    machine = offers.instance(instance)
-    if devices := offers.accelerators(instance):
+    machine = offers.find_instance(instance)
+    if devices := offers.count_accelerators(instance):
         return machine.usd / devices
     return machine.usd * int(training.get("threads", 1)) / machine.vcpus
 
 
-def _best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> Iterator[BestScore]:
+def _find_best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> Iterator[BestScore]:
     """The best headline score of each task of each evaluation, of those that count."""
     for evaluation in evaluations:
         best: dict[str, tuple[CheckpointScore, int]] = {}

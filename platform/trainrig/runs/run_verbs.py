@@ -10,7 +10,7 @@ import typer
 from trainrig.command_line import completion
 from trainrig.command_line.options import Borders, Json
 from trainrig.errors import ConfigError, DataError
-from trainrig.report import short
+from trainrig.report import format_short
 
 if TYPE_CHECKING:
     from trainrig.runs.run_list import BestScore
@@ -103,7 +103,7 @@ def _show_step(
         print(json.dumps(traced.as_json()))
         return
     console = Console(highlight=False, soft_wrap=True)
-    for text in traced.texts(tokens, borders):
+    for text in traced.render_texts(tokens, borders):
         console.print(text)
     console.print(traced.verdict)
 
@@ -125,14 +125,14 @@ def watch(
 
     Only the address that it prints, which holds a token, opens the page; it changes nothing.
     """
-    from trainrig.runs.watch import PageServer, live_page
+    from trainrig.runs.watch import PageServer, build_live_page
     from trainrig.storage import exists, join
 
     folders = [each.rstrip("/") for each in run]
     for folder in folders:
         if not exists(join(folder, "run.toml")):
             raise DataError(f"{folder}: no run.toml; name the folder of a training run")
-    with PageServer(lambda: live_page(*folders), port) as server:
+    with PageServer(lambda: build_live_page(*folders), port) as server:
         print(server.url, flush=True)
         server.serve_forever()
 
@@ -175,8 +175,8 @@ def runs(
                 f"{each.step:,}/{each.steps:,}",
                 "-" if each.loss is None else f"{each.loss:.4f}",
                 best,
-                _first_score(each.best_scores),
-                short(each.tokens).replace("\u00a0", " "),
+                _format_first_score(each.best_scores),
+                format_short(each.tokens).replace("\u00a0", " "),
                 f"{each.paid_hours:.2f}",
                 "-" if each.usd is None else f"{each.usd:,.2f}",
             )
@@ -188,7 +188,7 @@ def runs(
         )
 
 
-def _first_score(scores: "Sequence[BestScore]") -> str:
+def _format_first_score(scores: "Sequence[BestScore]") -> str:
     """The best score of the first task, and how many other tasks there are."""
     if not scores:
         return "-"

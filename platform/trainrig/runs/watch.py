@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import POLICY
-from trainrig.runs.overlay import overlay_page, read_runs
+from trainrig.runs.overlay import build_overlay_page, read_runs
 from trainrig.train.run.run_page import build_run_page, read_report_data
 
 ADDRESS = "127.0.0.1"
@@ -36,14 +36,14 @@ _WAITING = (
 )
 
 
-def live_page(*folders: str, seconds: int = REFRESH_SECONDS) -> str:
+def build_live_page(*folders: str, seconds: int = REFRESH_SECONDS) -> str:
     """The report of the run in `folders`, or of several laid over each other, as it is now, which
     asks for itself again."""
     try:
         if len(folders) == 1:
             page = build_run_page(read_report_data(folders[0]))
         else:
-            page = overlay_page(read_runs(folders))
+            page = build_overlay_page(read_runs(folders))
     except DataError as problem:  # not one update yet
         page = _WAITING.format(html.escape(str(problem)))
     refresh = f'<meta http-equiv="refresh" content="{seconds}">'

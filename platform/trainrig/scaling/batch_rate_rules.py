@@ -24,15 +24,15 @@ class _Rule(Settings, abc.ABC):
     highest_rate: float = Field(default=1e-2, gt=0)
 
     @abc.abstractmethod
-    def batch(self, parameters: float, tokens: float) -> float:
+    def compute_batch(self, parameters: float, tokens: float) -> float:
         """Tokens of a global batch, for N non-embedding `parameters` and D `tokens`."""
 
-    def rate(self, parameters: float, tokens: float) -> float:
-        """Peak rate of AdamW, for the batch that `batch` gives."""
-        return min(self.highest_rate, self._rate(parameters, tokens))
+    def compute_rate(self, parameters: float, tokens: float) -> float:
+        """Peak rate of AdamW, for the batch that `compute_batch` gives."""
+        return min(self.highest_rate, self._compute_rate(parameters, tokens))
 
     @abc.abstractmethod
-    def _rate(self, parameters: float, tokens: float) -> float:
+    def _compute_rate(self, parameters: float, tokens: float) -> float:
         """The same, before it is cut."""
 
 
@@ -46,11 +46,11 @@ class DeepSeek(_Rule):
     kind: Literal["DeepSeek"] = "DeepSeek"
     fitted_on: ClassVar[str] = "1e17 to 2e19 FLOPs, tried at 1e20"
 
-    def batch(self, parameters: float, tokens: float) -> float:
+    def compute_batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
         return 0.2920 * math.pow(6 * parameters * tokens, 0.3271)
 
-    def _rate(self, parameters: float, tokens: float) -> float:
+    def _compute_rate(self, parameters: float, tokens: float) -> float:
         return 0.3118 * math.pow(6 * parameters * tokens, -0.1250)
 
 
@@ -63,11 +63,11 @@ class Porian(_Rule):
     kind: Literal["Porian"] = "Porian"
     fitted_on: ClassVar[str] = "5M to 901M parameters, 20 tokens for each"
 
-    def batch(self, parameters: float, tokens: float) -> float:
+    def compute_batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
         return 0.7576 * math.pow(parameters, 0.703)
 
-    def _rate(self, parameters: float, tokens: float) -> float:
+    def _compute_rate(self, parameters: float, tokens: float) -> float:
         return 3.7 * math.pow(parameters, -0.36)
 
 
@@ -77,11 +77,11 @@ class StepLaw(_Rule):
     kind: Literal["StepLaw"] = "StepLaw"
     fitted_on: ClassVar[str] = "60M to 1B parameters, 2B to 100B tokens"
 
-    def batch(self, parameters: float, tokens: float) -> float:
+    def compute_batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
         return 0.58 * math.pow(tokens, 0.571)
 
-    def _rate(self, parameters: float, tokens: float) -> float:
+    def _compute_rate(self, parameters: float, tokens: float) -> float:
         return 1.79 * math.pow(parameters, -0.713) * math.pow(tokens, 0.307)
 
 
@@ -96,13 +96,13 @@ class Kaplan(_Rule):
     kind: Literal["Kaplan"] = "Kaplan"
     fitted_on: ClassVar[str] = "up to 1.5B parameters, 23B tokens"
 
-    def batch(self, parameters: float, tokens: float) -> float:
+    def compute_batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
         of_size = math.pow(8.8e13 / parameters, 0.076 / 0.095)
         loss = math.pow(of_size + 5.4e13 / tokens, 0.095)
         return 2.1e8 * math.pow(loss, -1 / 0.21)
 
-    def _rate(self, parameters: float, tokens: float) -> float:
+    def _compute_rate(self, parameters: float, tokens: float) -> float:
         return 3.239e-3 - 1.395e-4 * math.log(min(parameters, 1e9))
 
 
@@ -113,11 +113,11 @@ class FixedBatchAndRate(Settings):
     batch_tokens: float = Field(gt=0, allow_inf_nan=False)  # tokens of a global batch
     lr: float = Field(gt=0, allow_inf_nan=False)  # peak learning rate
 
-    def batch(self, parameters: float, tokens: float) -> float:
+    def compute_batch(self, parameters: float, tokens: float) -> float:
         """Tokens of a global batch."""
         return self.batch_tokens
 
-    def rate(self, parameters: float, tokens: float) -> float:
+    def compute_rate(self, parameters: float, tokens: float) -> float:
         """Peak rate of AdamW."""
         return self.lr
 
@@ -128,7 +128,7 @@ SweepRule = Annotated[
 ]
 
 
-def whole_sequences(batch: float, sequence_length: int, tokens: float, fewest_steps: int) -> int:
+def round_to_sequences(batch: float, sequence_length: int, tokens: float, fewest_steps: int) -> int:
     """Sequences of a global batch of about `batch` tokens: a power of two, at least 1.
 
     So few that a run of `tokens` has `fewest_steps` steps or more: with fewer, warm-up and decay

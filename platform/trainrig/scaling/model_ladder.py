@@ -35,7 +35,7 @@ WIDENING, WIDENING_LEAST, WIDENING_MOST = 8 / 3, 1.75, 4.0
 _HALVINGS = 16  # of a search among sizes: finer than they are apart
 
 
-def initial_std(channels: int) -> float:
+def compute_std_by_width(channels: int) -> float:
     """The spread of fresh weights: sqrt(2 / (5 C)), Nguyen and Salazar 2019 (arXiv:1910.05895,
     section 2.2); GPT-2's 0.02 is that of 1,000 channels. With 0.02 narrow models hardly learn in
     the first hundred steps: one of 20,000 parameters came to 6.04 nats in 312, with this to 5.67.
@@ -78,7 +78,7 @@ class LadderModel:
         return self.parameters + self.embedding_parameters
 
 
-def ladder(
+def build_ladder(
     parameters: Sequence[float],
     vocabulary: int,
     positions: int = 2048,
@@ -120,17 +120,17 @@ def find_ladder_model(
             f"{LEAST_PARAMETERS:,}, and laws hold from {SMALLEST:,} on"
         )
     layers, channels, between = min(
-        _candidates(parameters), key=lambda sizes: _strangeness(sizes, parameters)
+        _iterate_candidates(parameters), key=lambda sizes: _measure_strangeness(sizes, parameters)
     )
     model = DecoderConfig(
         layers=layers,
         channels=channels,
-        heads=channels // _grain(channels).head_channels,
+        heads=channels // _find_grain(channels).head_channels,
         feedforward_channels=between,
         vocabulary=vocabulary,
         positions=positions,
         tie_embeddings=tie_embeddings,
-        initial_std=initial_std(mup.base_channels if mup else channels),
+        initial_std=compute_std_by_width(mup.base_channels if mup else channels),
         mup=mup,
     )
     count = count_parameters(model)
@@ -156,18 +156,20 @@ def find_ladder_model_of(
     depths, widths = [plain.model.layers], [plain.model.channels]
     if sides == 2:
         depths = list(range(max(1, plain.model.layers // 3), plain.model.layers + 1))
-        widths = sorted({width for by in (0.6, 0.8, 1.0) for width in _near(by * widths[0])})
+        widths = sorted(
+            {width for by in (0.6, 0.8, 1.0) for width in _iterate_widths(by * widths[0])}
+        )
 
     def make(layers: int, channels: int, between: int) -> LadderModel:
         model = made_of(
             layers=layers,
             channels=channels,
-            heads=channels // _grain(channels).head_channels,
+            heads=channels // _find_grain(channels).head_channels,
             feedforward_channels=between,
             vocabulary=vocabulary,
             positions=positions,
             tie_embeddings=tie_embeddings,
-            initial_std=plain.model.initial_std if mup else initial_std(channels),
+            initial_std=plain.model.initial_std if mup else compute_std_by_width(channels),
             mup=mup,
         )
         count = count_parameters(model)
@@ -175,7 +177,7 @@ def find_ladder_model_of(
 
     def fit_width(layers: int, channels: int) -> LadderModel:
         """With the width between that comes nearest: parameters are linear in it."""
-        step = _grain(channels).between
+        step = _find_grain(channels).between
         first, second = (make(layers, channels, step * n).parameters for n in (1, 2))
         return make(
             layers, channels, step * max(1, 1 + round((parameters - first) / (second - first)))
@@ -184,7 +186,7 @@ def find_ladder_model_of(
     def strangeness(found: LadderModel) -> float:
         model = found.model
         off = abs(math.log(found.parameters / parameters))
-        shape = math.log(model.channels / (sides * model.layers) / aspect(parameters)) ** 2
+        shape = math.log(model.channels / (sides * model.layers) / compute_aspect(parameters)) ** 2
         widening = math.log(model.shape.feedforward_channels / model.channels / WIDENING) ** 2
         return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
 
@@ -199,7 +201,7 @@ def with_further_heads(found: LadderModel, heads: int) -> LadderModel:
     return replace(found, model=found.model.model_copy(update={"further_heads": heads}))
 
 
-def ladder_model_of(
+def find_ladder_model_by_count(
     parameters: float,
     count: Literal["non-embedding", "total"],
     vocabulary: int,
@@ -230,48 +232,48 @@ def ladder_model_of(
     return best
 
 
-def aspect(parameters: float) -> float:
+def compute_aspect(parameters: float) -> float:
     """Channels for each layer that a decoder of so many parameters is given, as near as may be."""
     way = math.log(parameters / SMALLEST) / math.log(LARGEST / SMALLEST)
     wanted: float = ASPECT_SMALLEST * (ASPECT_LARGEST / ASPECT_SMALLEST) ** max(0.0, way)
     return min(ASPECT_MOST, wanted)
 
 
-def _candidates(parameters: float) -> Iterator[tuple[int, int, int]]:
+def _iterate_candidates(parameters: float) -> Iterator[tuple[int, int, int]]:
     """(L, C, F): for the few widths of each depth that are near, the F that fits best."""
     usual = 4 + 3 * WIDENING  # parameters of a layer over those of one square matrix
-    depth = (parameters / (usual * aspect(parameters) ** 2)) ** (1 / 3)
+    depth = (parameters / (usual * compute_aspect(parameters) ** 2)) ** (1 / 3)
     for layers in range(max(2, int(depth / 2)), int(depth * 2) + 2):
-        for channels in sorted(set(_near(math.sqrt(parameters / (layers * usual))))):
-            multiple = _grain(channels).between
-            wanted = _between(parameters, layers, channels)
+        for channels in sorted(set(_iterate_widths(math.sqrt(parameters / (layers * usual))))):
+            multiple = _find_grain(channels).between
+            wanted = _compute_between(parameters, layers, channels)
             clamped = min(max(wanted, WIDENING_LEAST * channels), WIDENING_MOST * channels)
             yield layers, channels, max(multiple, round(clamped / multiple) * multiple)
 
 
-def _near(width: float) -> Iterator[int]:
+def _iterate_widths(width: float) -> Iterator[int]:
     """Widths around `width` that heads divide."""
     for factor in (0.8, 1.0, 1.25):
-        step = _grain(width * factor).channels
+        step = _find_grain(width * factor).channels
         below = max(1, int(width * factor / step))
         yield from (below * step, (below + 1) * step)
 
 
-def _between(parameters: float, layers: int, channels: int) -> float:
+def _compute_between(parameters: float, layers: int, channels: int) -> float:
     """The F that gives so many layers of C channels exactly `parameters`."""
     rest = (parameters - channels) / layers - 2 * channels - 4 * channels**2
     return rest / (3 * channels)
 
 
-def _strangeness(sizes: tuple[int, int, int], parameters: float) -> float:
+def _measure_strangeness(sizes: tuple[int, int, int], parameters: float) -> float:
     """How far (L, C, F) are from what was asked (first of all), and from the usual proportions."""
     layers, channels, between = sizes
     found = layers * (4 * channels**2 + 3 * channels * between + 2 * channels) + channels
     off = abs(math.log(found / parameters))
-    shape = math.log(channels / layers / aspect(parameters)) ** 2
+    shape = math.log(channels / layers / compute_aspect(parameters)) ** 2
     widening = math.log(between / channels / WIDENING) ** 2
     return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
 
 
-def _grain(channels: float) -> _Grain:
+def _find_grain(channels: float) -> _Grain:
     return next(grain for grain in _GRAINS if channels >= grain.start)

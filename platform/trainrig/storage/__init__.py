@@ -31,7 +31,7 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/"), *names] if folder else names)
 
 
-def absolute(path: str) -> str:
+def make_absolute(path: str) -> str:
     """`path` as processes elsewhere on this machine, in folders of their own, can use it."""
     return path if path.startswith(S3) else str(Path(path).absolute())
 
@@ -105,7 +105,7 @@ def create(path: str, data: bytes) -> bool:
     if path.startswith(S3):
         return s3_objects.create_object(path, data)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_name(path)
+    temporary = _make_temporary_name(path)
     try:
         _write_synced(temporary, data)
         os.link(temporary, path)  # atomic, and never replaces
@@ -129,7 +129,7 @@ def atomic_file(path: str) -> Iterator[str]:
                 s3_objects.get_client().upload_file(temporary, bucket, key)
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_name(path)
+    temporary = _make_temporary_name(path)
     try:
         yield temporary
         with Path(temporary).open("rb+") as file:
@@ -143,7 +143,7 @@ def atomic_file(path: str) -> Iterator[str]:
 def open_read(path: str) -> BinaryIO:
     """A seekable stream of the bytes at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
-        reader = s3_objects.ObjectReader(path, size(path))
+        reader = s3_objects.ObjectReader(path, measure_size(path))
         return cast(BinaryIO, io.BufferedReader(reader, READ_BLOCK))
     return Path(path).open("rb")
 
@@ -151,13 +151,13 @@ def open_read(path: str) -> BinaryIO:
 def exists(path: str) -> bool:
     """Whether a file (not a folder) is at `path`."""
     try:
-        size(path)
+        measure_size(path)
     except FileNotFoundError:
         return False
     return True
 
 
-def size(path: str) -> int:
+def measure_size(path: str) -> int:
     """Bytes of the file at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
         return int(s3_objects.head_object(path)["ContentLength"])
@@ -241,7 +241,7 @@ def delete_folder(folder: str) -> None:
         shutil.rmtree(folder)
 
 
-def sha256(path: str) -> str:
+def compute_sha256(path: str) -> str:
     """SHA-256 of the bytes at `path`, in hexadecimal."""
     digest = hashlib.sha256()
     with _name_file_in_errors(path), open_read(path) as stream:
@@ -250,7 +250,7 @@ def sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-def content_key(path: str) -> str:
+def compute_content_key(path: str) -> str:
     """A string that changes when the bytes at `path` do: SHA-256 on disk, size and ETag on S3.
 
     Reading terabytes back from S3 only to hash them would cost more than the stage that asks.
@@ -258,17 +258,17 @@ def content_key(path: str) -> str:
     if path.startswith(S3):
         head = s3_objects.head_object(path)
         return f"{head['ContentLength']}-{head['ETag'].strip(chr(34))}"
-    return sha256(path)
+    return compute_sha256(path)
 
 
-def local_path(path: str) -> Path:
+def fetch_local_path(path: str) -> Path:
     """A local file with the bytes at `path`: itself, or a download that later calls find again.
 
     Downloads lie in `$XDG_CACHE_HOME/trainrig`, named by location and ETag.
     """
     if not path.startswith(S3):
         return Path(path)
-    name = hashlib.sha256(f"{path}\n{content_key(path)}".encode()).hexdigest()
+    name = hashlib.sha256(f"{path}\n{compute_content_key(path)}".encode()).hexdigest()
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     cached = Path(home) / "trainrig" / name
     if not cached.exists():
@@ -297,7 +297,7 @@ def _name_file_in_errors(path: str) -> Iterator[None]:
         raise
 
 
-def _temporary_name(path: str) -> str:
+def _make_temporary_name(path: str) -> str:
     target = Path(path)
     return str(target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"))
 

@@ -48,11 +48,11 @@ def translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if _code(error) in {"404", "NoSuchKey"}:
+        if _get_code(error) in {"404", "NoSuchKey"}:
             raise FileNotFoundError(path) from None
-        if _code(error) == "InvalidRange":
+        if _get_code(error) == "InvalidRange":
             raise NothingThere(path) from None
-        if _code(error) == "NoSuchBucket":
+        if _get_code(error) == "NoSuchBucket":
             raise DataError(f"{path}: no such bucket; create it, or name another") from None
         raise ClusterError(f"{path}: S3 answers {error}") from error
     except NoCredentialsError:
@@ -121,7 +121,7 @@ def complete_upload(
         get_client().complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
     except ClientError as error:
         # What a retry is told whose first try was done, but not answered.
-        if _code(error) != "NoSuchUpload" or int(head_object(path)["ContentLength"]) != length:
+        if _get_code(error) != "NoSuchUpload" or int(head_object(path)["ContentLength"]) != length:
             raise
 
 
@@ -177,7 +177,7 @@ def create_object(path: str, data: bytes) -> bool:
             return True
         except ClusterError as error:
             answer = error.__cause__
-            code = _code(answer) if isinstance(answer, ClientError) else ""
+            code = _get_code(answer) if isinstance(answer, ClientError) else ""
             if code == "PreconditionFailed":
                 return get_object(path, None) == data
             if code != "ConditionalRequestConflict":
@@ -186,7 +186,7 @@ def create_object(path: str, data: bytes) -> bool:
     raise ClusterError(f"{path}: {ATTEMPTS} conditional writes met another writer each time")
 
 
-def _code(error: Any) -> str:
+def _get_code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 

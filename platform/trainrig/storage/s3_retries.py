@@ -61,7 +61,7 @@ def _pause(
     **_: object,
 ) -> float | None:
     """Seconds until the request is to be sent again; None: never."""
-    problem = _passing(response, caught_exception)
+    problem = _explain_passing_error(response, caught_exception)
     if problem is None:
         return None
     now = time.monotonic()
@@ -76,7 +76,7 @@ def _pause(
     return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts, 30)))
 
 
-def _passing(
+def _explain_passing_error(
     response: tuple[Any, dict[str, Any]] | None, caught_exception: Exception | None
 ) -> str | None:
     """What went wrong, in words, if it may pass; None: it went well, or is refused for good."""

@@ -21,9 +21,11 @@ def check_folder(folder: str) -> None:
     if folder.startswith(storage.S3):
         return
     with _explain_errors(folder):
-        there = _nearest(Path(folder))
+        there = _find_nearest(Path(folder))
         if not there.is_dir():
-            raise ConfigError(f"{folder}: {_itself(there, folder)} is a file; name another folder")
+            raise ConfigError(
+                f"{folder}: {_name_place(there, folder)} is a file; name another folder"
+            )
         _make_a_file_in(there)
 
 
@@ -36,14 +38,14 @@ def check_file(path: str) -> None:
     check_folder(str(Path(path).parent))
 
 
-def _nearest(path: Path) -> Path:
+def _find_nearest(path: Path) -> Path:
     """`path`, or what of the folders above it is there."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.stat()  # raises for names that no file may have
     return next(each for each in (path, *path.absolute().parents) if each.exists())
 
 
-def _itself(there: Path, folder: str) -> str:
+def _name_place(there: Path, folder: str) -> str:
     return "it" if there == Path(folder) else str(there)
 
 

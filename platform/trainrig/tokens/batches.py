@@ -130,7 +130,7 @@ class MicroBatch:
         return self.arrays.get(POSITIONS)
 
 
-def token_arrays(
+def build_token_arrays(
     ids_BT: Integers, targets_BT: Integers, positions_BT: Integers | None = None
 ) -> dict[str, Integers]:
     """The arrays of a micro-batch of which each next token is predicted."""
@@ -267,13 +267,13 @@ def assign_micro_batches(
 
 def _build_slot(index: int, begin: int, end: int, count: int, virtual: int) -> MicroBatchSlot:
     """Micro-batch `index`, of a worker that has those from `begin` to `end`."""
-    first, last = virtual_worker(index, count, virtual)
+    first, last = find_virtual_worker(index, count, virtual)
     if first < begin:  # what comes before it is another's
         return MicroBatchSlot(index, True, index, closes=True)
     return MicroBatchSlot(index, True, first, closes=index == min(last, end) - 1)
 
 
-def virtual_worker(index: int, count: int, virtual: int) -> tuple[int, int]:
+def find_virtual_worker(index: int, count: int, virtual: int) -> tuple[int, int]:
     """The first of `count` micro-batches that are of the same one of `virtual` virtual workers as
     micro-batch `index`, and that after the last."""
     number = ((index + 1) * virtual - 1) // count

@@ -12,15 +12,15 @@ import numpy as np
 from rich.text import Text
 
 from trainrig import manifest, storage
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
-from trainrig.report import visible
+from trainrig.report import escape_invisible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.documents.formats import name_place
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
 from trainrig.tokens.permutation import Integers, permute_indices
-from trainrig.tokens.row_view import RowPiece, row_text
+from trainrig.tokens.row_view import RowPiece, render_row
 from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
@@ -95,47 +95,47 @@ class Inspection:
                 )
         return cls(folder, opened, encoder)
 
-    def counts(self) -> dict[str, dict[str, SourceCounts]]:
+    def count_sources(self) -> dict[str, dict[str, SourceCounts]]:
         """By split, by source."""
         return {
             split: {source: count_source(shards, source) for source in shards.sources}
             for split, shards in self.splits.items()
         }
 
-    def texts(self, view: "View", sources: Sequence[str] = ()) -> Iterator[Text]:
+    def render_texts(self, view: "View", sources: Sequence[str] = ()) -> Iterator[Text]:
         """All of it as a person reads it; `sources`: of these alone.
 
         Rows are those of the split that is trained on: the other has no plans.
         """
         for split, source, counts in self._choose_sources(sources):
-            yield Text(_headline(split, source, counts, self.splits[split]), style="bold")
-            yield Text(histogram_text(counts))
+            yield Text(_format_headline(split, source, counts, self.splits[split]), style="bold")
+            yield Text(render_histogram(counts))
             if view.mask:
                 yield from self.show_loss_mask(split, source, view)
                 continue
-            for document in self.documents(split, source, view.documents, view.seed):
+            for document in self.sample_documents(split, source, view.documents, view.seed):
                 title = f"{document['url'] or document['id']}: {document['tokens']:,} tokens"
-                yield Text(f"┃ {visible(title)}", style="bold")
-                yield Text(excerpt(document["text"]))
+                yield Text(f"┃ {escape_invisible(title)}", style="bold")
+                yield Text(cut_excerpt(document["text"]))
             if split != HELD_OUT and self.splits[split].rows == "documents":
-                yield from self.rows(split, source, view)
+                yield from self.render_rows(split, source, view)
 
     def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
         """Counts and sampled documents, by split, by source."""
         found: dict[str, Any] = {}
         for split, source, counts in self._choose_sources(sources):
-            samples = self.documents(split, source, view.documents, view.seed)
+            samples = self.sample_documents(split, source, view.documents, view.seed)
             found.setdefault(split, {})[source] = asdict(counts) | {"samples": samples}
         return found
 
     def _choose_sources(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
         """Each split and source to show. Raises ConfigError for a source that no split has."""
-        counts = self.counts()
+        counts = self.count_sources()
         there = sorted({source for of in counts.values() for source in of})
         for source in sources:
             if source not in there:
                 raise ConfigError(
-                    f"{self.folder}: no source '{source}'{did_you_mean(source, there)}"
+                    f"{self.folder}: no source '{source}'{suggest_choice(source, there)}"
                 )
         return [
             (split, source, each)
@@ -144,15 +144,17 @@ class Inspection:
             if not sources or source in sources
         ]
 
-    def documents(self, split: str, source: str, count: int, seed: int) -> list[dict[str, Any]]:
+    def sample_documents(
+        self, split: str, source: str, count: int, seed: int
+    ) -> list[dict[str, Any]]:
         """Some documents, whole: id, URL, tokens and decoded text."""
         shards = self.splits[split]
-        numbers = _draw(shards.document_count(source), count, seed)
-        starts = shards.document_starts(source, numbers)
+        numbers = _draw(shards.count_documents(source), count, seed)
+        starts = shards.find_document_starts(source, numbers)
         found = []
         for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
             document = shards.document(source, number)
-            text = self.encoder.decode(shards.window(source, start, document.length).tolist())
+            text = self.encoder.decode(shards.read_window(source, start, document.length).tolist())
             found.append(
                 {"id": document.id, "url": document.url, "tokens": document.length, "text": text}
             )
@@ -163,20 +165,20 @@ class Inspection:
         the chosen answer is followed by the rejected one."""
         shards = self.splits[split]
         together = 2 if shards.rows == "pairs" else 1
-        drawn = _draw(shards.document_count(source) // together, view.documents, view.seed)
+        drawn = _draw(shards.count_documents(source) // together, view.documents, view.seed)
         for number in (drawn[:, None] * together + np.arange(together)).ravel().tolist():
             document = shards.document(source, number)
-            start = int(shards.document_starts(source, np.array([number]))[0])
-            ids = shards.window(source, start, document.length).astype(np.int64)
+            start = int(shards.find_document_starts(source, np.array([number]))[0])
+            ids = shards.read_window(source, start, document.length).astype(np.int64)
             weights = np.empty_like(ids)
             shards.read_weights(source, start, weights)
             following = np.append(np.where(weights > 0, ids, IGNORE)[1:], IGNORE)
             title = name_place(document.corpus_file, document.corpus_row)
             title += _answer_named(shards, source, number)
             pieces = [RowPiece(0, title)]
-            yield row_text(ids, following, pieces, self.encoder, borders=view.borders)
+            yield render_row(ids, following, pieces, self.encoder, borders=view.borders)
 
-    def rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
+    def render_rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
         """Some rows as training would see them, with their boundaries and masks."""
         if not view.rows:
             return
@@ -189,11 +191,11 @@ class Inspection:
         ids, targets = np.empty((2, view.sequence_length), np.int64)
         for window in _draw(windows, view.rows, view.seed).tolist():
             pieces = [
-                RowPiece(place, document_title(shards, source, number))
+                RowPiece(place, name_document(shards, source, number))
                 for place, number in layout.read(source, window, 1, ids, targets).tolist()
             ]
             yield Text(f"row {window:,} of {windows:,}", style="bold")
-            yield row_text(
+            yield render_row(
                 ids, targets, pieces, self.encoder, tokens=SHOWN_TOKENS, borders=view.borders
             )
 
@@ -208,14 +210,14 @@ def _answer_named(shards: TokenShards, source: str, number: int) -> str:
     return ""
 
 
-def packing_of(kind: str, shuffled: bool) -> Packing:
+def choose_packing(kind: str, shuffled: bool) -> Packing:
     """The packing of this `kind`. Raises ConfigError if there is none such."""
     kinds: dict[str, Packing] = {
         "Concatenate": Concatenate(shuffle_documents=shuffled),
         "BestFit": BestFit(),
     }
     if kind not in kinds:
-        raise ConfigError(f"--packing: no packing '{kind}'{did_you_mean(kind, kinds)}")
+        raise ConfigError(f"--packing: no packing '{kind}'{suggest_choice(kind, kinds)}")
     if shuffled and kind == "BestFit":
         raise ConfigError("--shuffled: best-fit rows have no order of documents; leave it out")
     return kinds[kind]
@@ -223,12 +225,12 @@ def packing_of(kind: str, shuffled: bool) -> Packing:
 
 def count_source(shards: TokenShards, source: str) -> SourceCounts:
     """Exact, in one pass over where the documents of `source` begin."""
-    documents = shards.document_count(source)
+    documents = shards.count_documents(source)
     lengths = np.zeros(64, np.int64)
     shortest, longest = shards.tokens(source), 0
     for first in range(0, documents, CHUNK):
         numbers = np.arange(first, min(first + CHUNK, documents) + 1, dtype=np.int64)
-        found = np.diff(shards.document_starts(source, numbers))
+        found = np.diff(shards.find_document_starts(source, numbers))
         # The exponent of the float is exact: lengths are far below 2^53.
         lengths += np.bincount(np.frexp(found)[1] - 1, minlength=64)
         shortest, longest = min(shortest, int(found.min())), max(longest, int(found.max()))
@@ -238,7 +240,7 @@ def count_source(shards: TokenShards, source: str) -> SourceCounts:
     )
 
 
-def _headline(split: str, source: str, counts: SourceCounts, shards: TokenShards) -> str:
+def _format_headline(split: str, source: str, counts: SourceCounts, shards: TokenShards) -> str:
     share = counts.tokens / sum(shards.tokens(each) for each in shards.sources)
     return (
         f"{split} · {source}: {counts.documents:,} documents, {counts.tokens:,} tokens "
@@ -246,7 +248,7 @@ def _headline(split: str, source: str, counts: SourceCounts, shards: TokenShards
     )
 
 
-def histogram_text(counts: SourceCounts) -> str:
+def render_histogram(counts: SourceCounts) -> str:
     """The lengths of the documents as bars, one line for each doubling."""
     first = next(index for index, documents in enumerate(counts.lengths) if documents)
     most = max(counts.lengths)
@@ -259,16 +261,17 @@ def histogram_text(counts: SourceCounts) -> str:
     return "\n".join(lines)
 
 
-def excerpt(text: str, characters: int = 400) -> str:
+def cut_excerpt(text: str, characters: int = 400) -> str:
     """The beginning and the end of `text`, its control characters visible."""
     if len(text) <= characters:
-        return visible(text)
+        return escape_invisible(text)
     half = characters // 2
     left_out = len(text) - 2 * half
-    return f"{visible(text[:half])} … {left_out:,} characters … {visible(text[-half:])}"
+    begin, end = escape_invisible(text[:half]), escape_invisible(text[-half:])
+    return f"{begin} … {left_out:,} characters … {end}"
 
 
-def document_title(shards: TokenShards, source: str, number: int) -> str:
+def name_document(shards: TokenShards, source: str, number: int) -> str:
     """How a document is called where its tokens are shown."""
     document = shards.document(source, number)
     return document.url or document.id

@@ -24,13 +24,13 @@ def permute_indices(index: Integers, size: int, key: str) -> Integers:
     half_bits = np.uint64(max(1, math.ceil((size - 1).bit_length() / 2)))
     digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
     round_keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-    result = _feistel(index.astype(np.uint64), half_bits, round_keys)
+    result = _apply_feistel(index.astype(np.uint64), half_bits, round_keys)
     while (outside := result >= size).any():
-        result[outside] = _feistel(result[outside], half_bits, round_keys)
+        result[outside] = _apply_feistel(result[outside], half_bits, round_keys)
     return result.astype(np.int64)
 
 
-def _feistel(index: Words, half_bits: np.uint64, round_keys: Words) -> Words:
+def _apply_feistel(index: Words, half_bits: np.uint64, round_keys: Words) -> Words:
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = index >> half_bits, index & mask
     for round_key in round_keys:

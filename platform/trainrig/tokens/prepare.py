@@ -19,7 +19,7 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceR
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, total
+from trainrig.splits import Phase, Work, sum_counts
 from trainrig.tokens.documents.document_set import (
     SPLIT_BYTES,
     Documents,
@@ -80,36 +80,36 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
     if nothing is left to train on.
     """
     documents = open_documents(run.documents)
-    files, content = _tokenizer(run.tokenizer)
+    files, content = _read_tokenizer(run.tokenizer)
     inputs = {**documents.inputs, "tokenizer": content}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         encoder = Encoder.of(files)
         log.info("%s: encoding with %s", files.where, encoder.engine)
-        splits = documents.splits(run.shard_bytes)
-        work = functools.partial(_encoding, run, documents, encoder)
-        phase = Phase(stage.path(manifest.SCRATCH), work)
+        splits = documents.cut_splits(run.shard_bytes)
+        work = functools.partial(_make_work, run, documents, encoder)
+        phase = Phase(stage.build_path(manifest.SCRATCH), work)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-        counts = total(record.counts for record in records)
+        records = phase.read_results(splits)
+        counts = sum_counts(record.counts for record in records)
         _check(counts, run)
         plan_counts, plan_files = _plan_shards(run, encoder)
-    storage.write(stage.path(TOKENIZER_FILE), encoder.text.encode())
+    storage.write(stage.build_path(TOKENIZER_FILE), encoder.text.encode())
     sums = {name: entry for record in records for name, entry in record.files.items()}
     sums |= plan_files
-    sums[TOKENIZER_FILE] = manifest.file_sum(stage.path(TOKENIZER_FILE))
+    sums[TOKENIZER_FILE] = manifest.compute_file_sum(stage.build_path(TOKENIZER_FILE))
     if files.beside:
-        storage.write(stage.path(BROUGHT), files.brought)
-        sums[BROUGHT] = manifest.file_sum(stage.path(BROUGHT))
+        storage.write(stage.build_path(BROUGHT), files.brought)
+        sums[BROUGHT] = manifest.compute_file_sum(stage.build_path(BROUGHT))
     rest = {"vocabulary": encoder.vocabulary_size, "plans": plan_counts}
     return stage.finish(counts | rest, sums)
 
 
-def _tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
+def _read_tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
     """The tokenizer of `folder`, and the fingerprint of what it is. Raises DataError."""
     brought = storage.exists(storage.join(folder, TOKENIZER_FILE)) and not storage.exists(
         storage.join(folder, manifest.MANIFEST)
@@ -124,7 +124,9 @@ def _tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
 
 def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
     if not counts.get("train_tokens"):
-        refused = f" ({total([counts['refused']])} were refused)" if counts.get("refused") else ""
+        refused = (
+            f" ({sum_counts([counts['refused']])} were refused)" if counts.get("refused") else ""
+        )
         raise DataError(
             f"documents: not one document to train on{refused}; give more, or hold out less"
         )
@@ -145,16 +147,18 @@ def _plan_shards(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], d
     return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
 
 
-def _encoding(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
+def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
     """The work on one split of the documents: a shard to train on, and one held out."""
     vocabulary = ShardVocabulary(encoder.vocabulary_size, encoder.fingerprint)
-    before = [encoder.special(BEGIN_OF_TEXT)] if run.begin_of_text else []
+    before = [encoder.find_special(BEGIN_OF_TEXT)] if run.begin_of_text else []
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
         refused: list[RefusedRow] = []
         ids: Counter[str] = Counter()
-        for row, document in _encode_rows(documents.rows(task, refused.append), encoder, before):
+        for row, document in _encode_rows(
+            documents.read_rows(task, refused.append), encoder, before
+        ):
             held = is_held_out(row["url"] or row["id"], run.held_out)
             shards[HELD_OUT if held else TRAIN].add(document)
             ids[document.id] += 1
@@ -206,4 +210,4 @@ def _quarantine(output: str, name: str, refused: Iterable[RefusedRow]) -> dict[s
         return {}
     below = f"{QUARANTINE}/{name}.jsonl"
     storage.write(storage.join(output, below), "".join(lines).encode("utf-8", "surrogatepass"))
-    return {below: manifest.file_sum(storage.join(output, below))}
+    return {below: manifest.compute_file_sum(storage.join(output, below))}

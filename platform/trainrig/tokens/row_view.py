@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from trainrig.report import visible
+from trainrig.report import escape_invisible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 
@@ -29,7 +29,7 @@ class RowPiece:
     title: str
 
 
-def padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
+def count_padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
     """How many ids at the end of a row are padding."""
     token = encoder.special_tokens.pad
     pad = token.id if token else None
@@ -37,7 +37,7 @@ def padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
     return len(ids) - (int(text[-1]) + 1 if len(text) else 0)
 
 
-def row_text(
+def render_row(
     ids: NDArray[np.integer],
     targets: NDArray[np.integer],
     pieces: Sequence[RowPiece],
@@ -52,7 +52,7 @@ def row_text(
     show where each token ends. What strangers wrote is shown with its control characters visible.
     """
     trained = np.concatenate(([False], targets[:-1] != IGNORE))
-    unfilled = padding(ids, encoder)
+    unfilled = count_padding(ids, encoder)
     text = Text()
     ends = [piece.place for piece in pieces[1:]] + [len(ids) - unfilled]
     for number, (piece, end) in enumerate(zip(pieces, ends, strict=True)):
@@ -60,18 +60,20 @@ def row_text(
         untaught = int((~trained[piece.place : end]).sum())
         counted = f"{end - piece.place:,} tokens at {piece.place:,}"
         masked = f", {untaught:,} no target" if untaught else ""
-        text.append(f"┃ {visible(piece.title)}: {counted}{masked}\n", style=f"bold {colour}")
+        text.append(
+            f"┃ {escape_invisible(piece.title)}: {counted}{masked}\n", style=f"bold {colour}"
+        )
         for begin, past, left_out in _choose_ranges(piece.place, end, tokens):
             if left_out:
                 text.append(f" … {left_out:,} tokens … ", style="dim")
             text.append_text(
-                _piece_at(ids[begin:past], trained[begin:past], encoder, colour, borders)
+                _render_piece(ids[begin:past], trained[begin:past], encoder, colour, borders)
             )
         text.append("\n")
     if unfilled:
         text.append(f"┃ {unfilled:,} of padding\n", style="bold")
     if targets[-1] != IGNORE:
-        last = visible(encoder.decode([int(targets[-1])]))
+        last = escape_invisible(encoder.decode([int(targets[-1])]))
         text.append(f"┃ last target: {last}\n", style="bold")
     return text
 
@@ -83,7 +85,7 @@ def _choose_ranges(begin: int, end: int, tokens: int | None) -> list[tuple[int, 
     return [(begin, begin + tokens, 0), (end - tokens, end, end - begin - 2 * tokens)]
 
 
-def _piece_at(
+def _render_piece(
     ids: NDArray[np.integer],
     trained: NDArray[np.bool_],
     encoder: Encoder,
@@ -99,7 +101,7 @@ def _piece_at(
             if borders
             else (encoder.decode(numbers))
         )
-        shown = visible(shown)
+        shown = escape_invisible(shown)
         if taught:
             text.append(shown, style=colour)
         else:

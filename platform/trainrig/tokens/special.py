@@ -62,12 +62,12 @@ MODES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def sentinel(number: int) -> str:
+def name_sentinel(number: int) -> str:
     """The name of the token that stands for span `number`, from 0, of those left out (T5's)."""
     return f"<extra_id_{number}>"
 
 
-def special_tokens(reserved: int, sentinels: int = 0, extra: Sequence[str] = ()) -> list[str]:
+def list_special_tokens(reserved: int, sentinels: int = 0, extra: Sequence[str] = ()) -> list[str]:
     """The special tokens of a tokenizer that we train, by id: ours, `reserved` slots, `sentinels`
     and `extra` ones.
 
@@ -75,7 +75,7 @@ def special_tokens(reserved: int, sentinels: int = 0, extra: Sequence[str] = ())
     without its vocabulary growing.
     """
     slots = (f"<|reserved_{slot}|>" for slot in range(reserved))
-    return [*SPECIAL_TOKENS, *slots, *map(sentinel, range(sentinels)), *extra]
+    return [*SPECIAL_TOKENS, *slots, *map(name_sentinel, range(sentinels)), *extra]
 
 
 def find_named(tokens: Mapping[str, int], names: Sequence[str]) -> int | None:
@@ -83,7 +83,7 @@ def find_named(tokens: Mapping[str, int], names: Sequence[str]) -> int | None:
     return next((tokens[name] for name in names if name in tokens), None)
 
 
-def role_id(tokens: Mapping[str, int], role: str) -> int | None:
+def find_role_id(tokens: Mapping[str, int], role: str) -> int | None:
     """The id that plays `role` (`END_OF_TEXT`, `PAD`, …) among the special tokens `tokens`.
 
     Our own name wins over published ones, so an imported tokenizer's `</s>` is its end of text

@@ -100,12 +100,12 @@ class TokenizerFiles:
         for role in roles:
             if role not in NAME_OF:
                 raise DataError(f"no role {role!r}; there are: {', '.join(NAME_OF)}")
-        given = self.json(ROLES) | dict(roles)
+        given = self.parse_json(ROLES) | dict(roles)
         return TokenizerFiles(
             self.tokenizer, {**self.beside, ROLES: json.dumps(given, indent=1)}, self.where
         )
 
-    def json(self, name: str) -> dict[str, Any]:
+    def parse_json(self, name: str) -> dict[str, Any]:
         """What the JSON file `name` holds; nothing where it is not there. Raises DataError."""
         try:
             value = json.loads(self.beside.get(name, "{}"))
@@ -123,7 +123,7 @@ class TokenizerFiles:
         """
         if TEMPLATE in self.beside:
             return self.beside[TEMPLATE]
-        found = self.json(TOKENIZER_CONFIG).get("chat_template")
+        found = self.parse_json(TOKENIZER_CONFIG).get("chat_template")
         if isinstance(found, list):  # older files hold several, each with its name
             named = {each["name"]: each["template"] for each in found}
             return named.get("default") or next(iter(named.values()), None)
@@ -217,13 +217,13 @@ class _Search:
         roles = self._read_user_roles()
         end = roles.get("end") or self._find_configured("end")
         turn = (
-            roles.get("end_of_turn") or self._ends_a_turn() or self._find_published("end_of_turn")
+            roles.get("end_of_turn") or self._find_turn_end() or self._find_published("end_of_turn")
         )
         if "end" not in roles and (end is None or end == turn):
             # A model tuned to chat names its end of turn as the end of all.
             end = self._find_published("end") or end
         begin = roles.get("begin") or self._find_configured("begin")
-        if begin is None and "bos_token" not in self._files.json(TOKENIZER_CONFIG):
+        if begin is None and "bos_token" not in self._files.parse_json(TOKENIZER_CONFIG):
             begin = self._find_published("begin")
         return SpecialTokens(
             begin=begin,
@@ -234,8 +234,8 @@ class _Search:
             user=roles.get("user") or self._find_published("user"),
             assistant=roles.get("assistant") or self._find_published("assistant"),
             system=roles.get("system") or self._find_published("system"),
-            stop_ids=self._stops(end, turn),
-            prefix=self._prefix(begin, end),
+            stop_ids=self._list_stops(end, turn),
+            prefix=self._find_prefix(begin, end),
             chat_template=self._files.chat_template,
             names=self._special,
             entries=max(self._tokenizer.get_vocab().values(), default=-1) + 1,
@@ -244,8 +244,8 @@ class _Search:
 
     def _read_user_roles(self) -> dict[str, SpecialToken]:
         roles = {}
-        for role, text in self._files.json(ROLES).items():
-            token = self._token(text)
+        for role, text in self._files.parse_json(ROLES).items():
+            token = self._find_token(text)
             if token is None:
                 there = ", ".join(list(self._special)[:12]) or "none"
                 raise DataError(
@@ -257,9 +257,9 @@ class _Search:
 
     def _find_configured(self, role: Role) -> SpecialToken | None:
         for file in (TOKENIZER_CONFIG, MAP):
-            given = self._files.json(file).get(_KEYS[role])
+            given = self._files.parse_json(file).get(_KEYS[role])
             text = given.get("content") if isinstance(given, dict) else given
-            if text is not None and (token := self._token(text)):
+            if text is not None and (token := self._find_token(text)):
                 return token
         for number in self._find_configured_ids(role):
             return self._look_up_id(number)
@@ -268,13 +268,13 @@ class _Search:
     def _find_configured_ids(self, role: Role) -> Iterator[int]:
         """Ids that the files of the model give `role`; some give the end of a text several."""
         for file in (GENERATION, MODEL_CONFIG):
-            given = self._files.json(file).get(f"{_KEYS[role]}_id")
+            given = self._files.parse_json(file).get(f"{_KEYS[role]}_id")
             for number in given if isinstance(given, list) else [given]:
                 # -1, and ids beyond the vocabulary, stand in published files for "none".
                 if isinstance(number, int) and self._look_up_id(number):
                     yield number
 
-    def _ends_a_turn(self) -> SpecialToken | None:
+    def _find_turn_end(self) -> SpecialToken | None:
         """The first special token that the chat template puts after an answer."""
         template = self._files.chat_template
         if template is None:
@@ -287,7 +287,7 @@ class _Search:
                 {"role": "assistant", "content": answer},
             )
         ]
-        config = self._files.json(TOKENIZER_CONFIG)
+        config = self._files.parse_json(TOKENIZER_CONFIG)
         variables = {
             key: value.get("content") if isinstance(value, dict) else value or ""
             for key, value in config.items()
@@ -299,7 +299,7 @@ class _Search:
             return None  # one that wants more than messages tells nothing
         after = text.partition(_ANSWERS[0])[2].partition(_QUESTIONS[1])[0]
         places = {after.find(name): name for name in self._added if name in after}
-        return self._token(places[min(places)]) if places else None
+        return self._find_token(places[min(places)]) if places else None
 
     def _find_published(self, role: Role) -> SpecialToken | None:
         ours = NAME_OF[role]
@@ -308,13 +308,13 @@ class _Search:
                 return SpecialToken(name, self._special[name])
         return None
 
-    def _stops(self, end: SpecialToken | None, turn: SpecialToken | None) -> tuple[int, ...]:
+    def _list_stops(self, end: SpecialToken | None, turn: SpecialToken | None) -> tuple[int, ...]:
         configured = self._find_configured("end")
         named = [token.id for token in (end, turn, configured) if token]
         return tuple(dict.fromkeys([*named, *self._find_configured_ids("end")]))
 
-    def _prefix(self, begin: SpecialToken | None, end: SpecialToken | None) -> tuple[int, ...]:
-        config = self._files.json(TOKENIZER_CONFIG)
+    def _find_prefix(self, begin: SpecialToken | None, end: SpecialToken | None) -> tuple[int, ...]:
+        config = self._files.parse_json(TOKENIZER_CONFIG)
         if config.get("add_bos_token") is True and begin:
             return (begin.id,)
         if config.get("add_bos_token") is False:
@@ -326,7 +326,7 @@ class _Search:
             return tuple(dressed[:before])
         return (end.id,) if end else ()  # one of ours: a text begins where another ended
 
-    def _token(self, text: str) -> SpecialToken | None:
+    def _find_token(self, text: str) -> SpecialToken | None:
         number = self._tokenizer.token_to_id(text)
         return None if number is None else SpecialToken(text, number)
 

@@ -29,10 +29,10 @@ from trainrig.tokens.tokenizers.train import ByteLevelBPE, Tokenizer, train_toke
 from trainrig.tokens.vocabulary.measures import (
     MeasuredText,
     TokenizerReport,
-    first_entries,
+    count_occurrences,
+    keep_first_entries,
     measure,
-    occurrences,
-    rival,
+    measure_rival,
 )
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -101,26 +101,28 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         held_back = HeldBack(run.report)
-        sample = draw_sample(held_back.let_by(_rows(documents)), run.sample)
+        sample = draw_sample(held_back.let_by(_iterate_rows(documents)), run.sample)
         trained = train_tokenizer(run.tokenizer, sample.texts)
-        encoder = Encoder(trained.decode(), stage.path(TOKENIZER_FILE))
-    storage.write(stage.path(TOKENIZER_FILE), trained)
-    others = [*_smaller(run, encoder), *others]
-    told = _build_report(run, encoder, sample, held_back.texts(), others)
-    storage.write(stage.path(REPORT), _serialise_report(told))
+        encoder = Encoder(trained.decode(), stage.build_path(TOKENIZER_FILE))
+    storage.write(stage.build_path(TOKENIZER_FILE), trained)
+    others = [*_build_smaller(run, encoder), *others]
+    told = _build_report(run, encoder, sample, held_back.list_texts(), others)
+    storage.write(stage.build_path(REPORT), _serialise_report(told))
     # Here, as workers and `check` import this module and would load matplotlib for it.
-    from trainrig.tokens.vocabulary.vocabulary_page import vocabulary_page
+    from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page
 
-    storage.write(stage.path(REPORT_PAGE), vocabulary_page(told).encode())
+    storage.write(stage.build_path(REPORT_PAGE), render_vocabulary_page(told).encode())
     counts = {
         "vocabulary": encoder.vocabulary_size,
         "sampled_documents": len(sample.texts),
         "sampled_bytes": sum(sample.bytes_of.values()),
         "never_seen_entries": told.vocabulary.never_seen,
     }
-    files = {name: manifest.file_sum(stage.path(name)) for name in (TOKENIZER_FILE, REPORT)}
+    files = {
+        name: manifest.compute_file_sum(stage.build_path(name)) for name in (TOKENIZER_FILE, REPORT)
+    }
     return stage.finish(counts, files)
 
 
@@ -140,7 +142,7 @@ class HeldBack:
             else:
                 yield row["id"], row["source"], row["text"]
 
-    def texts(self) -> list[MeasuredText]:
+    def list_texts(self) -> list[MeasuredText]:
         """Those kept, lowest hash first: the same for any order of documents."""
         return [text for _, _, text in sorted(self._heap, key=lambda item: (-item[0], item[1]))]
 
@@ -153,12 +155,12 @@ class HeldBack:
             self._bytes -= len(heapq.heappop(self._heap)[2].text.encode())
 
 
-def _rows(documents: DocumentSet) -> Iterator[Mapping[str, Any]]:
-    for split in documents.splits():
-        yield from documents.rows(split.task)
+def _iterate_rows(documents: DocumentSet) -> Iterator[Mapping[str, Any]]:
+    for split in documents.cut_splits():
+        yield from documents.read_rows(split.task)
 
 
-def _smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encoder]]:
+def _build_smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encoder]]:
     """Smaller vocabularies of the same training, each with its name."""
     whole = run.tokenizer
     if not isinstance(whole, ByteLevelBPE):
@@ -168,7 +170,7 @@ def _smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encode
     if sizes is None:
         sizes = tuple(size for size in parts if size >= whole.least)
     return [
-        (f"its first {size:,} entries", Encoder(first_entries(encoder.text, size)))
+        (f"its first {size:,} entries", Encoder(keep_first_entries(encoder.text, size)))
         for size in sizes
     ]
 
@@ -192,9 +194,10 @@ def _build_report(
         sampled_bytes_of=sample.bytes_of,
         channels=run.report.channels,
         tied=run.report.tied,
-        vocabulary=measure(encoder, measured, occurrences(encoder, sample.texts)),
+        vocabulary=measure(encoder, measured, count_occurrences(encoder, sample.texts)),
         rivals=tuple(
-            rival(name, one, measured, parameters) for name, one in [("this one", encoder), *others]
+            measure_rival(name, one, measured, parameters)
+            for name, one in [("this one", encoder), *others]
         ),
     )
 

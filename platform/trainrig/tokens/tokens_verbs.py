@@ -41,7 +41,7 @@ def inspect(
         typer.Option(
             metavar="KIND",
             help="How rows are packed: Concatenate or BestFit.",
-            autocompletion=completion.words("Concatenate", "BestFit"),
+            autocompletion=completion.make_word_completion("Concatenate", "BestFit"),
         ),
     ] = "Concatenate",
     shuffled: Annotated[
@@ -63,15 +63,15 @@ def inspect(
     """Show counts and lengths by source, decoded samples, and rows with boundaries and masks."""
     from rich.console import Console
 
-    from trainrig.tokens.inspection import Inspection, View, packing_of
+    from trainrig.tokens.inspection import Inspection, View, choose_packing
 
     view = View(
-        documents, rows, sequence_length, packing_of(packing, shuffled), seed, borders, mask
+        documents, rows, sequence_length, choose_packing(packing, shuffled), seed, borders, mask
     )
     inspected = Inspection.open(shards, verify)
     if as_json:
         print(json.dumps(inspected.as_json(view, source or ())))
         return
     console = Console(highlight=False, soft_wrap=True)
-    for text in inspected.texts(view, source or ()):
+    for text in inspected.render_texts(view, source or ()):
         console.print(text)

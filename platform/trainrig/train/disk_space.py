@@ -10,7 +10,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes
-from trainrig.report import short
+from trainrig.report import format_short
 from trainrig.train.job import TrainingJob
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ def check_disk_space(job: TrainingJob) -> None:
     free = _measure_free_bytes(job.folder)
     kept = job.training.checkpoints.keep + 1  # the newest is whole before the oldest goes
     what = (
-        f"{job.folder}: {short(free)}B free; a checkpoint of {short(parameters)} parameters takes "
-        f"{short(needed)}B ({needed / parameters:.3g} bytes each)"
+        f"{job.folder}: {format_short(free)}B free; a checkpoint of {format_short(parameters)} "
+        f"parameters takes {format_short(needed)}B ({needed / parameters:.3g} bytes each)"
     )
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
@@ -63,4 +63,4 @@ def _measure_free_bytes(folder: str) -> int:
 
 
 def _sum_bytes(folder: str) -> int:
-    return sum(storage.size(path) for path in storage.list_files(folder))
+    return sum(storage.measure_size(path) for path in storage.list_files(folder))

@@ -27,7 +27,7 @@ from trainrig.tokens.batches import (
     MicroBatch,
     MicroBatchSlot,
     assign_micro_batches,
-    token_arrays,
+    build_token_arrays,
 )
 from trainrig.tokens.packing.whole_rows import WholeRows
 from trainrig.tokens.permutation import Integers
@@ -245,18 +245,18 @@ def _read_micro_batch(
         first, past = int(rows[0]), int(rows[-1]) + 1
         start = int(samples[first]) * sizes.length
         length = min((past - first) * sizes.length, shards.tokens(source) - 1 - start)
-        held = shards.window(source, start, length + 1)
+        held = shards.read_window(source, start, length + 1)
         ids_BT[first:past].reshape(-1)[:length] = held[:-1]
         targets_BT[first:past].reshape(-1)[:length] = held[1:]
-        documents = shards.boundaries(source, start, length) - start
+        documents = shards.find_boundaries(source, start, length) - start
         begins = np.union1d(np.arange(0, length, sizes.length), documents)
         of_rows, places = first + begins // sizes.length, begins % sizes.length
-        numbers = shards.document_numbers(source, begins + start)
+        numbers = shards.find_document_numbers(source, begins + start)
         pieces_P3.append(np.stack([of_rows, places, numbers], axis=1))
         places_BT[of_rows, places] = places
     positions_BT = np.arange(sizes.length) - np.maximum.accumulate(places_BT, axis=1)
     return MicroBatch(
-        token_arrays(ids_BT, targets_BT, positions_BT if sizes.by_document else None),
+        build_token_arrays(ids_BT, targets_BT, positions_BT if sizes.by_document else None),
         samples=samples,
         sources=np.full(len(samples), number, dtype=np.int64),
         pieces=np.concatenate(pieces_P3),
@@ -295,7 +295,7 @@ def _read_conversation(layout: WholeRows, source: str, number: int, window: int)
     pieces = layout.read(source, window, 1, ids[0], targets[0])
     layout.weigh(source, window, weights[0])
     width = int(np.flatnonzero(targets[0] != IGNORE)[-1]) + 1
-    arrays = token_arrays(ids[:, :width], targets[:, :width]) | {WEIGHTS: weights[:, :width]}
+    arrays = build_token_arrays(ids[:, :width], targets[:, :width]) | {WEIGHTS: weights[:, :width]}
     return MicroBatch(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         samples=np.array([window]),

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import difference_of
+from trainrig.manifest import describe_table_difference
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -37,7 +37,7 @@ def find_initial_weights(
     Raises ConfigError if it is of another model than `model` (None: whatever it is of), DataError
     if `tokens`, whose tokenizer is `encoder`, were made by another than it was trained with.
     """
-    found = checkpoint.resolve(storage.absolute(path))
+    found = checkpoint.resolve(storage.make_absolute(path))
     there, tokenizer = checkpoint.describe(found)
     if Encoder(tokenizer).fingerprint != encoder.fingerprint:
         raise DataError(
@@ -46,7 +46,9 @@ def find_initial_weights(
         )
     if model is not None:
         settled = model.for_tokenizer(there.shape.vocabulary).without_further_heads
-        differing = difference_of(there.model_dump(mode="json"), settled.model_dump(mode="json"))
+        differing = describe_table_difference(
+            there.model_dump(mode="json"), settled.model_dump(mode="json")
+        )
         if differing:
             raise ConfigError(
                 f"continue_from: {found} is of another model ({differing}); leave [model] out, and "

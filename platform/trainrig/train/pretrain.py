@@ -68,7 +68,7 @@ def pretrain(run: Pretraining) -> Manifest:
     if stage.finished:
         return stage.finished
     if plan:
-        storage.write(stage.path(PLAN), plan)
+        storage.write(stage.build_path(PLAN), plan)
     if job.initial_weights and not stage.resumed:
         warn_of_high_rate(job.initial_weights, run.training.optimizer.lr)
     return drive(stage, run, job, run.workers)
@@ -79,7 +79,7 @@ def prepare(run: Pretraining) -> TrainingJob:
 
     Raises InputError if its parts do not fit each other, or if there is not enough data.
     """
-    tokens = storage.absolute(run.tokens)
+    tokens = storage.make_absolute(run.tokens)
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
     files = TokenizerFiles.read(tokens)
     encoder = Encoder(tokenizer, files.where, files.beside)
@@ -101,7 +101,7 @@ def prepare(run: Pretraining) -> TrainingJob:
     for line in describe_waits(run):
         log.warning("%s", line)
     return TrainingJob(
-        folder=storage.absolute(run.output),
+        folder=storage.make_absolute(run.output),
         model=model,
         training=run.training.make_paths_absolute(),
         make_batches=make_batches,
@@ -232,7 +232,7 @@ def _prepare_held_out(
         )
         return hold_nothing_out
     if run.remembered:
-        folders = tuple(storage.absolute(each) for each in run.remembered)
+        folders = tuple(storage.make_absolute(each) for each in run.remembered)
         for folder in folders:
             theirs = Encoder(manifest.read_file(folder, "tokenizer.json").decode())
             if theirs.fingerprint != encoder.fingerprint:
@@ -310,7 +310,7 @@ def drive(
     from trainrig.train.elastic import trainer
 
     with lease.hold_lease(job.folder):
-        with stage.undone_if_refused():
+        with stage.undo_if_refused():
             copy = job.training.checkpoints.copy_to
             if copy and not stage.resumed:  # later on, a second copy that fails stops nobody
                 check_folder(copy)
@@ -327,7 +327,7 @@ def drive(
                 sink.check(job.folder)
             trainer.check_fit(workers, job.rollout_actors)
             trainer.warn_of_emulation(job.training.precision)
-        storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
+        storage.write(stage.build_path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Here, as each worker imports this module and would load matplotlib for it.
         from trainrig.train.run.run_page import report_at_end
 
@@ -368,9 +368,9 @@ def _compute_sums(stage: Stage, path: str) -> dict[str, FileSum]:
     """Of the last checkpoint alone: events and metrics hold times, which no fingerprint should."""
     found = checkpoint.read_verified_sums(path) or {}
     known = {storage.join(path, name): each for name, each in found.items()}
-    files = [*storage.list_files(path), stage.path("run.toml")]
+    files = [*storage.list_files(path), stage.build_path("run.toml")]
     return {
-        file.removeprefix(f"{stage.folder}/"): known.get(file) or manifest.file_sum(file)
+        file.removeprefix(f"{stage.folder}/"): known.get(file) or manifest.compute_file_sum(file)
         for file in files
         if file != storage.join(path, checkpoint.VERIFIED)  # not of every last checkpoint
     }

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.datatrove_signals.affixes import INFIXES, PREFIXES, rules_of
-from trainrig.corpus.datatrove_signals.splitting import _at, _suffix
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.datatrove_signals.affixes import INFIXES, PREFIXES, build_rules
+from trainrig.corpus.datatrove_signals.splitting import _at, _measure_suffix
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 PREFIX = [r"…", "……", r"\*+(?![0-9])", r"\+(?![0-9])", r"\.\.+", r"US\$", r"[a-c'x]", " "]
 SUFFIX = [r"\.\.+", r"(?<=[0-9])(?:km|km²|m)", r"(?<=[ab][ab])\.", "'s", "²", ""]
 INFIX = [r"(?<=[0-9])[+\-*](?=[0-9])", r"\.\.+", r"(?<=[a-z])(?:-|--)(?=[a-z])"]
-RULES = rules_of(PREFIX, SUFFIX, INFIX)
+RULES = build_rules(PREFIX, SUFFIX, INFIX)
 texts = st.lists(
     st.sampled_from([*"…+1.ab's²km-*xUS$", "US$", "km²", "--", "..."]), min_size=1, max_size=8
 ).map("".join)
@@ -29,21 +29,21 @@ def length(found: re.Match[str] | None) -> int:
 @example("...")
 def test_tables_find_what_the_expressions_find(text: str):
     assert RULES
-    codes, end = batch_of([text]).codes_C, len(text)
+    codes, end = build_batch([text]).codes_C, len(text)
     prefix = re.compile("|".join(f"^{each}" for each in PREFIX if each.strip()))
     suffix = re.compile("|".join(f"{each}$" for each in SUFFIX if each.strip()))
     infix = re.compile("|".join(INFIX))
     assert _at(codes, 0, 0, end, RULES, PREFIXES) == length(prefix.search(text))
-    assert _suffix(codes, 0, end, RULES) == length(suffix.search(text))
+    assert _measure_suffix(codes, 0, end, RULES) == length(suffix.search(text))
     for place in range(end):
         assert _at(codes, place, 0, end, RULES, INFIXES) == length(infix.match(text, place))
 
 
 @pytest.mark.parametrize("pattern", ["a{2}", r"\d+", "(a|b)", "a*", ".", "(?<=a)", "(?:a+|b)"])
 def test_other_kinds_of_rules_are_not_read(pattern: str):
-    assert rules_of([pattern], [], []) is None
-    assert rules_of(["a"], ["a", pattern], []) is None
+    assert build_rules([pattern], [], []) is None
+    assert build_rules(["a"], ["a", pattern], []) is None
 
 
 def test_what_follows_a_suffix_is_asked_by_no_rule():
-    assert rules_of([], ["a(?=b)"], []) is None
+    assert build_rules([], ["a(?=b)"], []) is None

@@ -12,10 +12,10 @@ from resiliparse.extract.html2text import extract_plain_text
 pytest.importorskip("spacy")
 
 from trainrig.corpus.datatrove_signals import vocabulary
-from trainrig.corpus.datatrove_signals.chunks import chunks_of
-from trainrig.corpus.datatrove_signals.spacy_words import english_words
+from trainrig.corpus.datatrove_signals.chunks import find_chunks
+from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
 from trainrig.corpus.datatrove_signals.vocabulary import ChunkCache
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 WORDS = (
     *("the", "cannot", "can't", "dont", "Inc.", "e.g.", "n't", "no", "I", "x", "D", "s", "S", "ım"),
@@ -32,12 +32,14 @@ any_chunks = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filt
 @pytest.fixture(scope="module")
 def vocabularies() -> tuple[ChunkCache, ChunkCache]:
     """Ours, and one that asks spaCy alone."""
-    return ChunkCache(english_words().grammar), ChunkCache(None)
+    return ChunkCache(load_spacy_words().grammar), ChunkCache(None)
 
 
 def assert_equal(vocabularies: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
-    batch = batch_of([f" {chunk} " for chunk in some])
-    ours, spacys = (tokens_at(each, each._places(batch, chunks_of(batch))) for each in vocabularies)
+    batch = build_batch([f" {chunk} " for chunk in some])
+    ours, spacys = (
+        tokens_at(each, each._find_places(batch, find_chunks(batch))) for each in vocabularies
+    )
     for chunk, own, theirs in zip(some, ours, spacys, strict=True):
         assert own == theirs, chunk
 
@@ -64,12 +66,12 @@ def test_chunks_are_split_as_by_spacy(vocabularies: Any, some: list[str]):
 def asked(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     """The chunks of `text` that spaCy is given."""
     asked: list[str] = []
-    own = vocabulary.english_words()
-    answer = own.tokens
+    own = vocabulary.load_spacy_words()
+    answer = own.tokenize
     known = ChunkCache(own.grammar)
-    monkeypatch.setattr(own, "tokens", lambda some: asked.extend(some) or answer(some))
-    batch = batch_of([text])
-    known.tokens(batch, chunks_of(batch))
+    monkeypatch.setattr(own, "tokenize", lambda some: asked.extend(some) or answer(some))
+    batch = build_batch([text])
+    known.tokenize(batch, find_chunks(batch))
     return asked
 
 
@@ -81,7 +83,7 @@ def test_hardly_any_chunk_is_given_to_spacy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_rules_of_a_kind_not_known_here_are_left_to_spacy(monkeypatch: pytest.MonkeyPatch):
-    words = type(english_words())()
+    words = type(load_spacy_words())()
     monkeypatch.setattr(words._english.Defaults, "infixes", [r"(?:ab){2,3}"])
     assert words.grammar is None
 
@@ -101,16 +103,16 @@ def test_chunks_of_real_pages_are_split_as_by_spacy(vocabularies: Any, test_data
 
 
 def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch):
-    batch = batch_of(["One two, three. Don't (four)", "five's six:)"])
-    found = chunks_of(batch)
-    known = ChunkCache(english_words().grammar)
-    first = known.tokens(batch, found)
+    batch = build_batch(["One two, three. Don't (four)", "five's six:)"])
+    found = find_chunks(batch)
+    known = ChunkCache(load_spacy_words().grammar)
+    first = known.tokenize(batch, found)
     monkeypatch.setattr(vocabulary, "_MOST_KNOWN", 1)
-    for ours, again in zip(first, known.tokens(batch, found), strict=True):
+    for ours, again in zip(first, known.tokenize(batch, found), strict=True):
         assert ours.tolist() == again.tolist()
 
 
 @pytest.mark.parametrize("piece", ["(", "a.", "...", "a-", "'s", "x.y", ":)", "1+"])
 def test_no_chunk_takes_more_than_linear_time(piece: str):
-    batch = batch_of([piece * 2_000])
-    ChunkCache(english_words().grammar).tokens(batch, chunks_of(batch))
+    batch = build_batch([piece * 2_000])
+    ChunkCache(load_spacy_words().grammar).tokenize(batch, find_chunks(batch))

@@ -41,7 +41,7 @@ def letters(text: str) -> tuple[str, ...]:
 
 def order_of(benchmark: Examples, style: GPT3 | BySize) -> int:
     longest = [max((len(letters(text)) for text in each), default=0) for each in benchmark.texts]
-    return style.words_for(longest)
+    return style.choose_word_count(longest)
 
 
 def n_grams(text: str, order: int, shortest_whole: int) -> list[tuple[str, ...]]:

@@ -8,9 +8,9 @@ import pytest
 
 from trainrig.config import build
 from trainrig.corpus.decontaminate.benchmarks import (
-    benchmarks_of,
     check_examples,
     fingerprint,
+    list_benchmarks,
     read_examples,
 )
 from trainrig.corpus.decontaminate.index import Index
@@ -86,7 +86,7 @@ def test_every_jsonl_file_of_a_folder_is_a_benchmark(tmp_path: Path):
     settings = Decontamination(
         folder=str(tmp_path), fields={"a": ("text",), "b": ("question",)}, style=GPT3()
     )
-    assert [(each.name, each.fields) for each in benchmarks_of(settings)] == [
+    assert [(each.name, each.fields) for each in list_benchmarks(settings)] == [
         ("a", ("text",)),
         ("b", ("question",)),
     ]
@@ -100,7 +100,7 @@ def test_fields_that_are_not_given_are_asked_for(tmp_path: Path):
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", *ROWS)
     with pytest.raises(DataError) as error:
-        benchmarks_of(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
+        list_benchmarks(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
     text = '["question", "answer.text", "answer.short"]'
     assert str(error.value) == (
         f"{tmp_path}: no fields are given for 2 of its 3 benchmarks; write in `fields`, of those "
@@ -109,7 +109,7 @@ def test_fields_that_are_not_given_are_asked_for(tmp_path: Path):
     for number in range(12):
         write(tmp_path / f"more-{number:02}.jsonl", *ROWS)
     with pytest.raises(DataError, match=r'"more-07" = \[[^]]*\]; and 4 more$'):
-        benchmarks_of(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
+        list_benchmarks(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
 
 
 def test_all_benchmarks_are_read_before_any_page(tmp_path: Path):
@@ -154,7 +154,7 @@ def test_a_folder_that_does_not_fit_is_refused_in_one_line(tmp_path, given, told
     given = {**given, "folder": given["folder"].format(folder=tmp_path)}
     settings = build(Decontamination, given, "run.toml")
     with pytest.raises(DataError) as error:
-        benchmarks_of(settings)
+        list_benchmarks(settings)
     assert str(error.value).startswith(told.format(folder=tmp_path))
 
 
@@ -196,12 +196,12 @@ def test_the_settings_that_the_docs_show_load():
 
 
 def test_n_is_the_percentile_of_the_lengths_between_its_bounds():
-    assert GPT3().words_for([3]) == 8
-    assert GPT3().words_for([50]) == 13
+    assert GPT3().choose_word_count([3]) == 8
+    assert GPT3().choose_word_count([50]) == 13
     lengths = [9, *[10] * 4, *[20] * 95]
-    assert GPT3().words_for(lengths) == 10
-    assert GPT3().words_for([9, 9, *lengths[2:]]) == 10  # rank 4 of 0 to 99
-    assert GPT3().words_for([*[9] * 5, *lengths[5:]]) == 9
+    assert GPT3().choose_word_count(lengths) == 10
+    assert GPT3().choose_word_count([9, 9, *lengths[2:]]) == 10  # rank 4 of 0 to 99
+    assert GPT3().choose_word_count([*[9] * 5, *lengths[5:]]) == 9
 
 
 def test_texts_below_n_are_looked_for_as_a_whole(tmp_path: Path):
@@ -214,5 +214,5 @@ def test_texts_below_n_are_looked_for_as_a_whole(tmp_path: Path):
     assert index.orders == (13,)
     place = index.words_B.tolist().index(index.words_B[index.ends_P[2]])
     assert index.grams.orders_B[place : place + 10].tolist() == [9, *[0] * 9]
-    hits, *_ = index.hits(["x one two three four five six seven eight nine"])
+    hits, *_ = index.search_texts(["x one two three four five six seven eight nine"])
     assert len(hits.words) == 1

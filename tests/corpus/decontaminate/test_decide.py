@@ -11,7 +11,7 @@ from trainrig.corpus.decontaminate.decide import (
     Decision,
     Touch,
     decide,
-    pieces_left,
+    find_kept_pieces,
 )
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import match, merge
@@ -77,7 +77,7 @@ def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_pa
 )
 def test_pieces_are_counted_before_short_ones_go(collisions, left):
     style = GPT3(window=2, shortest_piece=4, most_pieces=3)
-    assert pieces_left(collisions, 100, style) == left
+    assert find_kept_pieces(collisions, 100, style) == left
 
 
 spans = st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda s: (s[0], s[0] + s[1]))
@@ -90,7 +90,7 @@ def test_pieces_are_what_no_window_covers(collisions, window, shortest):
         " " if any(s - window <= place < e + window for s, e in collisions) else "x"
         for place in range(70)
     )
-    pieces = [(s, e) for s, e in pieces_left(collisions, 70, style) if e > s]
+    pieces = [(s, e) for s, e in find_kept_pieces(collisions, 70, style) if e > s]
     runs = [run for run in left.split() if len(run) >= shortest]
     assert [e - s for s, e in pieces] == [len(run) for run in runs]
     assert all(left[s:e].strip() == left[s:e] and left[s:e] for s, e in pieces)
@@ -155,7 +155,7 @@ def test_measuring_alone_removes_nothing(tmp_path: Path):
 def test_documents_are_counted_for_each_benchmark(tmp_path: Path):
     long = FILLER * 40
     decision = decided(GPT3(), tmp_path, SECRET, f"{long}{SECRET} {OTHER} {long}", long, OTHER)
-    assert decision.counts() == {
+    assert decision.compute_counts() == {
         "contaminated_documents": 3,
         "contaminated_fallen": 2,
         "contaminated_cut": 1,

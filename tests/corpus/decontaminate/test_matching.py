@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.decontaminate import matching
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.corpus.decontaminate.benchmarks import Examples
-from trainrig.corpus.decontaminate.grams import grams_of, hits_in
+from trainrig.corpus.decontaminate.grams import find_hits, index_grams
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
 from trainrig.corpus.decontaminate.settings import (
@@ -21,8 +21,8 @@ from trainrig.corpus.decontaminate.settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.decontaminate.vocabulary import UNKNOWN, vocabulary_of
-from trainrig.corpus.decontaminate.words import NormalisedWords, words_of
+from trainrig.corpus.decontaminate.vocabulary import UNKNOWN, build_vocabulary
+from trainrig.corpus.decontaminate.words import NormalisedWords, split_words
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -49,7 +49,7 @@ def named(*all_texts: list[tuple[str, ...]]) -> list[Examples]:
 
 
 def gram(index: Index, number: int) -> tuple[str, ...]:
-    return tuple(index.gram_text(number).split(" "))
+    return tuple(index.format_gram(number).split(" "))
 
 
 @given(examples, examples, documents)
@@ -175,13 +175,13 @@ def test_what_was_written_is_read_again(tmp_path: Path):
 def test_n_grams_of_one_hash_are_told_apart():
     # Words without hashes: all n-grams lie in one place of the table, and all pass the sieve.
     def blank(text: str) -> NormalisedWords:
-        words = words_of([text])
+        words = split_words([text])
         return words._replace(hashes_W=np.zeros_like(words.hashes_W))
 
-    vocabulary, words = vocabulary_of(blank("a b c a b"))
-    grams = grams_of(words, np.array([2, 2, 2, 2, 0], np.uint8), vocabulary.hashes_V)
+    vocabulary, words = build_vocabulary(blank("a b c a b"))
+    grams = index_grams(words, np.array([2, 2, 2, 2, 0], np.uint8), vocabulary.hashes_V)
     assert grams.grams_B[:4].tolist() == [0, 1, 2, 0]
-    hits, numbers = hits_in(grams, words, vocabulary, blank("b c c a b b x a"))
+    hits, numbers = find_hits(grams, words, vocabulary, blank("b c c a b b x a"))
     found = list(zip(hits.words.tolist(), hits.grams.tolist(), strict=True))
     assert found == [(0, 1), (2, 2), (3, 0)]
     assert numbers.tolist() == [1, 2, 2, 0, 1, 1, UNKNOWN, 0]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.corpus.decontaminate.decide import Touch, decide
-from trainrig.corpus.decontaminate.decontamination_page import contamination_section
+from trainrig.corpus.decontaminate.decontamination_page import build_contamination_section
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import match, merge
 from trainrig.corpus.decontaminate.settings import GPT3, Decontamination, Llama2, PaLM, Style
@@ -13,7 +13,7 @@ from trainrig.corpus.decontaminate.tallies import (
     SAMPLES,
     CommonRow,
     ContaminationTallies,
-    lowest,
+    pick_samples,
     sample,
     tally_contamination,
 )
@@ -39,7 +39,7 @@ def told(style: Style, folder: Path, *texts: str) -> ContaminationTallies:
         )
         for touch in decision.touches
     ]
-    return tally_contamination(index, totals, decision.counts(), samples)
+    return tally_contamination(index, totals, decision.compute_counts(), samples)
 
 
 def test_under_gpt3_one_n_gram_makes_an_example_dirty(tmp_path: Path):
@@ -61,7 +61,7 @@ def test_what_only_common_phrases_find_is_told_apart(tmp_path: Path):
     texts = ["a " + " ".join(TWENTY[:8])] * 3
     found = told(GPT3(most_documents=2), tmp_path, *texts, "é " + " ".join(TWENTY[1:9]))
     assert found.common == (CommonRow(" ".join(TWENTY[:8]), 3, "twenties"),)
-    assert "Common phrases" in contamination_section(found).html()
+    assert "Common phrases" in build_contamination_section(found).render_html()
     assert told(GPT3(), tmp_path, *texts).common == ()
     row = told(GPT3(most_documents=2), tmp_path, *texts).benchmarks[0]
     assert (row.found, row.common_only, row.dirty, row.documents) == (1, 1, 1, 0)
@@ -88,17 +88,17 @@ def test_samples_show_what_is_in_common(tmp_path: Path):
     assert shown.before == "a" * (CONTEXT - 1) + " "
     assert shown.after == " " + "b" * (CONTEXT - 1)
     many = [dataclasses.replace(shown, id=f"{i:02}") for i in (9, 3, 7, 1, 5)]
-    assert [each.id for each in lowest(many)] == ["01", "03", "05"][:SAMPLES]
-    assert lowest(lowest(many[:3]) + lowest(many[3:])) == lowest(many)
+    assert [each.id for each in pick_samples(many)] == ["01", "03", "05"][:SAMPLES]
+    assert pick_samples(pick_samples(many[:3]) + pick_samples(many[3:])) == pick_samples(many)
 
 
 def test_the_account_is_json_and_a_section_of_a_page(tmp_path: Path):
     found = told(GPT3(), tmp_path, "<b> " + " ".join(TWENTY), "nothing")
     assert json.loads(json.dumps(dataclasses.asdict(found)))["benchmarks"][0]["dirty"] == 1
-    html = contamination_section(found).html()
+    html = build_contamination_section(found).render_html()
     assert "1 of 2 documents hold text of 1 of 2 benchmarks" in html
     assert "2 of 5 examples are too short" in html
     assert "&lt;b&gt; ⟦w0 w1" in html
-    nothing = contamination_section(told(GPT3(), tmp_path, "nothing")).html()
+    nothing = build_contamination_section(told(GPT3(), tmp_path, "nothing")).render_html()
     assert "0 of 1 documents hold text of 0 of 2 benchmarks" in nothing
     assert "No document to show." in nothing

@@ -13,9 +13,9 @@ from trainrig.corpus.decontaminate.vocabulary import (
     UNKNOWN,
     WordNumbers,
     ask_numbers,
-    vocabulary_of,
+    build_vocabulary,
 )
-from trainrig.corpus.decontaminate.words import NormalisedWords, words_of
+from trainrig.corpus.decontaminate.words import NormalisedWords, split_words
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -54,12 +54,12 @@ def plainly(words: NormalisedWords) -> list[list[plain.Word]]:
     ],
 )
 def test_words_are_lower_case_between_spaces_without_punctuation(text: str, expected: str):
-    assert [word.letters for word in plainly(words_of([text]))[0]] == expected.split()
+    assert [word.letters for word in plainly(split_words([text]))[0]] == expected.split()
 
 
 @given(texts)
 def test_words_are_those_of_the_definition(texts: list[str]):
-    assert plainly(words_of(texts)) == [plain.words(text) for text in texts]
+    assert plainly(split_words(texts)) == [plain.words(text) for text in texts]
 
 
 def numbers_in(vocabulary: WordNumbers, words: NormalisedWords) -> np.ndarray:
@@ -70,18 +70,18 @@ def numbers_in(vocabulary: WordNumbers, words: NormalisedWords) -> np.ndarray:
 
 @given(texts, texts)
 def test_a_word_is_known_by_its_letters(known: list[str], asked: list[str]):
-    vocabulary, numbers = vocabulary_of(words_of(known))
+    vocabulary, numbers = build_vocabulary(split_words(known))
     names = [word for text in known for word in plain.letters(text)]
     by_name = {name: number for name, number in zip(names, numbers.tolist(), strict=True)}
     assert len(set(by_name.values())) == len(by_name) == len(vocabulary.hashes_V)
-    found = numbers_in(vocabulary, words_of(asked)).tolist()
+    found = numbers_in(vocabulary, split_words(asked)).tolist()
     expected = [by_name.get(word, int(UNKNOWN)) for text in asked for word in plain.letters(text)]
     assert found == expected
 
 
 def test_words_of_one_hash_are_told_apart():
-    words = words_of(["one two three two"])
+    words = split_words(["one two three two"])
     alike = words._replace(hashes_W=np.full(4, 7, np.uint64))
-    vocabulary, numbers = vocabulary_of(alike)
+    vocabulary, numbers = build_vocabulary(alike)
     assert numbers.tolist() == [0, 1, 2, 1]
     assert numbers_in(vocabulary, alike).tolist() == [0, 1, 2, 1]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.decisions.documents import Documents
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.signature_file import save_columns
 
@@ -85,7 +85,7 @@ def _save(
         for part, ending in (("documents", "npz"), ("signatures", "arrow"), ("pairs", "parquet"))
     }
     columns = {
-        "ids": np.array(id_texts(ids)),
+        "ids": np.array(format_ids(ids)),
         "characters": 1000 - ranks.astype(np.int64),
         "digests": digests,
         "urls": urls,

@@ -10,7 +10,7 @@ import numpy as np
 from trainrig.corpus.dedup import passes
 from trainrig.corpus.dedup.decisions.documents import DedupDecisions, Documents
 from trainrig.corpus.dedup.decisions.keep import KeepFeatures, KeepRule, Longest
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts, id_words
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids, parse_ids
 from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.passes import DuplicateSearch
@@ -37,7 +37,7 @@ class Searched:
         for ids, decisions in self._settled():
             for nth in np.flatnonzero(decisions.kinds).tolist():
                 of, similarity = (
-                    id_texts(decisions.repeated)[nth],
+                    format_ids(decisions.repeated)[nth],
                     float(decisions.similarities[nth]),
                 )
                 fell[ids[nth]] = (int(decisions.kinds[nth]), of, similarity)
@@ -48,7 +48,7 @@ class Searched:
         return {
             identity: cluster
             for ids, decisions in self._settled()
-            for identity, cluster in zip(ids, id_texts(decisions.clusters), strict=True)
+            for identity, cluster in zip(ids, format_ids(decisions.clusters), strict=True)
             if int(cluster, 16)
         }
 
@@ -57,7 +57,7 @@ class Searched:
         paths = [self.search.path_of("decided", f"{split_index.name}.npz") for split_index in own]
         documents = [Documents.load(split_index, self.search.keep) for split_index in own]
         return [
-            (id_texts(each.ids), DedupDecisions.load(path))
+            (format_ids(each.ids), DedupDecisions.load(path))
             for each, path in zip(documents, paths, strict=True)
         ]
 
@@ -80,8 +80,8 @@ def shelve(
     signatures.save(paths["signatures"])
     measured = KeepFeatures(signatures.characters, signatures.digests, *source, columns or {})
     Documents(
-        id_words(signatures.ids.tolist()),
-        keep.ranks(measured),
+        parse_ids(signatures.ids.tolist()),
+        keep.rank_documents(measured),
         signatures.digests,
         signatures.urls,
     ).save(paths["documents"])

@@ -17,11 +17,11 @@ from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, BY_TEXT, BY_U
 from trainrig.corpus.dedup.decisions.keep import ContentHash, Longest
 from trainrig.corpus.dedup.pairs.equals import DIGEST
 from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.signatures.exact import text_digest
+from trainrig.corpus.dedup.signatures.exact import hash_text
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingle
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
-from trainrig.corpus.urls.key import url_key
+from trainrig.corpus.urls.key import compute_url_key
 
 _searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
 look, shelve = _searching["look"], _searching["shelve"]
@@ -57,15 +57,18 @@ def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tu
     fell: dict[int, tuple] = {}
     firsts: dict[bytes, int] = {}
     for n in order if urls else []:
-        if documents[n][1] and (first := firsts.setdefault(url_key(documents[n][1]), n)) != n:
+        if (
+            documents[n][1]
+            and (first := firsts.setdefault(compute_url_key(documents[n][1]), n)) != n
+        ):
             fell[n] = (BY_URL, first, np.nan)
     firsts = {}
     for n in order:
-        if n not in fell and (first := firsts.setdefault(text_digest(documents[n][2]), n)) != n:
+        if n not in fell and (first := firsts.setdefault(hash_text(documents[n][2]), n)) != n:
             fell[n] = (BY_TEXT, first, 1.0)
     near: dict[int, tuple] = {}
     unlike = [n for n in order if n not in fell]
-    sets = [set(made.shingles_of(n).tolist()) for n in range(len(documents))]
+    sets = [set(made.slice_shingles(n).tolist()) for n in range(len(documents))]
     for n in unlike:
         found = []
         for before in unlike[: unlike.index(n)]:
@@ -172,7 +175,9 @@ def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
     found = find(tmp_path, [pages[:20], pages[20:50], pages[50:]], apart=True, urls=True)
     assert len(found.decisions()) == 59
     for kind, rows in (("text", 3), ("url", 60)):
-        parts = [found.search.part(f"{kind}-keys", range(3), n, DIGEST).count for n in range(3)]
+        parts = [
+            found.search.find_part(f"{kind}-keys", range(3), n, DIGEST).count for n in range(3)
+        ]
         assert sum(parts) == rows
 
 

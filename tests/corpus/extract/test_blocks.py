@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.extract.agreement import shares
+from trainrig.corpus.extract.agreement import measure_agreement
 from trainrig.corpus.extract.block_model import trees
 from trainrig.corpus.extract.block_model.blocks import (
     COLUMNS,
@@ -12,7 +12,7 @@ from trainrig.corpus.extract.block_model.blocks import (
     WIDTH,
     PageBlocks,
 )
-from trainrig.corpus.extract.block_model.features import FEATURES, features
+from trainrig.corpus.extract.block_model.features import FEATURES, compute_features
 from trainrig.corpus.extract.block_model.trees import LEAF, Trees
 from trainrig.corpus.extract.block_model.words import TOPICS
 
@@ -68,7 +68,7 @@ def test_a_block_that_comes_again_has_the_same_digest():
 
 def test_features_of_a_block_name_its_neighbours():
     html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
-    found = features(PageBlocks(html.encode(), ""))
+    found = compute_features(PageBlocks(html.encode(), ""))
     assert found.shape == (39, FEATURES)
     middle, characters = found[20], [row["characters"] for row in numbers_of(html)]
     # Three neighbours on each side, of five numbers each: the second is their characters.
@@ -77,7 +77,7 @@ def test_features_of_a_block_name_its_neighbours():
 
 
 def test_a_page_without_blocks_has_no_features():
-    assert features(PageBlocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
+    assert compute_features(PageBlocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
 
 
 def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
@@ -88,7 +88,7 @@ def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
         np.array([1, 0, 0, 0], np.int32),
     )
     rows = np.array([[9, 5], [0, 6]], np.int32)
-    assert two.odds(rows).tolist() == [290, 320]
+    assert two.compute_odds(rows).tolist() == [290, 320]
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
@@ -106,7 +106,7 @@ def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
                 node = file["left"][node] + (row[file["features"][node]] > file["values"][node])
             total += file["values"][node]
         expected.append(total)
-    assert trees.load(name).odds(rows).tolist() == expected
+    assert trees.load(name).compute_odds(rows).tolist() == expected
     assert len(set(expected)) > 40
 
 
@@ -129,4 +129,4 @@ def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
     ],
 )
 def test_shares_of_a_block_in_another_text(block: str, share: int):
-    assert shares([block], "one two three, four five\nsix seven").tolist() == [share]
+    assert measure_agreement([block], "one two three, four five\nsix seven").tolist() == [share]

@@ -61,7 +61,7 @@ def test_paragraphs_are_parted_by_a_blank_line():
 def all_of(html: str, *, bullets: bool = True) -> str:
     """The text if every block of the page were kept."""
     judged = judge(HTMLTree.parse(html), "whole")
-    return replace(judged, odds=np.ones_like(judged.odds)).text(bullets)
+    return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
 
 
 def test_lists_have_bullets_unless_they_are_not_asked_for():
@@ -78,7 +78,7 @@ def test_code_keeps_its_lines_and_indentation():
 
 def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
     hidden = ARTICLE.replace("<article>", '<div class="sidebar">').replace("</article>", "</div>")
-    assert len(judge(HTMLTree.parse(hidden), "main").text(True)) < LITTLE
+    assert len(judge(HTMLTree.parse(hidden), "main").format_text(True)) < LITTLE
     assert SENTENCES[0] in text_of(hidden)
 
 

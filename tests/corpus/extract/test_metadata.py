@@ -1,11 +1,11 @@
 import pytest
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract.metadata import date_of, iso_day
+from trainrig.corpus.extract.metadata import find_date, parse_day
 
 
 def date(html: str) -> str:
-    return date_of(HTMLTree.parse(html), html)
+    return find_date(HTMLTree.parse(html), html)
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_the_day_of_publication(html: str, expected: str):
     "text", ["2021-13-01", "1969-01-01", "2021-1-1", "yesterday", "２０２１０１０１"]
 )
 def test_what_is_no_day_is_none(text: str):
-    assert iso_day(text) == ""
+    assert parse_day(text) == ""

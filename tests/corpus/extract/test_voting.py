@@ -26,7 +26,7 @@ def kept(
         asked.append(favour)
         return {"precision": precision, "balance": balance}[favour]
 
-    text = vote(main, whole, ask).text(bullets=True)
+    text = vote(main, whole, ask).format_text(bullets=True)
     return "".join(line[0] for line in text.splitlines()), asked
 
 

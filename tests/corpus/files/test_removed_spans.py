@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.files.removed_spans import (
     Removed,
     RemovedSpan,
-    disjoint,
+    make_disjoint,
     map_to_original,
     remove_spans,
     restore,
@@ -50,7 +50,7 @@ def test_the_order_of_cuts_does_not_matter(given_, random):
 @given(texts_and_cuts())
 def test_what_is_disjoint_stays_as_it_is(given_):
     _, cuts = given_
-    assert disjoint(disjoint(cuts)) == disjoint(cuts)
+    assert make_disjoint(make_disjoint(cuts)) == make_disjoint(cuts)
 
 
 @given(texts_and_cuts(), st.data())

@@ -22,8 +22,8 @@ class Stopped(Exception):
 def made(stage: Stage, below: str, files: dict[str, bytes]) -> Manifest:
     for name, data in files.items():
         storage.write(storage.join(below, name), data)
-    sums = {name: manifest.file_sum(storage.join(below, name)) for name in files}
-    return stage.manifest({"files": len(files)}, sums)
+    sums = {name: manifest.compute_file_sum(storage.join(below, name)) for name in files}
+    return stage.build_manifest({"files": len(files)}, sums)
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -38,11 +38,11 @@ def begun(output: str) -> tuple[Replacement, Manifest, str]:
     """A finished output, and what is to take its place."""
     source = CurationSource(name="web", paths=("a.warc",))
     stage = manifest.claim(output, Curation(output=output, sources=(source,)), {})
-    storage.write(stage.path(REPORT), b"old report")
+    storage.write(stage.build_path(REPORT), b"old report")
     storage.write(
-        stage.path(manifest.MANIFEST), made(stage, output, OLD).model_dump_json().encode()
+        stage.build_path(manifest.MANIFEST), made(stage, output, OLD).model_dump_json().encode()
     )
-    new = stage.path("scratch", "new")
+    new = stage.build_path("scratch", "new")
     fresh = made(stage, new, NEW)
     storage.write(storage.join(new, REPORT), b"new report")
     return Replacement(output), fresh, new

@@ -14,8 +14,8 @@ from trainrig.corpus.filters import (
     Length,
     Preset,
     RefinedWeb,
-    columns_read,
     find_broken_rules,
+    list_read_columns,
     need_datatrove,
 )
 from trainrig.corpus.filters.presets import NAMES
@@ -34,8 +34,8 @@ def test_every_preset_is_filters_over_columns_that_are_measured(name: str):
     if name.endswith("datatrove"):
         pytest.importorskip("spacy")
     found = filters({"kind": "Preset", "name": name})
-    assert found and found == Preset(name=name).filters()
-    assert set(columns_read(found)) <= MEASURED
+    assert found and found == Preset(name=name).build_filters()
+    assert set(list_read_columns(found)) <= MEASURED
     assert need_datatrove(found) == name.endswith("datatrove")
 
 
@@ -88,7 +88,7 @@ def test_the_published_limit_is_kept_and_the_next_value_is_not(
 ):
     kept = {
         column: np.array([3 if column.startswith("c4_sentences") else 0.12])
-        for column in columns_read((rule,))
+        for column in list_read_columns((rule,))
     }
     kept |= {"lorem_ipsum": np.array([0]), "curly_brackets": np.array([0])}
     kept |= {"duplicate_line_characters": np.array([0.0])}

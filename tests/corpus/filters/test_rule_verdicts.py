@@ -9,11 +9,11 @@ from trainrig.corpus.filters.rule_verdicts import (
     INTEGER_EDGES,
     Rule,
     WipedOut,
-    columns_of,
+    build_histograms,
     decide,
     find_wiped_out,
-    histograms,
-    rules_of,
+    list_columns,
+    list_rules,
     tally,
 )
 from trainrig.corpus.limits import Among, Limit
@@ -32,14 +32,14 @@ ENGLISH = Rule("Language.not_allowed", Among("not_allowed", "language", ("en",))
 
 
 def test_rules_are_named_by_their_filter_in_its_order() -> None:
-    names = [rule.name for rule in rules_of((Length(max_characters=9_000), Language()))]
+    names = [rule.name for rule in list_rules((Length(max_characters=9_000), Language()))]
     assert names == [
         "Length.too_short",
         "Length.too_long",
         "Language.not_allowed",
         "Language.unsure",
     ]
-    assert columns_of(rules_of((Length(),))) == ["bytes", "characters", "language"]
+    assert list_columns(list_rules((Length(),))) == ["bytes", "characters", "language"]
 
 
 def test_a_bound_keeps_what_lies_on_it_and_what_is_no_number() -> None:
@@ -50,14 +50,14 @@ def test_a_bound_keeps_what_lies_on_it_and_what_is_no_number() -> None:
 
 
 def test_the_first_broken_rule_is_the_reason() -> None:
-    assert decide([SHORT, ENGLISH], COLUMNS, 4).reasons() == [
+    assert decide([SHORT, ENGLISH], COLUMNS, 4).list_reasons() == [
         SHORT.name,
         ENGLISH.name,
         SHORT.name,
         ENGLISH.name,
     ]
-    assert decide([ENGLISH, SHORT], COLUMNS, 4).reasons()[2] == SHORT.name
-    assert decide([], COLUMNS, 4).reasons() == [None] * 4
+    assert decide([ENGLISH, SHORT], COLUMNS, 4).list_reasons()[2] == SHORT.name
+    assert decide([], COLUMNS, 4).list_reasons() == [None] * 4
 
 
 def test_a_tally_says_what_a_rule_drops_first_and_by_itself() -> None:
@@ -99,7 +99,7 @@ def test_first_drops_and_the_passed_add_up_to_the_seen(
 
 
 def test_a_histogram_holds_every_number_once() -> None:
-    found = histograms(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
+    found = build_histograms(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
     assert set(found) == {"characters", "share"}
     assert sum(found["characters"].values()) == 4 and sum(found["share"].values()) == 3
     for number, documents in found["characters"].items():

@@ -16,7 +16,7 @@ from trainrig.corpus.filters import (
     RepeatedLines,
     Symbols,
     find_broken_rules,
-    first_broken_rule,
+    find_first_broken_rule,
 )
 from trainrig.corpus.language import NONE, LanguageGuess, identify
 from trainrig.corpus.limits import Columns
@@ -163,9 +163,9 @@ def test_the_published_limit_is_kept_and_the_next_value_is_not(
 
 def test_the_first_reason_follows_the_order_of_the_filters():
     found = columns("short", NONE)
-    assert first_broken_rule(ALL, found) == ["Length.too_short"]
-    assert first_broken_rule(ALL[::-1], found) == ["GopherQuality.word_count"]
-    assert first_broken_rule((), found) == [None]
+    assert find_first_broken_rule(ALL, found) == ["Length.too_short"]
+    assert find_first_broken_rule(ALL[::-1], found) == ["GopherQuality.word_count"]
+    assert find_first_broken_rule((), found) == [None]
 
 
 def test_the_union_holds_every_filter_by_its_own_name():

@@ -16,7 +16,7 @@ COLUMNS = {
 
 
 def broken(score: Score, columns: dict[str, np.ndarray] = COLUMNS) -> list[bool]:
-    (limit,) = score.limits()
+    (limit,) = score.iterate_limits()
     if isinstance(limit, PercentileThreshold):
         limit = limit.bind(limit.resolve(columns))
     return limit.mark_broken(columns).tolist()
@@ -61,7 +61,7 @@ def test_nothing_at_all_has_no_cut() -> None:
 
 
 def test_a_cut_that_was_not_placed_cannot_decide() -> None:
-    (limit,) = Score(signal="quality", keep_highest=0.5).limits()
+    (limit,) = Score(signal="quality", keep_highest=0.5).iterate_limits()
     with pytest.raises(ValueError, match="where its cut falls has not been found"):
         limit.mark_broken(COLUMNS)
 

@@ -19,6 +19,7 @@ def test_each_list_has_its_rule(tmp_path: Path):
     urls = ["//a.org", "//a.bad.org", "//a.org/bored", "//a.org/blue", "//a.org/green"]
     columns = UrlSignals(lists).measure([*urls, "//a.org/green-yellow"])
     broken = {
-        limit.rule: np.flatnonzero(limit.mark_broken(columns)).tolist() for limit in Url().limits()
+        limit.rule: np.flatnonzero(limit.mark_broken(columns)).tolist()
+        for limit in Url().iterate_limits()
     }
     assert broken == {"domain": [1], "strict_words": [2], "hard_words": [3], "soft_words": [5]}

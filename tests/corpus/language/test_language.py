@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus import language
-from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, language_codes
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, list_language_codes
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 GERMAN = "Die Mühle steht am Fluss, und ihr Rad dreht sich dort seit zweihundert Jahren. "
@@ -75,14 +75,14 @@ def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_languages_are_those_of_the_model():
-    assert len(language_codes()) == 176
+    assert len(list_language_codes()) == 176
 
 
 @pytest.mark.parametrize("beyond", ["", "Und hier geht es auf Deutsch weiter. " * 4_000])
 def test_a_batch_made_before_tells_the_same(beyond: str) -> None:
     start = (ENGLISH * (PREFIX // len(ENGLISH) + 1))[:PREFIX]
     texts = [ENGLISH, "", start + beyond, "DAS IST ALLES GROSS GESCHRIEBEN UND DEUTSCH"]
-    codes, scores = identify_all(texts, batch_of(texts))
+    codes, scores = identify_all(texts, build_batch(texts))
     expected_codes, expected_scores = identify_all(texts)
     assert codes == expected_codes == ["en", "", "en", "de"]
     assert scores.tolist() == expected_scores.tolist()

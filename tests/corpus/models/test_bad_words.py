@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.filters import C4, first_broken_rule
+from trainrig.corpus.filters import C4, find_first_broken_rule
 from trainrig.corpus.models import BadWords
 
 ENTRIES = ("darn", "blast it", "f*ck", "a55", "\U0001f595", "b_d", "!ouch!", "it")
@@ -54,13 +54,13 @@ def test_a_language_without_a_list_has_no_number_and_falls_by_none(words: BadWor
     scores = words.score(["darn", "darn", "fine"], ["de", "en", "en"])
     assert math.isnan(scores[0])
     rule = C4(min_sentences=0, max_bad_words=0)
-    columns = {limit.signal: np.zeros(3) for limit in rule.limits()} | {"bad_words": scores}
-    assert first_broken_rule([rule], columns) == [None, "C4.bad_words", None]
+    columns = {limit.signal: np.zeros(3) for limit in rule.iterate_limits()} | {"bad_words": scores}
+    assert find_first_broken_rule([rule], columns) == [None, "C4.bad_words", None]
 
 
 def test_the_rule_is_open_unless_asked_for():
-    assert "bad_words" not in [limit.rule for limit in C4().limits()]
+    assert "bad_words" not in [limit.rule for limit in C4().iterate_limits()]
 
 
 def test_what_is_listed_decides_what_is_measured_again(words: BadWords):
-    assert words.content().keys() == {"en", "ja"}
+    assert words.read_content_keys().keys() == {"en", "ja"}

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.models.language_model import LanguageModel, train
-from trainrig.corpus.models.perplexity import Perplexity, buckets, cutoffs
+from trainrig.corpus.models.perplexity import Perplexity, assign_buckets, find_cutoffs
 from trainrig.corpus.models.subwords import (
     Subwords,
     TextEncoder,
     TokenizerFile,
     Words,
-    lines,
+    iterate_lines,
     make_tokenizer,
 )
 from trainrig.errors import DataError
@@ -41,32 +41,32 @@ def logs(model: LanguageModel, line: str) -> float:
 def test_perplexity_is_of_all_lines_with_an_end_each(model):
     # 3 + 2 words in two lines, with one </s> each: 7 in all.
     total = logs(model, "the cat sat") + logs(model, "a zebra")
-    (found,) = model.perplexity(["the cat sat\n \na zebra\n"])
+    (found,) = model.compute_perplexity(["the cat sat\n \na zebra\n"])
     assert found == pytest.approx(10 ** (-total / 7), rel=1e-6)
 
 
 def test_a_text_without_a_line_has_none(model):
-    assert np.isnan(model.perplexity(["", "\n \n"])).all()
+    assert np.isnan(model.compute_perplexity(["", "\n \n"])).all()
 
 
 @given(st.lists(st.text(), max_size=5))
 def test_any_text_has_a_perplexity_above_one_or_none(model, texts):
-    found = model.perplexity(texts)
+    found = model.compute_perplexity(texts)
     assert len(found) == len(texts)
     assert all(math.isnan(value) or value > 1 for value in found)
-    one_by_one = [model.perplexity([text])[0] for text in texts]
+    one_by_one = [model.compute_perplexity([text])[0] for text in texts]
     assert np.array_equal(found, one_by_one, equal_nan=True)
 
 
 def test_case_accents_and_digits_are_folded_as_ccnet_does(model):
-    assert model.perplexity(["THE CAT"]) == model.perplexity(["thé cat"])
+    assert model.compute_perplexity(["THE CAT"]) == model.compute_perplexity(["thé cat"])
     tokenizer = make_tokenizer(Words(), iter(["in 1999"]))
     digits = train(["in 1999"], tokenizer, 2, [1, 1])
-    assert digits.perplexity(["in 2024"]) == digits.perplexity(["in 1999"])
+    assert digits.compute_perplexity(["in 2024"]) == digits.compute_perplexity(["in 1999"])
 
 
 def test_a_special_words_name_in_a_text_is_an_unknown_word(model):
-    found = model.perplexity(["the <s> cat </s>", "the zebra cat zebra"])
+    found = model.compute_perplexity(["the <s> cat </s>", "the zebra cat zebra"])
     assert found[0] == found[1]
 
 
@@ -74,7 +74,7 @@ def test_a_saved_model_scores_the_same(model, tmp_path):
     path = str(tmp_path / "model.lm")
     model.save(path)
     opened = LanguageModel.open(path)
-    assert np.array_equal(opened.perplexity(TEXTS), model.perplexity(TEXTS))
+    assert np.array_equal(opened.compute_perplexity(TEXTS), model.compute_perplexity(TEXTS))
     assert opened.facts == model.facts
     before = Path(path).read_bytes()
     model.save(path)
@@ -88,17 +88,17 @@ def test_as_arpa_with_its_tokenizer_it_scores_the_same(model, tmp_path):
         path=str(tmp_path / "model.arpa.gz"), tokenizer=str(tmp_path / "tokenizer.json")
     )
     found = scorer.score(TEXTS, ["en"] * len(TEXTS))
-    assert np.array_equal(found, np.round(model.perplexity(TEXTS), 4))
+    assert np.array_equal(found, np.round(model.compute_perplexity(TEXTS), 4))
     plain = LanguageModel.open(str(tmp_path / "model.arpa.gz"))
-    assert plain.perplexity(["the cat"]) == model.perplexity(["the cat"])
+    assert plain.compute_perplexity(["the cat"]) == model.compute_perplexity(["the cat"])
 
 
 def test_each_language_has_its_model(model, tmp_path):
     model.save(str(tmp_path / "en.lm"))
     scorer = Perplexity(path={"en": str(tmp_path / "en.lm")}, column="fluency")
     found = scorer.score(["the cat", "the cat"], ["de", "en"])
-    assert math.isnan(found[0]) and found[1] == round(model.perplexity(["the cat"])[0], 4)
-    assert list(scorer.content()) == ["en"]
+    assert math.isnan(found[0]) and found[1] == round(model.compute_perplexity(["the cat"])[0], 4)
+    assert list(scorer.read_content_keys()) == ["en"]
 
 
 SCRIPT = """
@@ -128,7 +128,7 @@ def test_a_tokenizer_may_be_there_already(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(make_tokenizer(Subwords(vocabulary=300), iter(TEXTS)))
     text = make_tokenizer(TokenizerFile(path=str(path)), iter([]))
-    assert train(TEXTS, text, 3, [1, 1, 1]).perplexity(["the cat"])[0] > 1
+    assert train(TEXTS, text, 3, [1, 1, 1]).compute_perplexity(["the cat"])[0] > 1
     with pytest.raises(DataError, match="no such file; name a tokenizer"):
         make_tokenizer(TokenizerFile(path=str(tmp_path / "nothing")), iter([]))
     path.write_text("{}")
@@ -145,7 +145,7 @@ def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
     found, _ = cutter.encode_sentences(texts, np.arange(cutter.pieces, dtype=np.uint32) + 3)
     expected = []
     for text in texts:
-        for line in lines(text):
+        for line in iterate_lines(text):
             expected += [1, *(n + 3 for n in tokenizer.encode(line).ids), 2]
     assert found.tolist() == expected
 
@@ -206,8 +206,8 @@ def test_the_file_is_laid_out_as_safetensors(model, tmp_path):
 def test_thirds_of_each_language_by_its_own_cut_offs():
     perplexities = np.array([*range(10), *range(100, 110), np.nan], float)
     languages = ["en"] * 10 + ["de"] * 10 + ["en"]
-    cuts = cutoffs(perplexities, languages)
+    cuts = find_cutoffs(perplexities, languages)
     assert cuts == {"en": (3.0, 6.0), "de": (103.0, 106.0)}
-    found = buckets(perplexities, languages, cuts)
+    found = assign_buckets(perplexities, languages, cuts)
     assert found[:10] == found[10:20] == ["head"] * 3 + ["middle"] * 3 + ["tail"] * 4
-    assert found[20] == "" and buckets(perplexities[:1], ["fr"], cuts) == [""]
+    assert found[20] == "" and assign_buckets(perplexities[:1], ["fr"], cuts) == [""]

@@ -48,7 +48,7 @@ def test_one_list_is_for_all_languages(tmp_path):
     (tmp_path / "list").write_text("merde\n")
     words = WordList(path=str(tmp_path / "list"), column="rude")
     assert words.score(["merde alors"], ["fr"])[0] == 0.5
-    assert words.content().keys() == {""}
+    assert words.read_content_keys().keys() == {""}
 
 
 @given(st.lists(st.text(), max_size=5), st.sampled_from(["en", "ja"]))

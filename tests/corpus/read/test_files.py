@@ -11,7 +11,7 @@ import pytest
 from fastwarc.stream_io import ZstdWriter
 
 from trainrig import storage
-from trainrig.corpus.read import File, files_of
+from trainrig.corpus.read import File, find_files
 from trainrig.corpus.read.formats import recognise
 from trainrig.errors import DataError
 
@@ -24,7 +24,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 def names(*patterns: object) -> list[str]:
-    return [file.name for file in files_of([str(pattern) for pattern in patterns])]
+    return [file.name for file in find_files([str(pattern) for pattern in patterns])]
 
 
 def test_a_file_a_pattern_and_a_folder_name_files(tmp_path: Path):
@@ -38,7 +38,7 @@ def test_a_file_a_pattern_and_a_folder_name_files(tmp_path: Path):
 def test_a_file_named_twice_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path, "a/b.txt")
     monkeypatch.chdir(tmp_path)
-    assert files_of(["*.txt", "a", "./a/b.txt", "a/*"]) == [File("a/b.txt", "a/b.txt", 7)]
+    assert find_files(["*.txt", "a", "./a/b.txt", "a/*"]) == [File("a/b.txt", "a/b.txt", 7)]
 
 
 def test_names_and_their_order_do_not_depend_on_where_the_files_lie(tmp_path: Path):
@@ -49,9 +49,9 @@ def test_names_and_their_order_do_not_depend_on_where_the_files_lie(tmp_path: Pa
 
 def test_a_bucket_is_named_like_a_folder(s3: str):
     storage.write(f"{s3}/crawl/a/b.txt", b"text")
-    assert files_of([s3]) == [File(f"{s3}/crawl/a/b.txt", "crawl/a/b.txt", 4)]
-    assert files_of([f"{s3}/crawl/*.txt"]) == [File(f"{s3}/crawl/a/b.txt", "a/b.txt", 4)]
-    assert files_of([f"{s3}/crawl/a/b.txt"]) == [File(f"{s3}/crawl/a/b.txt", "b.txt", 4)]
+    assert find_files([s3]) == [File(f"{s3}/crawl/a/b.txt", "crawl/a/b.txt", 4)]
+    assert find_files([f"{s3}/crawl/*.txt"]) == [File(f"{s3}/crawl/a/b.txt", "a/b.txt", 4)]
+    assert find_files([f"{s3}/crawl/a/b.txt"]) == [File(f"{s3}/crawl/a/b.txt", "b.txt", 4)]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_bucket_is_named_like_a_folder(s3: str):
 def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, pattern: str, message: str):
     write(tmp_path, "pictures/a.png")
     with pytest.raises(DataError, match=message):
-        files_of([str(tmp_path / pattern)])
+        find_files([str(tmp_path / pattern)])
 
 
 def zstd(data: bytes) -> bytes:
@@ -129,9 +129,9 @@ def test_what_is_not_recognised_is_refused_with_what_would_work(tmp_path: Path, 
 
 @pytest.mark.data
 def test_the_formats_of_real_files_are_recognised(test_data: Path):
-    found = {file.name: recognise(file) for file in files_of([str(test_data / "archives/*")])}
+    found = {file.name: recognise(file) for file in find_files([str(test_data / "archives/*")])}
     assert found.pop("aut-example.arc.gz") == "arc"
     assert set(found.values()) == {"warc"}
-    sets = {file.name: recognise(file) for file in files_of([str(test_data / "sets")])}
+    sets = {file.name: recognise(file) for file in find_files([str(test_data / "sets")])}
     assert sets.pop("tinyshakespeare.txt") == "text"
     assert set(sets.values()) == {"jsonl"}

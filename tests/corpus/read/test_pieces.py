@@ -24,9 +24,9 @@ from trainrig.corpus.read import (
     ReadSettings,
     Unreadable,
     as_json,
-    files_of,
+    cut_pieces,
+    find_files,
     from_json,
-    pieces,
     read,
 )
 from trainrig.corpus.read.jsonl import read_jsonl
@@ -35,7 +35,7 @@ from trainrig.corpus.read.pieces import (
     OPENING,
     PIECES,
     SMALLEST_PIECE,
-    size_of_pieces,
+    choose_piece_size,
 )
 from trainrig.corpus.read.plain import read_text
 from trainrig.corpus.read.settings import Fields
@@ -68,7 +68,7 @@ def bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
 def test_a_large_archive_is_split_and_nothing_is_lost(tmp_path: Path):
     write_warc(str(tmp_path / "a.warc.gz"), written := pages(60))
     reading = ReadSettings(piece_bytes=20_000)
-    groups = pieces(files_of([str(tmp_path)]), reading)
+    groups = cut_pieces(find_files([str(tmp_path)]), reading)
     assert len(groups) == 10
     assert all(0 < len(list(read(piece, reading))) < 12 for group in groups for piece in group)
     assert read_all(groups, reading) == written
@@ -78,7 +78,7 @@ def test_small_files_are_grouped_in_the_order_of_their_names(tmp_path: Path):
     for n in range(1_000):
         (tmp_path / f"{n:04d}.html").write_bytes(b"<html>" + NOISE[:n])
     reading = ReadSettings(piece_bytes=10 * OPENING)
-    groups = pieces(files_of([str(tmp_path)]), reading)
+    groups = cut_pieces(find_files([str(tmp_path)]), reading)
     assert 1_000 / 10 < len(groups) < 1_000 / 8
     assert [p.name for group in groups for p in group] == [f"{n:04d}.html" for n in range(1_000)]
 
@@ -92,7 +92,7 @@ def test_small_files_are_grouped_in_the_order_of_their_names(tmp_path: Path):
     ],
 )
 def test_by_default_a_source_is_cut_by_its_own_size(total: int, piece_bytes: int):
-    assert size_of_pieces([File("a", "a", total)]) == piece_bytes
+    assert choose_piece_size([File("a", "a", total)]) == piece_bytes
 
 
 def test_a_piece_travels_as_plain_json():
@@ -106,7 +106,7 @@ def test_one_packed_stream_is_one_piece(tmp_path: Path):
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(unpacked))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 10 + NOISE))
     (tmp_path / "c.warc.zst").write_bytes(pa.Codec("zstd").compress(unpacked, asbytes=True))
-    groups = pieces(files_of([str(tmp_path)]), ReadSettings(piece_bytes=10_000))
+    groups = cut_pieces(find_files([str(tmp_path)]), ReadSettings(piece_bytes=10_000))
     assert [[(p.name, p.begin, p.end) for p in group] for group in groups] == [
         [("a.warc.gz", 0, None)],
         [("b.jsonl.gz", 0, None)],
@@ -121,7 +121,7 @@ def test_parquet_is_cut_by_row_groups_of_what_is_read(tmp_path: Path):
     table = pa.table({"text": texts, "unread": [NOISE.hex()] * 100})
     pq.write_table(table, tmp_path / "a.parquet", 10, compression="NONE", use_dictionary=False)
     reading = ReadSettings(piece_bytes=100_000)
-    groups = pieces(files_of([str(tmp_path)]), reading)
+    groups = cut_pieces(find_files([str(tmp_path)]), reading)
     assert [(p.begin, p.end) for group in groups for p in group] == [
         (0, 2),
         (2, 4),
@@ -178,7 +178,7 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
     write_warc(f"{s3}/crawl/a.warc.gz", written := pages(60))
     storage.write(f"{s3}/crawl/b.jsonl", b'{"text": "b"}\n' * 5_000)
     reading = ReadSettings(piece_bytes=20_000)
-    groups = pieces(files_of([f"{s3}/crawl"]), reading)
+    groups = cut_pieces(find_files([f"{s3}/crawl"]), reading)
     assert len(groups) > 10
     proxy.how, proxy.times = "slow_down", 5
     assert bodies(read_all(groups, reading)) == [page.body for page in written] + [b"b"] * 5_000
@@ -196,7 +196,7 @@ def test_storage_that_stays_away_is_not_taken_for_damage(
 ):
     path = tmp_path / name
     path.write_bytes(make_file(name))
-    (piece,) = pieces(files_of([str(path)]), ReadSettings())[0]
+    (piece,) = cut_pieces(find_files([str(path)]), ReadSettings())[0]
     assert all(isinstance(page, RawPage) for page in read(piece, ReadSettings()))
 
     class Failing(io.BytesIO):
@@ -241,8 +241,8 @@ def test_a_real_crawl_gives_the_same_pages_however_it_is_cut(test_data: Path):
     whole = list(read_warc(path))
     for piece_bytes in (250_000, 777_777):
         reading = ReadSettings(piece_bytes=piece_bytes)
-        groups = pieces(files_of([path]), reading)
-        assert len(groups) == round(storage.size(path) / piece_bytes)
+        groups = cut_pieces(find_files([path]), reading)
+        assert len(groups) == round(storage.measure_size(path) / piece_bytes)
         assert read_all(groups, reading) == whole
 
 
@@ -252,7 +252,7 @@ def test_where_says_nothing_of_the_folder(tmp_path: Path):
         (tmp_path / folder / "in/a.jsonl").write_bytes(b'{"text": 1}\n[]\nnull\n\xff\n')
         (tmp_path / folder / "b.txt").write_bytes(b"\0\0")
     found = [
-        read_all(pieces(files_of([str(tmp_path / each)]), ReadSettings()), ReadSettings())
+        read_all(cut_pieces(find_files([str(tmp_path / each)]), ReadSettings()), ReadSettings())
         for each in ("one", "two/deep")
     ]
     assert found[0] == found[1]

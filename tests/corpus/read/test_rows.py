@@ -18,7 +18,7 @@ from trainrig.corpus.read import Fields, RawPage, Unreadable
 from trainrig.corpus.read import lines as reading_lines
 from trainrig.corpus.read import rows as reading_rows
 from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.parquet import read_parquet, row_group_bytes
+from trainrig.corpus.read.parquet import measure_row_groups, read_parquet
 from trainrig.errors import DataError
 
 
@@ -137,8 +137,8 @@ def test_a_column_that_is_named_and_not_there_is_refused(tmp_path: Path):
     path.write_bytes(parquet([{"content": "a", "number": 1}]))
     for fields in (Fields(), Fields(text="content", url="link")):
         with pytest.raises(DataError, match=r"a\.parquet: no column '(text|link)'; .*`fields`"):
-            row_group_bytes(str(path), fields)
-    assert row_group_bytes(str(path), Fields(text="content")) != []
+            measure_row_groups(str(path), fields)
+    assert measure_row_groups(str(path), Fields(text="content")) != []
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100])

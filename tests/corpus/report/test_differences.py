@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.report.differences import differences
+from trainrig.corpus.report.differences import find_differences
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "\n", "dd"]), max_size=12).map(" ".join)
 
@@ -15,7 +15,7 @@ def test_words_that_only_one_of_two_texts_has_are_found_in_it():
         "The bridge was built in 1891 by hand.",
         "The old bridge was built in 1892 by hand.",
     )
-    gone, stayed = differences(one, other)
+    gone, stayed = find_differences(one, other)
     assert marked(one, gone) == ["1891"]
     assert marked(other, stayed) == ["old", "1892"]
 
@@ -27,6 +27,6 @@ def test_without_what_differs_both_have_the_same_words(one, other):
             text = text[:start] + " " + text[end:]
         return text.split()
 
-    gone, stayed = differences(one, other)
+    gone, stayed = find_differences(one, other)
     assert rest(one, gone) == rest(other, stayed)
-    assert differences(one, one) == ((), ())
+    assert find_differences(one, one) == ((), ())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from trainrig.corpus.report.histogram import BOTTOM, RIGHT, draw_histogram
-from trainrig.report import short
+from trainrig.report import format_short
 
 COUNTS = [((0.0, 1.0), 3), ((1.0, 2.0), 5), ((2.0, 4.0), 10), ((64.0, 128.0), 1_200)]
 SHARES = [((0.0, 0.1), 3), ((0.1, 0.2), 5), ((0.9, 1.0), 10)]
@@ -54,7 +54,7 @@ def test_bars_and_bounds_stand_where_matplotlib_puts_them(bins, bound):
     (line,) = [p for p in elements(svg, "path") if "--c2" in p.attrib["style"]]
     place = left + scale(np.array([bound]))[0] / whole * (RIGHT - left)
     assert float(line.attrib["d"].split()[1]) == pytest.approx(place, abs=0.02)
-    assert texts(svg)[-1] == short(bound)
+    assert texts(svg)[-1] == format_short(bound)
 
 
 def test_scales_are_labelled_in_round_numbers():

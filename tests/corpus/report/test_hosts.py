@@ -1,6 +1,12 @@
 import pytest
 
-from trainrig.corpus.report.hosts import HostRow, doubtful, host_rows, hosts_section, warning
+from trainrig.corpus.report.hosts import (
+    HostRow,
+    build_host_rows,
+    build_hosts_section,
+    describe_doubtful,
+    find_doubtful,
+)
 
 TOLD = {
     "whole.example": {"100": 5, "97": 1},
@@ -11,7 +17,7 @@ TOLD = {
 
 
 def test_hosts_are_told_by_their_median_the_lowest_first() -> None:
-    assert host_rows(TOLD) == (
+    assert build_host_rows(TOLD) == (
         HostRow("small.example", 4, 0.1, 4),
         HostRow("thin.example", 6, 0.31, 4),
         HostRow("half.example", 5, 0.5, 0),
@@ -20,8 +26,8 @@ def test_hosts_are_told_by_their_median_the_lowest_first() -> None:
 
 
 def test_a_host_is_warned_of_by_its_median_if_it_has_pages_enough() -> None:
-    assert [row.host for row in doubtful(host_rows(TOLD))] == ["thin.example"]
-    told = warning(host_rows(TOLD))
+    assert [row.host for row in find_doubtful(build_host_rows(TOLD))] == ["thin.example"]
+    told = describe_doubtful(build_host_rows(TOLD))
     assert told is not None
     assert told.startswith("of 1 host the median page kept less than 0.5")
     assert "(thin.example 0.31)" in told
@@ -29,11 +35,11 @@ def test_a_host_is_warned_of_by_its_median_if_it_has_pages_enough() -> None:
 
 @pytest.mark.parametrize("told", [{}, {"whole.example": {"100": 9}}, {"a.example": {"0": 4}}])
 def test_nothing_is_warned_of_where_pages_are_whole_or_few(told: dict[str, dict[str, int]]) -> None:
-    assert warning(host_rows(told)) is None
+    assert describe_doubtful(build_host_rows(told)) is None
 
 
 def test_the_report_shows_hosts_of_enough_pages_with_their_counts() -> None:
-    page = hosts_section(host_rows(TOLD)).html()
+    page = build_hosts_section(build_host_rows(TOLD)).render_html()
     assert page.index("thin.example") < page.index("half.example") < page.index("whole.example")
     assert "small.example" not in page
-    assert "No host has" in hosts_section(()).html()
+    assert "No host has" in build_hosts_section(()).render_html()

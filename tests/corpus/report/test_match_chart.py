@@ -1,7 +1,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.dedup.signatures.minhash import MinHash, curve
+from trainrig.corpus.dedup.signatures.minhash import MinHash, compute_match_curve
 from trainrig.corpus.report.match_chart import _plot_curve, match_chart
 
 
@@ -17,5 +17,5 @@ def test_the_chart_says_what_is_found_at_the_threshold():
 def test_the_line_that_is_drawn_is_the_curve():
     settings = MinHash(bands=14, rows=8, threshold=0.75)
     line, threshold = _plot_curve(Figure().add_subplot(), settings).lines
-    assert np.array_equal(line.get_data(), curve(settings))
+    assert np.array_equal(line.get_data(), compute_match_curve(settings))
     assert threshold.get_xdata() == [0.75, 0.75]

@@ -2,8 +2,8 @@ import pyarrow.parquet as pq
 
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters import GopherQuality, Language, Length
-from trainrig.corpus.filters.rule_verdicts import Rule, rules_of
-from trainrig.corpus.report.curation_page import curation_page
+from trainrig.corpus.filters.rule_verdicts import Rule, list_rules
+from trainrig.corpus.report.curation_page import render_curation_page
 from trainrig.corpus.report.tallies import (
     CurationTallies,
     SampleRow,
@@ -11,9 +11,9 @@ from trainrig.corpus.report.tallies import (
     StepRow,
     tally_curation,
 )
-from trainrig.report import percent
+from trainrig.report import format_percent
 
-RULES = {"web": rules_of((Length(), Language(), GopherQuality()))}
+RULES = {"web": list_rules((Length(), Language(), GopherQuality()))}
 JUDGED = {
     "tally": {
         "web": {
@@ -124,12 +124,12 @@ COST = {"cpu_seconds": 2.0, "page_bytes": 9_000, "peak_bytes": 2**27}
 
 
 def page(told: CurationTallies = TOLD, rules: dict[str, tuple[Rule, ...]] = RULES) -> str:
-    return curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
+    return render_curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
 
 
 def test_the_page_says_what_fell_and_shows_it() -> None:
     html = page()
-    assert f"4 of 18 records were kept as documents: {percent(4, 18)}." in html
+    assert f"4 of 18 records were kept as documents: {format_percent(4, 18)}." in html
     assert "Length.too_short drops the most: 3 documents" in html
     assert "&lt;b&gt;x" in html and "<b>x" not in html
     assert "1 rule would drop nothing: GopherQuality.hashes." in html
@@ -153,7 +153,7 @@ def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked
 
 def test_the_page_of_nothing_says_so() -> None:
     nothing = CurationTallies((), (), (), (), (), (), ())
-    html = curation_page(
+    html = render_curation_page(
         nothing,
         dict.fromkeys(COUNTS, 0),
         {},

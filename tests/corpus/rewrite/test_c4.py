@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 pieces = st.sampled_from(
     [
@@ -182,8 +182,8 @@ def test_lines_of_real_pages_fall_as_by_datatrove(real_texts: list[str]):
 @given(st.lists(texts, max_size=4))
 def test_many_texts_are_cut_as_one_by_one(some: list[str]):
     rules = C4Lines(reading="datatrove", terminal_punctuation=False)
-    left, counts = rules.apply_to_batch(batch_of(some))
-    expected = batch_of([rules.apply(text, "en")[0] for text in some])
+    left, counts = rules.apply_to_batch(build_batch(some))
+    expected = build_batch([rules.apply(text, "en")[0] for text in some])
     for ours, theirs in zip(left, expected, strict=True):
         assert ours.tolist() == theirs.tolist()
     for number, text in enumerate(some):

@@ -174,7 +174,7 @@ def test_a_document_of_too_many_finds_breaks_a_rule(allowed: int | None, broken:
     settings = PII(max_per_document=allowed)
     _, spans = mask("ann@example.com, bob@example.com", settings)
     columns = {"pii_finds": np.array([len(spans)])}
-    assert any(bool(limit.mark_broken(columns)[0]) for limit in settings.limits()) is broken
+    assert any(bool(limit.mark_broken(columns)[0]) for limit in settings.iterate_limits()) is broken
 
 
 def test_the_kind_named_first_has_what_two_kinds_could():

@@ -7,7 +7,7 @@ import pytest
 from trainrig.corpus.rewrite.pii import PII, mask
 from trainrig.corpus.rewrite.pii.cards import passes_luhn
 from trainrig.corpus.rewrite.pii.ibans import LENGTHS
-from trainrig.quickstart.site.personal_data import personal_items
+from trainrig.quickstart.site.personal_data import make_personal_items
 
 SECTIONS = """Section 4.2.1.3 says more|see 8.1.2.3 for details|§ 5.3.2.1|§5.3.2.1
 1.2.3.4 Introduction
@@ -141,7 +141,7 @@ def test_social_security_numbers(text: str, expected: str | None):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_personal_data_that_the_quickstart_plants_are_masked(seed: int):
-    for item in personal_items(120, seed):
+    for item in make_personal_items(120, seed):
         assert item.value not in masked(item.sentence)
 
 

@@ -8,7 +8,7 @@ from ftfy.badness import BADNESS_RE, is_bad
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.rewrite.unicode import RepairUnicode, suspect_lines
+from trainrig.corpus.rewrite.unicode import RepairUnicode, find_suspect_lines
 
 # Whatever ftfy's own pattern speaks of, the ends of its ranges included, and the plainest beside.
 SIGNS = sorted({*re.sub(r"[\[\]{}|\\]", "", BADNESS_RE.pattern), *"aZ0. \n\u0301\ud83d\ude00漢é€œ"})
@@ -44,7 +44,7 @@ def test_no_line_is_spared_that_ftfy_would_repair(text: str):
 def test_all_that_ftfy_finds_odd_is_suspected(odd: str, before: str):
     lines = f"{before}\n{odd}".split("\n")
     expected = {at for at, line in enumerate(lines) if is_bad(line) and not line.isascii()}
-    assert expected <= set(suspect_lines("\n".join(lines)))
+    assert expected <= set(find_suspect_lines("\n".join(lines)))
 
 
 @given(plain, st.sampled_from(["latin-1", "windows-1252", "macroman", "cp437", "windows-1251"]))
@@ -83,6 +83,6 @@ def test_repairs_by_hand(text: str, expected: str | None, lines: int, composed: 
 @pytest.mark.data
 def test_few_lines_of_real_pages_are_shown_to_ftfy(real_texts: list[str]):
     lines = sum(text.count("\n") + 1 for text in real_texts)
-    assert sum(len(suspect_lines(text)) for text in real_texts) < lines / 20
+    assert sum(len(find_suspect_lines(text)) for text in real_texts) < lines / 20
     for text in real_texts:
         assert RepairUnicode().apply(text, "en")[0] == whole(text)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
 from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.text_arrays.batch import batch_of
-from trainrig.corpus.signals.text_arrays.sentences import sentences_in
+from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.signals.text_arrays.sentences import count_sentences
 
 PIECES = (
     *("[1]", "[edit]", "[citation needed]", "[", "]", "Hello there my good friend. ", "he said. "),
@@ -27,9 +27,11 @@ PIECES = (
 
 
 def sentences(line: str) -> int:
-    batch = batch_of([line.strip()])
+    batch = build_batch([line.strip()])
     return (
-        sentences_in(batch.codes_C, batch.classes_C, 0, len(batch.codes_C)) if line.strip() else 0
+        count_sentences(batch.codes_C, batch.classes_C, 0, len(batch.codes_C))
+        if line.strip()
+        else 0
     )
 
 

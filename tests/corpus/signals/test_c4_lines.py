@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.signals.c4_lines import _is_decimal, line_at
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.c4_lines import _is_decimal, find_line
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 texts = st.text(st.sampled_from([*"ab [{\t\n\r\x0b\x1c\x85\u2028\xa0"]) | st.characters())
 
 
 @given(texts)
 def test_lines_are_those_of_splitlines(text: str):
-    batch, place, found = batch_of([text]), 0, []
+    batch, place, found = build_batch([text]), 0, []
     while place < len(text):
-        line = line_at(batch.codes_C, batch.classes_C, place, len(text))
+        line = find_line(batch.codes_C, batch.classes_C, place, len(text))
         assert text[line.start : line.end] == text[line.start : line.end].strip()
         found.append((text[line.start : line.end], line.words, line.longest))
         assert line.may_cite == ("[" in found[-1][0])

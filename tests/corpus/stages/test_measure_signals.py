@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.document import document_id
+from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.rewrite.pii import PII
@@ -53,7 +53,7 @@ def test_a_row_says_what_the_page_is() -> None:
     assert (row["text"], json.loads(row["metadata"])) == (TEXT, {"title": "Lamps"})
     assert row["language"] == "en" and row["language_score"] > 0.65
     assert (row["characters"], row["words"]) == (len(TEXT), len(TEXT.split()))
-    assert row["id"] == document_id("web", "http://web.example/", page(TEXT, "Lamps").body)
+    assert row["id"] == compute_document_id("web", "http://web.example/", page(TEXT, "Lamps").body)
     assert row["bytes"] == len(TEXT.encode())
 
 
@@ -141,4 +141,4 @@ def test_a_url_loses_its_personal_data_but_not_its_host() -> None:
     )
     assert row_of(told)["url"] == "http://8.8.8.8/list?mail=<EMAIL>"
     assert row_of(told, pii=PII(kinds=()))["url"] == told.url
-    assert row_of(told)["id"] == document_id("web", told.url, told.body)
+    assert row_of(told)["id"] == compute_document_id("web", told.url, told.body)

@@ -43,7 +43,7 @@ def _nothing_that_no_test_here_looks_at() -> Iterator[None]:
     with (
         mock.patch("os.fsync"),
         mock.patch.object(Guard, "_try", unguarded),
-        mock.patch("trainrig.corpus.report.curation_page.curation_page", return_value=""),
+        mock.patch("trainrig.corpus.report.curation_page.render_curation_page", return_value=""),
     ):
         yield
 
@@ -136,7 +136,7 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
     again = run.model_copy(update={"near_duplicates": looser})
     unused = mock.Mock(side_effect=AssertionError)
     with (
-        mock.patch("trainrig.corpus.curate.reading", unused),
+        mock.patch("trainrig.corpus.curate.read_all_pages", unused),
         mock.patch("trainrig.corpus.curate.write_signatures", unused),
         mock.patch("trainrig.corpus.dedup.passes.verify", unused),
         mock.patch("trainrig.corpus.dedup.passes.find_candidates", unused),
@@ -266,8 +266,8 @@ from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 def apart(split_indexes, bands, memory):
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 9, 10**9, 10**9, 0)
 
-options = {**ray_session._local_options(), "num_cpus": 8}
-with mock.patch.object(ray_session, "_local_options", lambda: options):
+options = {**ray_session._build_local_options(), "num_cpus": 8}
+with mock.patch.object(ray_session, "_build_local_options", lambda: options):
     with mock.patch("trainrig.corpus.stages.near_duplicates.plan", apart):
         run = config.load(Curation, sys.argv[1])
         curate(run.model_copy(update={"workers": 8}))
@@ -394,7 +394,7 @@ def test_files_of_passes_in_another_format_are_not_gone_on_from(tmp_path: Path) 
     for each in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
         each.write_bytes(bytes(each.stat().st_size))  # as long, so not torn
     unused = mock.Mock(side_effect=AssertionError)
-    with mock.patch("trainrig.corpus.curate.reading", unused):  # pages are not read again
+    with mock.patch("trainrig.corpus.curate.read_all_pages", unused):  # pages are not read again
         curate(run)
     fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
     curate(fresh)

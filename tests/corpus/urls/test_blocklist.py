@@ -70,7 +70,7 @@ def test_folders_of_lists_and_gzip_are_read(write: Write, tmp_path: Path):
     (tmp_path / "games").mkdir()
     (tmp_path / "games/domains").write_bytes(gzip.compress(b"play.example\n"))
     lists = UrlLists(domains=(str(tmp_path),))
-    assert [Path(path).relative_to(tmp_path).as_posix() for path in lists.files()] == [
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in lists.list_files()] == [
         "adult/domains",
         "adult/urls",
         "games/domains",
@@ -154,7 +154,7 @@ def test_suffixes_need_no_network_and_leave_no_file(
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    suffixes._extractor.cache_clear()
+    suffixes._load_extractor.cache_clear()
     suffixes.is_public_suffix.cache_clear()
     asked = ("co.uk", "uk", "bbc.co.uk", "blogspot.com", "8.8.8.8", "example", "")
     assert [each for each in asked if suffixes.is_public_suffix(each)] == ["co.uk", "uk"]
@@ -166,7 +166,7 @@ words = st.sets(st.text("ab ", min_size=1, max_size=6).map(str.encode), max_size
 
 @given(words, st.lists(st.text("abc ", max_size=12).map(str.encode), min_size=1, max_size=5))
 def test_substrings_are_those_that_python_finds(wanted: set[bytes], lines: list[bytes]):
-    assert Substrings(wanted).counts(b"\n".join(lines)).tolist() == [
+    assert Substrings(wanted).count_words(b"\n".join(lines)).tolist() == [
         sum(word in line for word in wanted) for line in lines
     ]
 

@@ -3,9 +3,9 @@
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.evaluate.checks.answers import cut_at, extract_answer, is_right, scores_of
+from trainrig.evaluate.checks.answers import cut_at, extract_answer, is_right, score_answer
 from trainrig.evaluate.checks.instructions import INSTRUCTIONS, is_followed
-from trainrig.evaluate.checks.maths import last_boxed
+from trainrig.evaluate.checks.maths import find_last_boxed
 from trainrig.evaluate.checks.settings import (
     ExactMatch,
     InstructionMatch,
@@ -48,10 +48,10 @@ def test_an_answer_is_right(check, given, target, right):
 
 
 def test_words_that_overlap_count_as_squad_counts_them():
-    found = scores_of(TokenF1(), "The cat sat", ["a cat sat down", "dog"])
+    found = score_answer(TokenF1(), "The cat sat", ["a cat sat down", "dog"])
     assert found == {"f1": pytest.approx(2 * 2 / (2 + 3)), "exact_match": 0.0}
-    assert scores_of(TokenF1(), "the Cat!", ["cat"]) == {"f1": 1.0, "exact_match": 1.0}
-    assert scores_of(TokenF1(), None, ["cat"])["f1"] == 0.0
+    assert score_answer(TokenF1(), "the Cat!", ["cat"]) == {"f1": 1.0, "exact_match": 1.0}
+    assert score_answer(TokenF1(), None, ["cat"])["f1"] == 0.0
 
 
 def test_the_part_that_is_checked_is_cut_out():
@@ -62,8 +62,8 @@ def test_the_part_that_is_checked_is_cut_out():
         extract_answer(text, r"\d", "last") == "2" and extract_answer(text, r"\d", "first") == "5"
     )
     assert extract_answer(text, r"none", "first") is None
-    assert last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-    assert last_boxed("no box") == "no box" and last_boxed(r"\boxed{1") == r"\boxed{1"
+    assert find_last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert find_last_boxed("no box") == "no box" and find_last_boxed(r"\boxed{1") == r"\boxed{1"
 
 
 FOLLOWED = {
@@ -130,7 +130,7 @@ def test_an_instruction_is_followed_or_not(name):
 def test_an_introduction_and_bold_type_are_forgiven_loosely():
     lower = {"id": "change_case:english_lowercase", "arguments": {}}
     comma = {"id": "punctuation:no_comma", "arguments": None}
-    found = scores_of(InstructionMatch(), "Sure!\nthis is what they said", [], [lower, comma])
+    found = score_answer(InstructionMatch(), "Sure!\nthis is what they said", [], [lower, comma])
     assert found == {
         "prompt_strict": 0.0,
         "prompt_loose": 1.0,

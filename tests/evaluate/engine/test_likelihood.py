@@ -78,13 +78,13 @@ def test_what_contexts_share_is_read_once(tiny_model, monkeypatch):
 
 def test_the_border_is_that_of_the_harness(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=96, document_start=False)
-    (found,) = encoder.continuations("the sea is ", ["grey"])
+    (found,) = encoder.request_continuations("the sea is ", ["grey"])
     assert tiny_encoder.decode(found.context) == "the sea is"  # the blank belongs to what follows
     assert tiny_encoder.decode(found.continuation) == " grey"
-    (empty,) = encoder.continuations("", [" grey"])
+    (empty,) = encoder.request_continuations("", [" grey"])
     assert empty.context == (tiny_encoder.end_of_text,)
     started = RequestEncoder(tiny_encoder, positions=96, document_start=True)
-    (found,) = started.continuations("the sea", [" is"])
+    (found,) = started.request_continuations("the sea", [" is"])
     assert found.context[0] == tiny_encoder.end_of_text
     assert tiny_encoder.decode(found.continuation) == " is"
 
@@ -94,14 +94,14 @@ def test_what_is_too_long_loses_its_beginning(tiny_encoder):
     found = encoder.request(range(100, 120), (7, 8, 9))
     assert found.truncated and found.continuation == (7, 8, 9)
     assert found.context == tuple(range(112, 120)) and len(found.context) + 3 == 10 + 1
-    assert encoder.generation(range(100, 120), 4).prompt == tuple(range(114, 120))
+    assert encoder.request_generation(range(100, 120), 4).prompt == tuple(range(114, 120))
     assert not encoder.request((1, 2), (3,)).truncated
 
 
 def test_each_token_of_a_text_is_predicted_once(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=5, document_start=True)
     text = "the sea is grey because the sea is grey"
-    windows = encoder.windows(text)
+    windows = encoder.request_windows(text)
     predicted = [i for window in windows for i in window.continuation]
     assert tiny_encoder.decode(predicted) == text
     assert all(len(w.context) == 1 and len(w.continuation) <= 5 for w in windows)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainrig.evaluate.engine.answers import Examination
 from trainrig.evaluate.engine.encoding import RequestEncoder
-from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -77,10 +77,10 @@ def by_ours(name, checkpoint, test_data):
     """The questions of a task, and its scored rows."""
     _, model, tokenizer = checkpoint
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(test_data / "sets"))
-    questions = questions_of(TaskRun(task, rows, ROWS))
+    questions = load_questions(TaskRun(task, rows, ROWS))
     assert task.delimiter == " " and not any(each.contexts for each in questions)
     encoder = RequestEncoder(Encoder(tokenizer), CONFIG.positions, document_start=False)
-    return questions, Examination(model, encoder, task, 4096, chat=False).rows(questions)
+    return questions, Examination(model, encoder, task, 4096, chat=False).score_questions(questions)
 
 
 def write_yaml(folder, name, questions):

@@ -9,7 +9,7 @@ import pytest
 
 from trainrig import config
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.definition import Task
 from trainrig.evaluate.tasks.rows import read_rows
@@ -26,7 +26,7 @@ def write(path, rows):
 def asked(tmp_path, rows, scoring=CHOICE, **task):
     data = {"name": "t", "rows": "x", "prompt": "{{ query }}", "scoring": scoring} | task
     built = config.build(Task, data, "t.toml")
-    return questions_of(TaskRun(built, write(tmp_path / "rows.jsonl", rows)))
+    return load_questions(TaskRun(built, write(tmp_path / "rows.jsonl", rows)))
 
 
 def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
@@ -145,7 +145,7 @@ PUBLISHED = {
 def test_a_published_row_is_asked_as_published(tmp_path, name):
     write(tmp_path / f"{name}.jsonl", [PUBLISHED[name]])
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(tmp_path))
-    (question,) = questions_of(TaskRun(task, rows))
+    (question,) = load_questions(TaskRun(task, rows))
     wanted = {
         "mmlu": ("2+2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:", "D"),
         "hellaswag": ("Cooking: A man.  stirs. He".replace(".  ", ". "), "eats it."),
@@ -168,7 +168,7 @@ def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
     assert len(found) == 10
     for name in found:
         task, rows = load_task(TaskChoice(task=name), sets)
-        questions = questions_of(TaskRun(task, rows))
+        questions = load_questions(TaskRun(task, rows))
         assert len(questions) > 90 and all(q.prompt for q in questions)
         assert name == "humaneval" or all(q.expected for q in questions)
 

@@ -15,7 +15,7 @@ from trainrig.evaluate.scorecard import evaluate
 from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.evaluate.vectors.definition import LinearProbe, load_vector_task
 from trainrig.evaluate.vectors.probe import fit_classifier
-from trainrig.evaluate.vectors.ranking import ranks_of, scores_of
+from trainrig.evaluate.vectors.ranking import compute_ranks, score_ranks
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
@@ -129,8 +129,8 @@ def test_ranks_and_scores_are_those_of_sorting_all():
     documents = generator.integers(-2, 3, (40, 4)).astype(np.float32)
     wanted = [generator.choice(40, size=n % 14 + 1, replace=False) for n in range(70)]
     grades = [generator.integers(1, 4, len(each)).tolist() for each in wanted]
-    ranks = ranks_of(queries, documents, wanted)
-    found = [scores_of(r, g, (1, 5)) for r, g in zip(ranks, grades, strict=True)]
+    ranks = compute_ranks(queries, documents, wanted)
+    found = [score_ranks(r, g, (1, 5)) for r, g in zip(ranks, grades, strict=True)]
     for ours, theirs in zip(found, brute(queries, documents, wanted, grades, (1, 5)), strict=True):
         assert ours == pytest.approx(theirs)
 

@@ -10,8 +10,8 @@ from trainrig.errors import ConfigError
 from trainrig.launch.check import shipped
 from trainrig.launch.check.cluster import check_cluster
 from trainrig.launch.check.kubernetes.quantities import number
-from trainrig.launch.check.secrets import secrets_in
-from trainrig.launch.check.shape import differences
+from trainrig.launch.check.secrets import find_secrets
+from trainrig.launch.check.shape import find_differences
 from trainrig.launch.check.shipped import find_cluster
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
@@ -27,7 +27,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_a_name_means_a_file_that_comes_along() -> None:
     assert find_cluster("aws").samefile(CLUSTER / "aws.yaml")
     assert find_cluster("kuberay/rayjob").samefile(CLUSTER / "kuberay" / "rayjob.yaml")
-    assert set(shipped.names()) == {"aws", "gcp", "kuberay/raycluster", "kuberay/rayjob", "local"}
+    assert set(shipped.list_shipped_clusters()) == {
+        "aws",
+        "gcp",
+        "kuberay/raycluster",
+        "kuberay/rayjob",
+        "local",
+    }
 
 
 def test_a_file_of_ones_own_goes_before_what_comes_along(
@@ -204,7 +210,7 @@ def test_a_secret_of_kubernetes_has_no_place_in_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_secrets_in_commands_are_seen_and_never_said(text: str, found: bool) -> None:
-    said = [what for _, what in secrets_in({"commands": [text]})]
+    said = [what for _, what in find_secrets({"commands": [text]})]
     assert bool(said) == found
     assert not any("0123456789abcdef" in what or "hf_abcdefgh" in what for what in said)
 
@@ -231,7 +237,7 @@ def test_a_shape_names_every_difference() -> None:
         "required": ["name", "also"],
         "additionalProperties": False,
     }
-    found = dict(differences({"name": "onee", "size": 0, "siez": 3}, schema, ("here",)))
+    found = dict(find_differences({"name": "onee", "size": 0, "siez": 3}, schema, ("here",)))
     assert found == {
         ("here", "siez"): "no key 'siez' here; did you mean 'size'?",
         ("here",): "`also` is missing",

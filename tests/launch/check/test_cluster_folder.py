@@ -9,7 +9,7 @@ import botocore.session
 import pytest
 from moto.iam.policy_validation import IAMPolicyDocumentValidator, IAMTrustPolicyDocumentValidator
 
-from trainrig.launch.check.secrets import secrets_in
+from trainrig.launch.check.secrets import find_secrets
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 POLICIES = ("head", "worker", "launcher")
@@ -81,7 +81,7 @@ def test_only_what_bears_the_clusters_tag_is_rented_and_ended(name: str) -> None
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_file_holds_a_secret(path: Path) -> None:
-    assert list(secrets_in(path.read_text().splitlines())) == []
+    assert list(find_secrets(path.read_text().splitlines())) == []
 
 
 def test_the_image_runs_as_nobody_in_particular_with_pinned_versions() -> None:

@@ -35,15 +35,15 @@ def test_a_shipped_file_is_read_as_pyyaml_reads_it(path: Path) -> None:
 def test_each_key_and_entry_has_its_line() -> None:
     documents, _ = read_documents("a: 1\nb:\n  - x\n  - c: 2\n", "a.yaml")
     (document,) = documents
-    assert [document.line(at) for at in ((), ("a",), ("b", 1), ("b", 1, "c"))] == [1, 1, 4, 4]
-    assert document.line(("b", 0, "not", "there")) == 3
+    assert [document.find_line(at) for at in ((), ("a",), ("b", 1), ("b", 1, "c"))] == [1, 1, 4, 4]
+    assert document.find_line(("b", 0, "not", "there")) == 3
 
 
 def test_what_an_alias_repeats_has_the_line_where_it_is_written() -> None:
     documents, _ = read_documents("a: &x\n  k: 1\nb: *x\nc:\n  <<: *x\n  k: 2\n", "a.yaml")
     (document,) = documents
     assert document.data == {"a": {"k": 1}, "b": {"k": 1}, "c": {"k": 2}}
-    assert [document.line(at) for at in (("b",), ("b", "k"), ("c", "k"))] == [3, 2, 6]
+    assert [document.find_line(at) for at in (("b",), ("b", "k"), ("c", "k"))] == [3, 2, 6]
 
 
 @pytest.mark.parametrize(

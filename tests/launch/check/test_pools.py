@@ -5,7 +5,7 @@ import pytest
 from trainrig import hardware
 from trainrig.launch.check.notice import notice_warnings
 from trainrig.launch.check.pools import PricedPool, estimate
-from trainrig.launch.check.quotas import quotas
+from trainrig.launch.check.quotas import compute_quotas
 
 TABLE = hardware.load()
 HEAD = PricedPool("head", "m7i.2xlarge", "on-demand", 1, 1, 0, 0)
@@ -14,7 +14,7 @@ GPU = PricedPool("gpu", "p5.48xlarge", "spot", 0, 4, 192, 8)
 
 
 def usd(name: str) -> float:
-    return TABLE.instance(name).usd
+    return TABLE.find_instance(name).usd
 
 
 def test_at_rest_only_the_head_costs() -> None:
@@ -36,7 +36,7 @@ def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None
     prices = {each.pool.name: each for each in estimate([HEAD, GPU], None, TABLE).prices}
     assert prices["gpu"].listed
     assert not prices["head"].listed
-    paid = TABLE.instance("p5.48xlarge").model_copy(update={"spot_usd": 20.0})
+    paid = TABLE.find_instance("p5.48xlarge").model_copy(update={"spot_usd": 20.0})
     own = TABLE.model_copy(update={"instances": {**TABLE.instances, "p5.48xlarge": paid}})
     assert estimate([GPU], None, own).usd_most == 80.0
 
@@ -56,7 +56,9 @@ def test_what_is_not_rented_costs_nothing() -> None:
 def test_quotas_of_aws_are_virtual_cpus_by_family_and_market() -> None:
     more = PricedPool("l4", "g6.xlarge", "spot", 0, 10, 4, 1)
     old = PricedPool("a100", "p4d.24xlarge", "spot", 0, 2, 96, 8)
-    found = {each.name: each.needed for each in quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)}
+    found = {
+        each.name: each.needed for each in compute_quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)
+    }
     assert found == {
         "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 8,
         "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests": 16 * 32,
@@ -73,7 +75,7 @@ def test_quotas_of_google_are_processors_and_accelerators() -> None:
         PricedPool("gpu", "a3-highgpu-8g", "spot", 0, 4, 208, 8),
         PricedPool("own", "a2-ultragpu-1g", "on-demand", 0, 3, 12, 1),
     ]
-    found = {each.name: each.needed for each in quotas("gcp", pools, TABLE)}
+    found = {each.name: each.needed for each in compute_quotas("gcp", pools, TABLE)}
     assert found == {
         "N2_CPUS": 8,
         "PREEMPTIBLE_CPUS": 64,

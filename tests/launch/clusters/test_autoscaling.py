@@ -38,7 +38,7 @@ def slow_work(folder, seconds):
         here = ray.get_runtime_context().get_node_id()
         path = f"{folder}/{task['number']}"
         storage.write(path, here.encode())
-        return {"done": task["number"]}, {f"{task['number']}": manifest.file_sum(path)}
+        return {"done": task["number"]}, {f"{task['number']}": manifest.compute_file_sum(path)}
 
     return work
 
@@ -103,7 +103,7 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
         over.set()
         aside.join()
         made[workers] = {
-            path.removeprefix(output): storage.sha256(path)
+            path.removeprefix(output): storage.compute_sha256(path)
             for path in storage.list_files(output)
             if path.rpartition("/")[2] not in {CLAIM, MANIFEST, REPORT_PAGE}
         }

@@ -8,11 +8,11 @@ from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.cluster import check_cluster
 from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.down import DeletionTimeouts, down, end_all
+from trainrig.launch.clusters.down import DeletionTimeouts, end_all, take_down_cluster
 from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.providers.machine import CloudMachine
-from trainrig.launch.clusters.runs import runs_on
-from trainrig.launch.clusters.status import status
+from trainrig.launch.clusters.runs import find_runs
+from trainrig.launch.clusters.status import read_cluster_status
 from trainrig.launch.record import known_clusters
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.submit.submit import Submission
@@ -91,7 +91,7 @@ def submit_from(home, cluster="aws"):
 
 
 def take_down(cluster, **more):
-    return down(cluster, Home.choose(), lambda text: None, QUICK, **more)
+    return take_down_cluster(cluster, Home.choose(), lambda text: None, QUICK, **more)
 
 
 def test_a_run_that_was_submitted_from_another_shell_keeps_its_cluster(cluster, tmp_path):
@@ -103,7 +103,7 @@ def test_a_run_that_was_submitted_from_another_shell_keeps_its_cluster(cluster, 
         take_down(cluster)
     assert str(refused.value).endswith(f"trainrig stop ID --home {home.path}")
     assert cluster.provider.ended == []
-    assert status(cluster, Home.choose()).runs == {record.id: "queued"}
+    assert read_cluster_status(cluster, Home.choose()).runs == {record.id: "queued"}
     record.record("ended", 2, state="done")
     assert take_down(cluster) == 1
     assert known_clusters.read_noted_homes("aws") == []
@@ -128,7 +128,9 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
     assert "give --ignore-home s3://gone-since-then/home" in str(refused.value)
     assert cluster.provider.ended == []
     (line,) = [
-        x for x in status(cluster, Home.choose()).lines() if "not known" in x and "runs" in x
+        x
+        for x in read_cluster_status(cluster, Home.choose()).format_lines()
+        if "not known" in x and "runs" in x
     ]
     assert line.startswith("runs of s3://gone-since-then/home: not known: ")
     assert take_down(cluster, ignored=["s3://gone-since-then/home"]) == 1
@@ -157,7 +159,7 @@ def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, 
 
 def test_a_home_that_only_the_machine_could_fill_in_is_none(tmp_path):
     data = {"setup_commands": ["export TRAINRIG_HOME=s3://$BUCKET/home"]}
-    assert runs_on(cluster_of(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
+    assert find_runs(cluster_of(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
 
 
 def test_a_bucket_that_a_file_names_and_nobody_made_holds_no_runs(cluster, s3):
@@ -172,5 +174,5 @@ def test_the_price_by_the_hour_is_that_of_a_table_of_ones_own(cluster, tmp_path)
     before, name, after = shipped.partition('[instances."m7i.2xlarge"]\n')
     own = tmp_path / "prices.toml"
     own.write_text(f"{before}{name}spot_usd = 0.125\n{after}")
-    assert status(cluster, Home.choose(), str(own)).usd == 0.125
-    assert status(cluster, Home.choose()).usd > 0.125
+    assert read_cluster_status(cluster, Home.choose(), str(own)).usd == 0.125
+    assert read_cluster_status(cluster, Home.choose()).usd > 0.125

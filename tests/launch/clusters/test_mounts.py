@@ -10,7 +10,7 @@ from trainrig.errors import ConfigError
 from trainrig.launch.check.shipped import find_cluster
 from trainrig.launch.clusters import up as bringing_up
 from trainrig.launch.clusters.kinds import OpenCluster, open_cluster
-from trainrig.launch.clusters.up import up
+from trainrig.launch.clusters.up import bring_up_cluster
 
 NO_CLOUD = """#!/bin/sh
 echo "$@" >> {folder}/asked
@@ -54,14 +54,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenCluster:
 
 def refused(cluster: OpenCluster) -> str:
     with pytest.raises(ConfigError) as error:
-        up(cluster, lambda text: None)
+        bring_up_cluster(cluster, lambda text: None)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_the_token_that_is_made_is_the_one_that_is_brought_along(cluster: OpenCluster) -> None:
     with pytest.raises(Rented):
-        up(cluster, lambda text: None)
+        bring_up_cluster(cluster, lambda text: None)
 
 
 def test_a_token_of_the_environment_must_lie_where_the_file_says(
@@ -78,7 +78,7 @@ def test_a_token_of_the_environment_must_lie_where_the_file_says(
     assert "another token is there" in refused(cluster)
     mounted.write_text("a" * 64 + "\n")
     with pytest.raises(Rented):
-        up(cluster, lambda text: None)
+        bring_up_cluster(cluster, lambda text: None)
 
 
 def test_a_token_that_is_kept_elsewhere_is_not_that_of_the_file(
@@ -104,4 +104,4 @@ def test_every_other_file_that_is_brought_along_must_be_there(
     assert (tmp_path / "asked").read_text().count("create") == 0
     other.write_text("")
     with pytest.raises(Rented):
-        up(again, lambda text: None)
+        bring_up_cluster(again, lambda text: None)

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.hardware import Hardware
 from trainrig.launch.cost.metering import Kind
-from trainrig.launch.cost.spending import Spent, bill, list_unpriced, price, tokens_per_usd
+from trainrig.launch.cost.spending import (
+    Spent,
+    compute_cost,
+    compute_tokens_per_usd,
+    list_unpriced,
+    split_cost,
+)
 
 MADE_UP = {"device": "core", "devices": 1, "vcpus": 1, "memory": 1.0, "as_of": "", "source": ""}
 CORE = {"flops": {"float32": 1.0}, "memory": 1.0, "watts": 1.0, "source": ""}
@@ -41,7 +47,7 @@ STRANGE = Kind("gpu", "strange", "spot")
     ],
 )
 def test_what_is_not_known_makes_the_sum_unknown_and_never_smaller(seconds, spent):
-    assert price(seconds, TABLE) == spent
+    assert compute_cost(seconds, TABLE) == spent
 
 
 def test_a_limit_is_held_against_the_most_that_it_can_be():
@@ -55,7 +61,7 @@ KINDS = st.sampled_from([SMALL, SMALL_SPOT, LARGE, LARGE_SPOT, STRANGE])
 
 @given(st.lists(st.tuples(KINDS, st.floats(0, 1e6)), max_size=6))
 def test_parts_add_up_and_survive_being_written_down(parts):
-    together = sum((price({kind: seconds}, TABLE) for kind, seconds in parts), Spent())
+    together = sum((compute_cost({kind: seconds}, TABLE) for kind, seconds in parts), Spent())
     back = Spent.of_json(json.loads(json.dumps(together.as_json())))
     assert (back.usd is None) == (together.usd is None)
     assert back.count_against_limit() == pytest.approx(together.count_against_limit(), abs=1e-3)
@@ -69,10 +75,10 @@ def test_machines_without_a_price_are_named():
 
 
 def test_tokens_per_dollar_wants_both():
-    assert tokens_per_usd(1000, Spent(0.5, 0.5, 0.5)) == 2000
-    assert tokens_per_usd(None, Spent(0.5, 0.5, 0.5)) is None
-    assert tokens_per_usd(1000, Spent(None, 0.5, None)) is None
-    assert tokens_per_usd(1000, Spent()) is None
+    assert compute_tokens_per_usd(1000, Spent(0.5, 0.5, 0.5)) == 2000
+    assert compute_tokens_per_usd(None, Spent(0.5, 0.5, 0.5)) is None
+    assert compute_tokens_per_usd(1000, Spent(None, 0.5, None)) is None
+    assert compute_tokens_per_usd(1000, Spent()) is None
 
 
 def event(name, time, **details):
@@ -112,7 +118,7 @@ def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
         event("retried", 21.0, attempt=1, seconds=10.0),
         event("started", 31.0, attempt=1),
     ]
-    found = bill(55.0, 55.0, record, str(tmp_path))  # a dollar a second, from 5.0 to 60.0
+    found = split_cost(55.0, 55.0, record, str(tmp_path))  # a dollar a second, from 5.0 to 60.0
     assert found == {
         "useful": 9.5,  # steps 1–4 and 5–10, but for the half second of a checkpoint
         "redone": 2.0,
@@ -134,7 +140,7 @@ def test_waiting_inside_of_a_try_and_between_tries_is_waiting(tmp_path):
     ]
     write(tmp_path, inside, steps(2, 1, 10, begin=10.0))
     record = [event("started", 0.0), event("retried", 20.0, seconds=5.0)]
-    found = bill(25.0, 25.0, record, str(tmp_path))
+    found = split_cost(25.0, 25.0, record, str(tmp_path))
     assert (found["waiting"], found["start-up"], found["useful"]) == (
         3.0 + 5.0,
         4.0 + 1.0 + 2.0,
@@ -145,15 +151,15 @@ def test_waiting_inside_of_a_try_and_between_tries_is_waiting(tmp_path):
 def test_a_bill_adds_up_to_what_was_paid_also_if_clocks_differ(tmp_path):
     inside = [event("attempt_started", 10.0, attempt=1)]
     write(tmp_path, inside, steps(1, 1, 90, begin=10.0))
-    found = bill(8.0, 80.0, [event("started", 10.0, attempt=1)], str(tmp_path))
+    found = split_cost(8.0, 80.0, [event("started", 10.0, attempt=1)], str(tmp_path))
     assert found["useful"] == 8.0 and sum(found.values()) == 8.0
 
 
 def test_no_bill_without_a_price_or_a_start(tmp_path):
-    assert bill(None, 10.0, [event("started", 1.0)], str(tmp_path)) is None
-    assert bill(1.0, 10.0, [], str(tmp_path)) is None
+    assert split_cost(None, 10.0, [event("started", 1.0)], str(tmp_path)) is None
+    assert split_cost(1.0, 10.0, [], str(tmp_path)) is None
 
 
 def test_a_run_that_never_took_a_step_has_been_idle(tmp_path):
-    found = bill(1.0, 10.0, [event("started", 1.0)], str(tmp_path))
+    found = split_cost(1.0, 10.0, [event("started", 1.0)], str(tmp_path))
     assert found["idle"] == 1.0 and sum(found.values()) == 1.0

@@ -55,11 +55,11 @@ def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
     fail("list_files", lambda: 5.0 < clock.now < SILENT_SECONDS, error)
 
     def end():
-        if clock.now > SILENT_SECONDS + 5.0 and not followed.following.record.status().ended:
+        if clock.now > SILENT_SECONDS + 5.0 and not followed.following.record.read_status().ended:
             followed.run.record("ended", 1, state="done", exit_code=0)
 
     clock.each = end
-    states = [status.state for status in followed.following.looks()]
+    states = [status.state for status in followed.following.watch()]
     assert (states[0], states[-1]) == ("queued", "done")
     assert sum("no answer" in line for line in followed.said) == 1
 
@@ -69,7 +69,7 @@ def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail,
     clock = followed.clock
     fail("list_files", lambda: clock.now > 5.0, error)
     with pytest.raises(ClusterError, match="the run goes on without you") as told:
-        list(followed.following.looks())
+        list(followed.following.watch())
     run = followed.run
     assert f"`trainrig logs {run.id} --home {run.home} --follow` follows it" in str(told.value)
     assert clock.now >= 5.0 + SILENT_SECONDS
@@ -77,7 +77,7 @@ def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail,
 
 
 def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monkeypatch):
-    clock, read = followed.clock, type(followed.run).events
+    clock, read = followed.clock, type(followed.run).read_events
     followed.log(b"first\n")
     followed.following.look()
     followed.log(b"second\n")
@@ -87,7 +87,7 @@ def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monk
             raise ClusterError("no answer")
         return read(run, attempt)
 
-    monkeypatch.setattr(type(followed.run), "events", events)
+    monkeypatch.setattr(type(followed.run), "read_events", events)
 
     def end():
         if clock.now > 6.0 and b"third" not in followed.lines:
@@ -96,7 +96,7 @@ def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monk
             followed.run.record("ended", 1, state="done", exit_code=0)
 
     clock.each = end
-    list(followed.following.looks())
+    list(followed.following.watch())
     assert followed.lines == [b"first", b"second", b"third"]
     assert any("no answer" in line for line in followed.said)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainrig.launch.follow.jobs_table import as_text, lines, row_of, rows
+from trainrig.launch.follow.jobs_table import as_text, build_row, build_rows, format_lines
 from trainrig.launch.record.run_record import Home, RunRecord
 
 RUN = "[training]\nsteps = 40\n[model]\nlayers = 1\n"
@@ -46,7 +46,7 @@ def pretraining(home: Home, tmp_path: Path) -> RunRecord:
 
 
 def test_training_is_told_by_its_steps(pretraining: RunRecord) -> None:
-    row = row_of(pretraining)
+    row = build_row(pretraining)
     assert (row.verb, row.state, row.step, row.steps) == ("pretrain", "queued", 10, 40)
     assert as_text(row)["progress"] == "10 of 40 steps"
     assert row.goodput == pytest.approx(1.0)
@@ -59,22 +59,22 @@ def test_no_id_is_cut_however_narrow_the_screen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     long = home.create("pretrain", "/x/" + "a-folder-with-a-long-name" * 2)
-    head, *told = lines(rows(home))
+    head, *told = format_lines(build_rows(home))
     assert head.startswith("verb      run ")
     assert [line.split()[1] for line in told] == [long.id, pretraining.id]
 
 
 def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:
     pretraining.record("started", 1)
-    pretraining.heartbeat(1, "running", usd=2.0)
-    assert row_of(pretraining).usd == 2.0
+    pretraining.write_heartbeat(1, "running", usd=2.0)
+    assert build_row(pretraining).usd == 2.0
     pretraining.record("spent", 1, usd=2.5)
     pretraining.take_attempt("job-2", "http://127.0.0.1:8265", "", {})
-    pretraining.heartbeat(2, "running", usd=1.25)
-    assert row_of(pretraining).usd == 3.75
-    assert as_text(row_of(pretraining))["cost"] == "3.75 USD"
+    pretraining.write_heartbeat(2, "running", usd=1.25)
+    assert build_row(pretraining).usd == 3.75
+    assert as_text(build_row(pretraining))["cost"] == "3.75 USD"
     pretraining.record("ended", 2, state="failed", usd=None, usd_at_least=1.5, usd_at_most=None)
-    row = row_of(pretraining)
+    row = build_row(pretraining)
     assert (row.usd, row.usd_at_least, row.state) == (None, 4.0, "failed")
     assert as_text(row)["cost"] == "over 4.00 USD"
 
@@ -82,7 +82,7 @@ def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:
 def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord) -> None:
     bounds = {"usd": None, "usd_at_least": 4.03, "usd_at_most": 1554.0}
     pretraining.record("ended", 1, state="failed", **bounds)
-    row = row_of(pretraining)
+    row = build_row(pretraining)
     assert (row.usd, row.usd_at_least, row.usd_at_most) == (None, 4.03, 1554.0)
     assert as_text(row)["cost"] == "4.03 to 1,554.00 USD"
 
@@ -90,13 +90,13 @@ def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord
 def test_other_stages_are_told_by_the_splits_that_are_done(home: Home, tmp_path: Path) -> None:
     run = home.create("tokenize", str(tmp_path / "tokens"))
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})
-    assert as_text(row_of(run))["progress"] == ""
+    assert as_text(build_row(run))["progress"] == ""
     (tmp_path / "tokens" / "scratch").mkdir(parents=True)
     for number in range(3):
         (tmp_path / "tokens" / "scratch" / f"{number}.json").write_text("{}")
-    assert as_text(row_of(run))["progress"] == "3 splits done"
+    assert as_text(build_row(run))["progress"] == "3 splits done"
     run.record("ended", 1, state="done", usd=0.5)
-    assert as_text(row_of(run))["progress"] == "all"
+    assert as_text(build_row(run))["progress"] == "all"
 
 
 def test_the_newest_comes_first_and_one_that_cannot_be_read_hides_no_other(
@@ -104,6 +104,6 @@ def test_the_newest_comes_first_and_one_that_cannot_be_read_hides_no_other(
 ) -> None:
     newer = home.create("curate", "s3://no-such-bucket-here/documents")
     Path(pretraining.run_file).unlink()
-    found = rows(home)
+    found = build_rows(home)
     assert [row.id for row in found] == [newer.id, pretraining.id]
     assert (found[1].step, found[1].steps, found[1].goodput) == (None, None, None)

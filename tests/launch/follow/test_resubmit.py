@@ -48,7 +48,7 @@ class Watched:
 
     def begun(self):
         self.run.record("started", 1)
-        self.run.heartbeat(1, "running")
+        self.run.write_heartbeat(1, "running")
 
     def end(self):
         self.run.record("ended", 1, state="done", exit_code=0)
@@ -89,7 +89,7 @@ def beating(watched, there, until):
         if watched.clock.now - last[0] >= 5.0:
             last[0] = watched.clock.now
             with there():
-                watched.run.heartbeat(1, "running", step=int(watched.clock.now))
+                watched.run.write_heartbeat(1, "running", step=int(watched.clock.now))
         if watched.clock.now >= until:
             watched.end()
 
@@ -99,19 +99,19 @@ def beating(watched, there, until):
 def test_a_run_whose_job_is_over_without_an_end_is_submitted_again(watched):
     watched.begun()
     watched.job("false").wait()
-    assert watched.watch.until_end()["attempt"] == 2
+    assert watched.watch.wait_for_end()["attempt"] == 2
     assert watched.sent == 1
-    assert [e["cause"] for e in watched.run.events(1) if e["event"] == "resubmitted"]
+    assert [e["cause"] for e in watched.run.read_events(1) if e["event"] == "resubmitted"]
 
 
 def test_a_run_that_was_asked_to_stop_is_not_submitted_again(watched):
     watched.begun()
     watched.job("false").wait()
     watched.run.request_stop()
-    ended = watched.watch.until_end()
+    ended = watched.watch.wait_for_end()
     assert (ended["attempt"], ended["state"], ended["cause"]) == (1, "stopped", "stopped")
     assert ended["exit_code"] == 75
-    assert watched.sent == 0 and watched.run.newest_attempt() == 1
+    assert watched.sent == 0 and watched.run.find_newest_attempt() == 1
 
 
 def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
@@ -120,29 +120,29 @@ def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
     answer = cluster.answer
 
     def late(*asked):  # between the last look at the record and the decision
-        if watched.clock.now >= 2.0 and watched.run.newest_attempt() == 1:
+        if watched.clock.now >= 2.0 and watched.run.find_newest_attempt() == 1:
             watched.take()
         return answer(*asked)
 
     cluster.answer = late
 
     def each():
-        if watched.clock.now >= 4.0 and not watched.run.status().ended:
+        if watched.clock.now >= 4.0 and not watched.run.read_status().ended:
             watched.run.record("ended", 2, state="done", exit_code=0)
 
     watched.clock.each = each
-    assert watched.watch.until_end()["attempt"] == 2
-    assert watched.sent == 0 and watched.run.newest_attempt() == 2
+    assert watched.watch.wait_for_end()["attempt"] == 2
+    assert watched.sent == 0 and watched.run.find_newest_attempt() == 2
 
 
 @pytest.mark.slow
 def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluster, other_clock):
     with other_clock():
         watched.begun()
-    assert watched.run.state() == "lost"
+    assert watched.run.read_state() == "lost"
     watched.job("sleep", "600")
     beating(watched, other_clock, LOST_SECONDS + HUNG_SECONDS + 10.0)
-    assert watched.watch.until_end()["attempt"] == 1
+    assert watched.watch.wait_for_end()["attempt"] == 1
     assert watched.sent == 0 and not cluster.stopped
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_c
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
     beating(watched, other_clock, LOST_SECONDS + GONE_SECONDS + 10.0)
-    assert watched.watch.until_end()["attempt"] == 1
+    assert watched.watch.wait_for_end()["attempt"] == 1
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, 
     with other_clock():
         watched.begun()
     watched.job("sleep", "600")
-    assert watched.watch.until_end()["attempt"] == 2
+    assert watched.watch.wait_for_end()["attempt"] == 2
     assert cluster.stopped == {"job-1"}
     assert watched.clock.now >= LOST_SECONDS + HUNG_SECONDS
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, oth
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
     with pytest.raises(ClusterError, match="lost with its cluster"):
-        watched.watch.until_end()
+        watched.watch.wait_for_end()
     assert watched.clock.now >= LOST_SECONDS
 
 
@@ -186,7 +186,7 @@ def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
         return asked(run, attempt)
 
     monkeypatch.setattr(type(watched.run), "stop_requested", once)
-    monkeypatch.setattr(watched.watch.following, "_bear", None)  # not by a look
+    monkeypatch.setattr(watched.watch.following, "_tolerate_silence", None)  # not by a look
     monkeypatch.setattr(type(watched.run), "_state_before_end", lambda *_: "running")
-    assert watched.watch.until_end()["attempt"] == 2
+    assert watched.watch.wait_for_end()["attempt"] == 2
     assert times

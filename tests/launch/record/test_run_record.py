@@ -50,9 +50,9 @@ def test_home_is_the_option_else_the_variable_else_the_users_own(tmp_path, monke
 
 
 def test_a_run_that_is_created_again_is_the_same_run(home, run):
-    before = run.about()
+    before = run.read_description()
     again = home.create("curate", "/data/out")
-    assert (again, again.about()) == (run, before)
+    assert (again, again.read_description()) == (run, before)
     assert home.list() == [run] and home.open(run.id) == run
     assert (before["verb"], before["output"]) == ("curate", "/data/out")
 
@@ -70,65 +70,65 @@ def test_of_attempts_taken_at_once_each_has_a_number_of_its_own(run):
         thread.start()
     for thread in threads:
         thread.join()
-    taken = run.attempts()
-    assert [each.number for each in taken] == list(range(1, 9)) and run.newest_attempt() == 8
+    taken = run.read_attempts()
+    assert [each.number for each in taken] == list(range(1, 9)) and run.find_newest_attempt() == 8
     assert {each.submission_id for each in taken} == {f"job-{n}" for n in range(1, 9)}
-    assert run.attempt(3) == taken[2]
+    assert run.read_attempt(3) == taken[2]
 
 
 def test_states_follow_from_what_was_put_on_record(run, monkeypatch):
-    assert run.state() == "queued"
+    assert run.read_state() == "queued"
     attempt(run)
-    assert run.state() == "queued"
+    assert run.read_state() == "queued"
     run.record("started", 1)
-    assert run.state() == "running"
-    run.heartbeat(1, "waiting")
-    assert run.state() == "waiting"
-    run.heartbeat(1, "running")
-    assert run.state() == "running"
+    assert run.read_state() == "running"
+    run.write_heartbeat(1, "waiting")
+    assert run.read_state() == "waiting"
+    run.write_heartbeat(1, "running")
+    assert run.read_state() == "running"
     run.request_stop()
-    assert run.state() == "stopping"
+    assert run.read_state() == "stopping"
     run.record("ended", 1, state="stopped", cause="stopped")
-    assert run.state() == "stopped" and not run.status().alive
+    assert run.read_state() == "stopped" and not run.read_status().alive
     attempt(run)
-    assert run.state() == "queued" and run.status().heartbeat == {}
+    assert run.read_state() == "queued" and run.read_status().heartbeat == {}
     run.record("ended", 1, state="failed")  # of an attempt that counts no more
-    assert run.state() == "queued"
-    run.heartbeat(2, "running")
-    assert run.state() == "running", "the request to stop was for the attempt before"
+    assert run.read_state() == "queued"
+    run.write_heartbeat(2, "running")
+    assert run.read_state() == "running", "the request to stop was for the attempt before"
 
 
 def test_who_is_not_heard_of_is_lost(run, monkeypatch):
     attempt(run)
-    run.heartbeat(1, "running")
+    run.write_heartbeat(1, "running")
     shift(monkeypatch, 59)
-    assert run.state() == "running"
+    assert run.read_state() == "running"
     shift(monkeypatch, 3)
-    assert run.state() == "lost"
-    run.heartbeat(1, "running")
-    assert run.state() == "running"
+    assert run.read_state() == "lost"
+    run.write_heartbeat(1, "running")
+    assert run.read_state() == "running"
 
 
 def test_what_others_put_on_record_is_no_sign_of_life(run, monkeypatch):
     attempt(run)
     run.record("started", 1)
-    run.heartbeat(1, "running")
+    run.write_heartbeat(1, "running")
     shift(monkeypatch, 62)
     run.request_stop()
     for event in ("spent", "resubmitted"):
         run.record(event, 1)
     run.begin_anew()
-    assert run.state() == "lost"
+    assert run.read_state() == "lost"
     run.record("retried", 1)
-    assert run.state() == "stopping"
+    assert run.read_state() == "stopping"
 
 
 def test_an_attempt_that_never_begins_is_lost_once_it_has_been_pending_too_long(run, monkeypatch):
     attempt(run, pending=20.0)
     shift(monkeypatch, 19)
-    assert run.state() == "queued"
+    assert run.read_state() == "queued"
     shift(monkeypatch, 2)
-    assert run.state() == "lost"
+    assert run.read_state() == "lost"
 
 
 def test_a_stop_is_asked_of_attempts_up_to_the_newest(run):
@@ -180,14 +180,14 @@ def test_events_come_back_in_order_and_torn_ones_are_left_out(run):
         with open(f"{run.path}/events.jsonl", "a") as file:  # noqa: PTH123
             file.write('{"event": "ended", "atte')
         run.record("started", 3)
-    assert [event["seconds"] for event in run.events(1)] == [0, 1, 2, 3, 4]
-    assert len(list(run.events(2))) == 1
+    assert [event["seconds"] for event in run.read_events(1)] == [0, 1, 2, 3, 4]
+    assert len(list(run.read_events(2))) == 1
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\0", "\ud800", "𝔘"])
 def test_an_event_is_a_whole_line_however_much_there_is_to_say(run, letter):
     run.record("ended", 1, state="failed", message=letter * 9_000, other="fine")
-    (event,) = run.events()
+    (event,) = run.read_events()
     assert event["other"] == "fine" and event["message"].endswith("…")
     assert len(json.dumps(event, ensure_ascii=False).encode(errors="replace")) < LINE_LIMIT
 
@@ -195,12 +195,12 @@ def test_an_event_is_a_whole_line_however_much_there_is_to_say(run, letter):
 def test_secrets_of_this_process_do_not_reach_events(run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary0123")
     run.record("ended", 1, message="401 for hf_canary0123", deep={"list": ["hf_canary0123"]})
-    (event,) = run.events()
+    (event,) = run.read_events()
     assert event["message"] == "401 for [masked]" and event["deep"] == {"list": ["[masked]"]}
 
 
 def test_the_log_is_read_back_in_the_order_of_attempts(run):
-    tail = run.tail()
+    tail = run.open_tail()
     for number in (1, 2):
         appender = run.open_log(number)
         appender.write(b"attempt %d\nits second line\n" % number)
@@ -209,8 +209,8 @@ def test_the_log_is_read_back_in_the_order_of_attempts(run):
     again.write(b"the last\n")
     again.close()
     expected = [b"attempt 1", b"its second line", b"attempt 2", b"its second line", b"the last"]
-    assert list(tail.lines()) == expected
-    assert list(tail.lines()) == []
+    assert list(tail.read_new_lines()) == expected
+    assert list(tail.read_new_lines()) == []
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):

@@ -13,7 +13,7 @@ from trainrig.errors import ConfigError
 from trainrig.launch.spot.aws import InstanceMetadata
 from trainrig.launch.spot.gcp import ComputeMetadata
 from trainrig.launch.spot.kubernetes import LEFT_FOR_RAY, PodEnd
-from trainrig.launch.spot.provider import detect, source
+from trainrig.launch.spot.provider import detect, make_source
 
 NOBODY = "127.0.0.1:1"  # no head is there
 
@@ -112,7 +112,7 @@ def test_a_machine_of_no_cloud_is_refused_with_what_would_do(tmp_path, vendor):
 
 def test_the_service_s_address_comes_from_option_environment_or_the_cloud():
     def asked(provider, environment, option=""):
-        return source(provider, environment, option, 30.0, False)._endpoint
+        return make_source(provider, environment, option, 30.0, False)._endpoint
 
     assert asked("aws", {}).host == "169.254.169.254"
     variable = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://[fd00:ec2::254]/"}
@@ -120,5 +120,5 @@ def test_the_service_s_address_comes_from_option_environment_or_the_cloud():
     assert asked("aws", variable, "http://127.0.0.1:81").port == 81
     assert asked("gcp", {}).host == "metadata.google.internal"
     assert asked("gcp", {"GCE_METADATA_HOST": "127.0.0.1:82"}).port == 82
-    assert isinstance(source("aws", {}, "", 30.0, False), InstanceMetadata)
-    assert isinstance(source("gcp", {}, "", 30.0, False), ComputeMetadata)
+    assert isinstance(make_source("aws", {}, "", 30.0, False), InstanceMetadata)
+    assert isinstance(make_source("gcp", {}, "", 30.0, False), ComputeMetadata)

@@ -25,7 +25,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path):
         '{"second": 95.25, "node": "a", "event": "back", "notice": null}\n'
     )
     assert trace.read(str(tmp_path / "storm.jsonl")) == events
-    assert trace.nodes_of(events) == ["a", "b"]
+    assert trace.list_nodes(events) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_storm_by_chance_is_a_trace_and_the_same_for_a_seed(
 ):
     names = [f"n{number}" for number in range(nodes)]
     settings = {"stays": 30.0, "away": 10.0, "notices": (0.0, 15.0)}
-    events = trace.storm(seed, names, seconds, **settings)
-    assert events == trace.storm(seed, names, seconds, **settings)
-    assert set(trace.nodes_of(events)) <= set(names)
+    events = trace.generate_trace(seed, names, seconds, **settings)
+    assert events == trace.generate_trace(seed, names, seconds, **settings)
+    assert set(trace.list_nodes(events)) <= set(names)
     if events:
         path = str(tmp_path_factory.mktemp("storm") / "storm.csv")
         trace.write(path, events)

@@ -167,7 +167,7 @@ def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody listens
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    assert RayJobs(dashboard.address).versions()
+    assert RayJobs(dashboard.address).fetch_versions()
 
 
 def test_other_versions_on_the_cluster(
@@ -347,7 +347,7 @@ def test_room_is_that_of_nodes_and_pools(
     least: int, pools: list[NodePool] | None, verdict: str
 ) -> None:
     view = ClusterView("http://c", "1", "3.11", [_node(4.0), _node(0.5)], pools)
-    assert view.capacity_for(ResourceRequest(least, 64))[0] == verdict
+    assert view.check_capacity(ResourceRequest(least, 64))[0] == verdict
 
 
 def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
@@ -358,11 +358,11 @@ def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
     ]
     nodes = [ClusterNode("203.0.113.9", False, {"CPU": 96.0, "GPU": 8.0}, gpu)]
     view = ClusterView("http://c", "1", "3.11", nodes, pools)
-    assert view.capacity_for(ResourceRequest(2, 2, pool="cpu"))[0] == "ok"
-    assert view.capacity_for(ResourceRequest(3, 3, pool="cpu"))[0] == "problem"
-    assert view.capacity_for(ResourceRequest(8, 8, gpus=1.0))[1].endswith("room for 8 now")
-    assert view.capacity_for(ResourceRequest(33, 33, gpus=1.0))[0] == "problem"
-    assert view.capacity_for(ResourceRequest(1, 1, cpus=0.0))[0] == "ok"
+    assert view.check_capacity(ResourceRequest(2, 2, pool="cpu"))[0] == "ok"
+    assert view.check_capacity(ResourceRequest(3, 3, pool="cpu"))[0] == "problem"
+    assert view.check_capacity(ResourceRequest(8, 8, gpus=1.0))[1].endswith("room for 8 now")
+    assert view.check_capacity(ResourceRequest(33, 33, gpus=1.0))[0] == "problem"
+    assert view.check_capacity(ResourceRequest(1, 1, cpus=0.0))[0] == "ok"
 
 
 def test_disks_that_the_cluster_does_not_see(
@@ -428,7 +428,7 @@ def test_a_package_too_large_names_its_ten_largest(
         (folder / ".git" / str(number)).write_bytes(b"x" * 5000)
     (folder / "__pycache__" / "module.pyc").write_bytes(b"x" * 5000)
     monkeypatch.setattr(package_upload, "LIMIT", 12_066)
-    assert len(package_upload.files_to_pack(folder)) == 12
+    assert len(package_upload.find_files_to_pack(folder)) == 12
     monkeypatch.setattr(package_upload, "LIMIT", 12_065)
     monkeypatch.setattr(package_upload.trainrig, "__file__", str(folder / "__init__.py"))
     what, text = one_problem(examine(make_request()))

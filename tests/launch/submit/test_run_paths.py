@@ -28,7 +28,7 @@ def test_written_out_in_full_it_is_the_same_run(path: Path, tmp_path: Path) -> N
     assert find_paths(whole), "every run has an output"
     assert all(p.path.startswith(("/", "s3://")) for p in find_paths(whole))
     assert [p.key for p in find_paths(whole)] == [p.key for p in find_paths(run)]
-    assert config.identity(whole) == config.identity(run)
+    assert config.extract_identity(whole) == config.extract_identity(run)
     text = config.to_toml(whole)
     assert config.build(type(run), config.parse(text, "copy"), "copy", text) == whole
     assert with_absolute_paths(whole) is whole

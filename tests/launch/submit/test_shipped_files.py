@@ -37,7 +37,7 @@ def test_a_run_that_travels_is_the_same_and_names_copies(
     run: ReinforcementLearning, tmp_path: Path
 ) -> None:
     moved, files = with_shipped_files(run, "s3://home/runs/rl-1/files")
-    assert config.identity(moved) == config.identity(run)
+    assert config.extract_identity(moved) == config.extract_identity(run)
     assert sorted(files.values()) == [b"# game.py\n", b"# rewards.py\n"]
     paths = [place.path for place in find_paths(moved) if place.use == "shipped"]
     assert sorted(paths) == sorted(files)

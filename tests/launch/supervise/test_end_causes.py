@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from trainrig.launch.supervise.end_causes import CAUSES, RunEnd, find_end, read_outcome
-from trainrig.launch.supervise.retries import signature
+from trainrig.launch.supervise.retries import build_signature
 from trainrig.processes.stop_file import StopRequests
 
 
@@ -75,10 +75,12 @@ def test_an_outcome_that_its_writer_died_in_is_none(tmp_path, data):
     ],
 )
 def test_the_same_failure_has_the_same_signature(one, other):
-    assert signature(RunEnd(1, "unknown", one)) == signature(RunEnd(1, "unknown", other))
+    assert build_signature(RunEnd(1, "unknown", one)) == build_signature(
+        RunEnd(1, "unknown", other)
+    )
 
 
 def test_other_failures_have_others():
     texts = ["KeyError: 'a'", "KeyError: 'b'", "ValueError: 'a'", "decade", "facade"]
-    assert len({signature(RunEnd(1, "unknown", text)) for text in texts}) == len(texts)
-    assert signature(RunEnd(1, "data", "x")) != signature(RunEnd(1, "cluster", "x"))
+    assert len({build_signature(RunEnd(1, "unknown", text)) for text in texts}) == len(texts)
+    assert build_signature(RunEnd(1, "data", "x")) != build_signature(RunEnd(1, "cluster", "x"))

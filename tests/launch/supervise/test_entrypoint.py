@@ -16,7 +16,7 @@ def test_a_run_that_is_done_is_put_on_record_as_done(supervise, home):
     ended = attended.end()
     assert attended.code == 0
     assert (ended["state"], ended["cause"], ended["exit_code"]) == ("done", "done", 0)
-    assert ended["tries"] == 1 and attended.run.state() == "done"
+    assert ended["tries"] == 1 and attended.run.read_state() == "done"
     assert sorted(log_of(attended.run).split()) == [b"one", b"two"]
 
 
@@ -210,7 +210,7 @@ def test_what_only_begins_like_a_secret_is_said_in_the_end(supervise, local, mon
 def test_a_line_without_an_end_is_logged_in_lines(supervise, home):
     attended = supervise(home, "sys.stdout.write('o' * 200_000)")
     attended.end()
-    lines = list(attended.run.tail().lines())
+    lines = list(attended.run.open_tail().read_new_lines())
     assert [len(line) for line in lines] == [65_536] * 3 + [200_000 - 3 * 65_536]
 
 

@@ -6,7 +6,7 @@ from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.launch.supervise.end_causes import CAUSES, RunEnd
 from trainrig.launch.supervise.limits import NEVER, RETRIES, Limits
-from trainrig.launch.supervise.retries import Retries, signature
+from trainrig.launch.supervise.retries import Retries, build_signature
 from trainrig.processes.retry_policy import GiveUp
 
 ENDS = st.tuples(
@@ -27,15 +27,15 @@ LIMITS = st.builds(
 def test_budgets_are_kept_and_nothing_is_tried_at_the_same_place_twice(limits, ends):
     retries, used, seen = Retries(limits), {}, []
     for end, progress in ends:
-        decision = retries.after(end, progress)
+        decision = retries.decide_retry(end, progress)
         if isinstance(decision, float):
             used[end.cause] = used.get(end.cause, 0) + 1
-            assert used[end.cause] <= limits.budget(end.cause)
+            assert used[end.cause] <= limits.get_budget(end.cause)
             assert end.cause not in NEVER
             assert 0 < decision <= limits.longest_back_off
             if end.cause != "preempted":
-                assert (signature(end), progress) not in seen
-                seen.append((signature(end), progress))
+                assert (build_signature(end), progress) not in seen
+                seen.append((build_signature(end), progress))
 
 
 @given(st.lists(ENDS, max_size=12))
@@ -43,9 +43,9 @@ def test_a_budget_that_is_left_is_given_to_every_new_failure(ends):
     limits = Limits(retries={c: 99 for c in CAUSES if c not in NEVER})
     retries, farthest = Retries(limits), {}
     for end, progress in ends:
-        decision = retries.after(end, progress)
-        new = progress > farthest.get(signature(end), -1)
-        farthest[signature(end)] = max(progress, farthest.get(signature(end), -1))
+        decision = retries.decide_retry(end, progress)
+        new = progress > farthest.get(build_signature(end), -1)
+        farthest[build_signature(end)] = max(progress, farthest.get(build_signature(end), -1))
         expected = end.cause not in NEVER and (new or end.cause == "preempted")
         assert isinstance(decision, float) == expected
 
@@ -53,30 +53,30 @@ def test_a_budget_that_is_left_is_given_to_every_new_failure(ends):
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_cause_has_the_budget_of_the_table(cause):
     retries = Retries(Limits())
-    ends = [retries.after(RunEnd(1, cause, "so"), progress) for progress in range(200)]
+    ends = [retries.decide_retry(RunEnd(1, cause, "so"), progress) for progress in range(200)]
     assert sum(isinstance(each, float) for each in ends) == RETRIES.get(cause, 0)
 
 
 def test_preemptions_before_any_step_are_retried_ever_more_patiently():
     retries = Retries(Limits(back_off=5.0, longest_back_off=60.0))
-    waits = [retries.after(RunEnd(75, "preempted", "went"), 0) for _ in range(7)]
+    waits = [retries.decide_retry(RunEnd(75, "preempted", "went"), 0) for _ in range(7)]
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
-    assert retries.after(RunEnd(75, "preempted", "went"), 1) == 5.0
+    assert retries.decide_retry(RunEnd(75, "preempted", "went"), 1) == 5.0
 
 
 def test_the_reason_for_giving_up_is_said_where_another_try_was_to_be_expected():
     retries = Retries(Limits())
     lost = RunEnd(-9, "lost node", "killed")
-    assert isinstance(retries.after(lost, 3), float)
-    assert retries.after(lost, 3) == GiveUp("the same failure came twice at the same place")
-    assert retries.after(RunEnd(2, "input", "no key"), 3) == GiveUp("")
+    assert isinstance(retries.decide_retry(lost, 3), float)
+    assert retries.decide_retry(lost, 3) == GiveUp("the same failure came twice at the same place")
+    assert retries.decide_retry(RunEnd(2, "input", "no key"), 3) == GiveUp("")
 
 
 def test_a_failure_that_comes_earlier_than_before_has_come_before():
     retries = Retries(Limits())
     cluster = RunEnd(1, "cluster", "no answer")
-    assert isinstance(retries.after(cluster, 9), float)
-    assert isinstance(retries.after(cluster, 8), GiveUp)
+    assert isinstance(retries.decide_retry(cluster, 9), float)
+    assert isinstance(retries.decide_retry(cluster, 8), GiveUp)
 
 
 @pytest.mark.parametrize(

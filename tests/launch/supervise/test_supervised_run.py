@@ -17,7 +17,7 @@ from trainrig import config, manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.launch.record.run_record import Home
-from trainrig.launch.supervise.entrypoint import verb_command
+from trainrig.launch.supervise.entrypoint import build_verb_command
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.limits import Limits
 from trainrig.tokens.prepare import Tokenization, tokenize
@@ -36,7 +36,7 @@ def inputs(tmp_path_factory):
     folder, dice = str(base / "curated"), random.Random(7)
     source = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), {})
-    Path(stage.path("kept")).mkdir()
+    Path(stage.build_path("kept")).mkdir()
     words, files = [word for each in tiny["WORDS"].values() for word in each], {}
     for number in range(FILES):
         rows = [
@@ -50,8 +50,8 @@ def inputs(tmp_path_factory):
             for row in range(8)
         ]
         name = f"kept/{number:03d}.parquet"
-        pq.write_table(pa.Table.from_pylist(rows), stage.path(name))
-        files[name] = manifest.file_sum(stage.path(name))
+        pq.write_table(pa.Table.from_pylist(rows), stage.build_path(name))
+        files[name] = manifest.compute_file_sum(stage.build_path(name))
     stage.finish({"kept": FILES * 8}, files)
     tokenizer = str(base / "tokenizer")
     settings = ByteLevelBPE(vocabulary=300)
@@ -91,7 +91,7 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
     home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
     record, first = submit(home, run)
     pace = Pace(heartbeat=0.2, look=0.02, poll=0.01)
-    supervisor = JobSupervisor(record, first, Limits(), verb_command(record), pace)
+    supervisor = JobSupervisor(record, first, Limits(), build_verb_command(record), pace)
     thread = threading.Thread(target=supervisor.supervise)
     thread.start()
     until = time.monotonic() + PATIENCE
@@ -100,7 +100,7 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
         time.sleep(0.005)
     record.request_stop()
     thread.join(PATIENCE)
-    ended = record.status().ended
+    ended = record.read_status().ended
     assert (ended["state"], ended["exit_code"], ended["forced"]) == ("stopped", 75, False)
     assert not storage.exists(f"{run.output}/manifest.json")
     done = len(storage.list_files(f"{run.output}/scratch"))
@@ -108,12 +108,12 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
 
     record, second = submit(home, run)
     process = attend_in_process(home, record, second)
-    assert (process.returncode, record.state()) == (0, "done"), process.stderr
+    assert (process.returncode, record.read_state()) == (0, "done"), process.stderr
     made = manifest.read_manifest(run.output)
     assert made.content == straight.content
     for name in made.files:
         assert storage.read(f"{run.output}/{name}") == storage.read(f"{tmp_path}/straight/{name}")
-    log = b"\n".join(record.tail().lines()).decode()
+    log = b"\n".join(record.open_tail().read_new_lines()).decode()
     assert "begun before; going on" in log and "stopped by SIGTERM" in log
     assert "begun before; going on" in process.stdout, "Ray's job log has it too"
 
@@ -123,7 +123,7 @@ def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inpu
     home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run.model_copy(update={"tokenizer": f"{tmp_path}/none"}))
     process = attend_in_process(home, record, attempt)
-    ended = record.status().ended
+    ended = record.read_status().ended
     assert (process.returncode, ended["state"], ended["cause"]) == (2, "failed", "data")
     assert f"{tmp_path}/none: no manifest.json" in ended["message"]
 
@@ -134,7 +134,7 @@ def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, 
     record, attempt = submit(home, run, hardware=f"{tmp_path}/none.toml")
     process = attend_in_process(home, record, attempt)
     assert process.returncode == 2 and "none.toml" in process.stderr
-    ended = record.status().ended
+    ended = record.read_status().ended
     assert (ended["state"], ended["cause"]) == ("refused", "input")
 
 

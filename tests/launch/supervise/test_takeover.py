@@ -42,7 +42,7 @@ def test_an_attempt_that_was_superseded_before_it_began_starts_nothing(supervise
     run.take_attempt("job", "", "", {})
     supervisor = JobSupervisor(run, old, Limits(), ["false"], PACE)
     assert supervisor.supervise() == 1
-    assert [e["event"] for e in run.events()] == ["superseded"]
+    assert [e["event"] for e in run.read_events()] == ["superseded"]
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_an_attempt_that_was_given_up_before_it_began_starts_nothing(local, tmp_
     attempt = run.take_attempt("job", "", "", {})
     run.record("ended", 1, state="failed", cause="cluster", exit_code=1, message="pending")
     assert JobSupervisor(run, attempt, Limits(), ["false"], PACE).supervise() == 1
-    assert [event["event"] for event in run.events()] == ["ended"]
+    assert [event["event"] for event in run.read_events()] == ["ended"]
 
 
 def test_an_end_that_no_attendant_wrote_is_not_believed_while_one_beats(supervise, local):
@@ -88,7 +88,7 @@ home, run, number, *command = sys.argv[1:]
 record = Home(home).open(run)
 supervisor = JobSupervisor(
     record,
-    record.attempt(int(number)),
+    record.read_attempt(int(number)),
     Limits(),
     command,
     Pace(heartbeat=0.1, look=0.05, poll=0.02),
@@ -110,10 +110,10 @@ def start_attendant(home, tmp_path):
         child = [sys.executable, "-c", CHILD + code, str(tmp_path)]
         command = [sys.executable, "-c", PROCESS, home.path, run.id, str(number), *child]
         started.append(subprocess.Popen(command))
-        until(lambda: any(e["event"] == "started" for e in run.events(number)))
-        until(lambda: run.last_heartbeat().get("attended", 0) > 0)
+        until(lambda: any(e["event"] == "started" for e in run.read_events(number)))
+        until(lambda: run.read_last_heartbeat().get("attended", 0) > 0)
         until(lambda: waiting(tmp_path) == number)
-        (event,) = [e for e in run.events(number) if e["event"] == "started"]
+        (event,) = [e for e in run.read_events(number) if e["event"] == "started"]
         return started[-1], run, event["pid"]
 
     yield start
@@ -128,10 +128,10 @@ def test_after_the_attendants_own_death_a_new_attempt_takes_over(start_attendant
     process.kill()
     process.wait()
     until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE)
-    assert not any(event["event"] == "ended" for event in run.events())
+    assert not any(event["event"] == "ended" for event in run.read_events())
     second = supervise(home, "")
     assert second.end()["state"] == "done"
-    (spent,) = [event for event in run.events(1) if event["event"] == "spent"]
+    (spent,) = [event for event in run.read_events(1) if event["event"] == "spent"]
     assert spent["attended"] > 0 and "local/?/?" in spent["node_seconds"]
 
 
@@ -142,14 +142,16 @@ def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
 
     process, run, _ = start_attendant(DEAF)  # so its grace would be long
     process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(previous_supervisor, "_alive", lambda *_: False)  # as from another machine
+    monkeypatch.setattr(
+        previous_supervisor, "_may_be_alive", lambda *_: False
+    )  # as from another machine
     second = supervise(home, WHOLE)
     until(lambda: waiting(tmp_path) == 2)
     time.sleep(0.5)  # so that it was away for longer than others bear
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 1
-    assert [e["event"] for e in run.events(1)] == ["started", "spent", "superseded"]
-    assert run.state() == "running"
+    assert [e["event"] for e in run.read_events(1)] == ["started", "spent", "superseded"]
+    assert run.read_state() == "running"
     run.request_stop()
     assert second.end()["state"] == "stopped"
 
@@ -159,7 +161,7 @@ def test_a_signal_to_the_attendant_ends_its_child_whole(start_attendant):
     process, run, _ = start_attendant(WHOLE)
     process.terminate()
     assert process.wait(PATIENCE) == 75
-    (ended,) = [event for event in run.events() if event["event"] == "ended"]
+    (ended,) = [event for event in run.read_events() if event["event"] == "ended"]
     assert (ended["state"], ended["forced"]) == ("preempted", False)
 
 

@@ -18,22 +18,22 @@ def run(tmp_path: Path) -> RunRecord:
 
 
 def test_equal_versions_are_no_news(run: RunRecord) -> None:
-    run.record("submitted", 1, versions=manifest.environment())
+    run.record("submitted", 1, versions=manifest.collect_environment())
     assert compare_versions(run, 1) == ""
-    assert len(list(run.events())) == 1
+    assert len(list(run.read_events())) == 1
 
 
 def test_a_difference_is_warned_of_and_on_record(
     run: RunRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
-    there = manifest.environment() | {"numpy": "1.0", "lost": "2"}
+    there = manifest.collect_environment() | {"numpy": "1.0", "lost": "2"}
     run.record("submitted", 1, versions=there)
-    numpy = manifest.environment()["numpy"]
+    numpy = manifest.collect_environment()["numpy"]
     with caplog.at_level(logging.WARNING):
         text = compare_versions(run, 1)
     assert text == f"lost 2 there, none here, numpy 1.0 there, {numpy} here"
     assert text in caplog.text
-    assert list(run.events())[-1]["differences"] == text
+    assert list(run.read_events())[-1]["differences"] == text
 
 
 def test_a_submission_that_did_not_say_is_not_compared(run: RunRecord) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
-from trainrig.estimate.memory import cache_memory
+from trainrig.estimate.memory import estimate_cache_memory
 from trainrig.models import find_model_class
 from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.presets import PRESETS
@@ -180,7 +180,7 @@ def test_a_preset_that_is_not_there_is_refused_with_the_nearest():
 
 def test_a_cache_holds_no_more_of_a_local_layer_than_its_window():
     # arXiv:2407.21783's 8B: 32 layers, 8 heads of 128 channels, 2 bytes: 128 KiB a token.
-    assert cache_memory(settings(preset="llama-3-8b"), 8192) == 8192 * 131_072
+    assert estimate_cache_memory(settings(preset="llama-3-8b"), 8192) == 8192 * 131_072
     config = settings(preset="gemma-3-1b")
     local, far = 22, 4  # of 26 layers
-    assert cache_memory(config, 4096) == 2 * 2 * 256 * (local * 512 + far * 4096)
+    assert estimate_cache_memory(config, 4096) == 2 * 2 * 256 * (local * 512 + far * 4096)

@@ -7,8 +7,8 @@ import torch
 
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
-from trainrig.estimate.memory import step_memory
-from trainrig.flops import token_flops
+from trainrig.estimate.memory import estimate_step_memory
+from trainrig.flops import count_token_flops
 from trainrig.models import find_model_class
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
@@ -122,7 +122,7 @@ def test_what_was_counted_is_what_is_built(changes):
     assert built == parameter_shapes(config)
     count = count_parameters(config)
     assert count.total == sum(each.numel() for each in model.parameters())
-    assert step_memory(config, Training(steps=1, optimizer=AdamW()), 1, 8, 8, 16).total > 0
+    assert estimate_step_memory(config, Training(steps=1, optimizer=AdamW()), 1, 8, 8, 16).total > 0
 
 
 def test_operations_are_those_of_products_counted_one_by_one():
@@ -131,11 +131,11 @@ def test_operations_are_those_of_products_counted_one_by_one():
     keys[1] = keys[2] = (
         sum(min(place + 2, length - 1) - max(place - 2, 0) + 1 for place in range(length)) / length
     )
-    flops = token_flops(config, length, predicted=0.15)
+    flops = count_token_flops(config, length, predicted=0.15)
     assert flops.attention == pytest.approx(4 * 4 * 8 * sum(keys))
     assert flops.head == pytest.approx(0.15 * 2 * 32 * 61)
     assert flops.projections == pytest.approx(2 * (3 * (32 * 32 * 3 + 3 * 32 * 128) + 32 * 32))
-    whole = token_flops(settings(), length)
+    whole = count_token_flops(settings(), length)
     assert whole.attention == pytest.approx(4 * 4 * 8 * 3 * length)
 
 

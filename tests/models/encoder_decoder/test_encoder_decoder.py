@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.flops import encoder_decoder_flops
+from trainrig.flops import count_encoder_decoder_flops
 from trainrig.models import find_model_class
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
@@ -149,7 +149,7 @@ def test_operations_are_those_of_every_product():
         if each is not model.head:
             each.register_forward_hook(count)
     model(IDS[:1], WRITTEN[:1])
-    flops = encoder_decoder_flops(model.config, 20, 9)
+    flops = count_encoder_decoder_flops(model.config, 20, 9)
     heads = 4 * 4 * 8  # multiply and add, queries by keys and weights by values, heads, channels
     attention = heads * (3 * 20 * 20 + 2 * 9 * (9 + 1) / 2 + 2 * 9 * 20)
     head = 2 * 9 * 64 * 24

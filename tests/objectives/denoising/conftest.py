@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from trainrig.tokens.batches import IGNORE, MicroBatch, token_arrays
+from trainrig.tokens.batches import IGNORE, MicroBatch, build_token_arrays
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
@@ -50,7 +50,9 @@ def documents_in_rows(
             targets_BT[row, length - left_out :] = IGNORE
     pieces = np.stack([places // length, places % length, np.arange(len(places))], axis=1)
     samples = np.arange(first, first + count)
-    return MicroBatch(token_arrays(ids_BT, targets_BT), samples, np.zeros_like(samples), pieces)
+    return MicroBatch(
+        build_token_arrays(ids_BT, targets_BT), samples, np.zeros_like(samples), pieces
+    )
 
 
 @pytest.fixture(scope="session")

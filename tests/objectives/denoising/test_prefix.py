@@ -19,7 +19,7 @@ from trainrig.tokens.batches import (
     PREFIXES,
     TOKENS,
     MicroBatch,
-    token_arrays,
+    build_token_arrays,
 )
 
 LENGTH = 24
@@ -43,7 +43,7 @@ def rows_of(lengths, seed=0, padding=0, first=0):
         for row, each in enumerate(lengths)
         for number, place in enumerate(np.cumsum([0, *each[:-1]]))
     ]
-    arrays = token_arrays(ids[:, :-1], targets, positions)
+    arrays = build_token_arrays(ids[:, :-1], targets, positions)
     samples = np.arange(first, first + count)
     return MicroBatch(arrays, samples, np.zeros(count, dtype=np.int64), np.array(pieces))
 

@@ -21,7 +21,7 @@ from trainrig.tokens.batches import (
     SEGMENTS,
     TARGETS,
     TOKENS,
-    token_arrays,
+    build_token_arrays,
 )
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -149,7 +149,7 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
     places[micro.pieces[:, 0], micro.pieces[:, 1]] = micro.pieces[:, 1]
     positions = np.arange(128) - np.maximum.accumulate(places, axis=1)
     by_document = dataclasses.replace(
-        micro, arrays=token_arrays(micro.ids, micro.targets, positions)
+        micro, arrays=build_token_arrays(micro.ids, micro.targets, positions)
     )
     corruption = SpanCorruption().make_corruption(encoder)
     found, plain = corruption.apply(by_document, 0), corruption.apply(micro, 0)

@@ -29,7 +29,7 @@ from trainrig.tokens.batches import (
     SEGMENTS,
     TARGETS,
     TOKENS,
-    token_arrays,
+    build_token_arrays,
 )
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -110,7 +110,7 @@ def apart(micro):
     places = np.zeros_like(micro.ids)
     places[micro.pieces[:, 0], micro.pieces[:, 1]] = micro.pieces[:, 1]
     places = np.arange(micro.ids.shape[1]) - np.maximum.accumulate(places, axis=1)
-    return dataclasses.replace(micro, arrays=token_arrays(micro.ids, micro.targets, places))
+    return dataclasses.replace(micro, arrays=build_token_arrays(micro.ids, micro.targets, places))
 
 
 def documents_of(found, row):

@@ -82,7 +82,7 @@ def test_labels_that_rows_have_are_ordered_and_written(encode, tmp_path):
     assert shards.of_documents("classes", "s", np.arange(3)).tolist() == [2, 0, 1]
     weights = np.empty(shards.tokens("s"), dtype=np.int64)
     shards.read_weights("s", 0, weights)
-    begin, end = shards.document_starts("s", np.array([1, 2])).tolist()
+    begin, end = shards.find_document_starts("s", np.array([1, 2])).tolist()
     assert weights[begin:end].tolist() == [1, 1, 1, 1, 1, 3, 3, 3]
     numbers = encode([{"text": "a", "label": n} for n in (10, 2, 10)], "numbers")
     assert numbers.counts["labels"] == ["2", "10"]
@@ -145,10 +145,10 @@ def test_the_tokens_of_an_answer_are_those_that_its_characters_are_in(encode, be
     shards, encoder = TokenShards.open(f"{tmp_path}/encoded/train"), Encoder.load(bert)
     said = []
     for number in range(4):
-        begin, end = shards.document_starts("s", np.array([number, number + 1])).tolist()
+        begin, end = shards.find_document_starts("s", np.array([number, number + 1])).tolist()
         weights = np.empty(end - begin, dtype=np.int64)
         shards.read_weights("s", begin, weights)
-        ids = shards.window("s", begin, end - begin)
+        ids = shards.read_window("s", begin, end - begin)
         said.append(encoder.decode(ids[weights & 8 > 0]))
         assert encoder.decode(ids[weights & 4 > 0]) == "theharbourwasbuiltin1870byateam."
     assert said == ["1870", "builtin", "", "1870"]

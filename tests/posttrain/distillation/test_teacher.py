@@ -84,11 +84,13 @@ def test_each_target_has_what_the_model_expects_by_itself(scoring, fresh, folder
     for split in ("train", "held_out"):
         shards = TokenShards.open(f"{folder}/{split}")
         stored = StoredTeacher(str(tmp_path / "taught"), split, shards)
-        for number in range(shards.document_count("chats")):
-            begin, end = shards.document_starts("chats", np.array([number, number + 1])).tolist()
+        for number in range(shards.count_documents("chats")):
+            begin, end = shards.find_document_starts(
+                "chats", np.array([number, number + 1])
+            ).tolist()
             weights = np.empty(end - begin, dtype=np.int64)
             shards.read_weights("chats", begin, weights)
-            ids = torch.from_numpy(shards.window("chats", begin, end - begin).astype(np.int64))
+            ids = torch.from_numpy(shards.read_window("chats", begin, end - begin).astype(np.int64))
             with torch.no_grad():
                 log = (model(ids[None, :-1]).logits[0] / 2).log_softmax(-1)[weights[1:] > 0]
             found_ids, found_log, rest = stored.read("chats", number)

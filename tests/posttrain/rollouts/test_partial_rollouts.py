@@ -38,7 +38,7 @@ from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.rollouts.run_file import Rollouts
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
-from trainrig.report import percent
+from trainrig.report import format_percent
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     ENTRIES,
@@ -363,7 +363,7 @@ def test_the_report_shows_how_much_was_taken_over(alone):
     *_, chart, _ = build_rollout_charts(read_report_data(alone.folder))
     shares = [line["train/diagnostics/stale_tokens"] for line in lines]
     assert [row[1] for row in chart.table.rows] == shares
-    share = percent(np.mean(shares[-3:]), 1)
+    share = format_percent(np.mean(shares[-3:]), 1)
     assert chart.title == f"{share} of the tokens were taken over from earlier batches"
 
 

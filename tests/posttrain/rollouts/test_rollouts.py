@@ -142,7 +142,7 @@ def test_trace_shows_each_completion_with_its_reward(whole):
     assert traced.log == "agrees"
     batch = list_stored_batches(RunFolder(whole.folder))[1]
     assert [each.sample for each in traced.sequences] == list(range(16, 32))
-    for each, text in zip(traced.sequences, traced.texts(None), strict=True):
+    for each, text in zip(traced.sequences, traced.render_texts(None), strict=True):
         micro = batch.read_micro_batch(each.micro_batch)
         assert f"reward {micro.arrays[REWARDS][each.row]:g}, advantage" in text.plain
         assert f"prompt {micro.pieces[each.row, 2]}: " in text.plain
@@ -354,7 +354,7 @@ def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measure
     liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})
     right = StoredAnswer("1+1=", "2", 0.2, -1.0, {"model": 0.2, "exact": 1.0})
     blocks = build_answer_samples([BatchAnswers(0, (right, liked))], measured)
-    html = "".join(block.html() for block in blocks)
+    html = "".join(block.render_html() for block in blocks)
     assert ("Overrated" in html) == bool(measured)
     if measured:
         assert "50" in html and blocks[-1].blocks[1].samples[0].text.endswith("3")

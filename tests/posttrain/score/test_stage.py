@@ -63,7 +63,7 @@ def rows_of(folder):
 def read_score(reward, messages):
     """What the model gives at the last token before the one that ends the answer, by itself."""
     chat = open_chat_tokenizer(checkpoint.resolve(reward))
-    before = chat.build_renderer().prompt_ids(messages[:-1])
+    before = chat.build_renderer().encode_prompt(messages[:-1])
     said = [int(each) for each in chat.encoder.encode_batch([messages[-1].content])[0]]
     model = checkpoint.open_model(reward).build()
     with torch.no_grad():

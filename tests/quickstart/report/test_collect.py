@@ -12,7 +12,7 @@ from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
 from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
 from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.row_schema import row_schema
+from trainrig.corpus.row_schema import build_row_schema
 from trainrig.corpus.run_file import PROSE, CurationSource
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
@@ -63,7 +63,7 @@ def test_a_restart_lasts_until_the_first_step_that_is_new(run: RunFolder) -> Non
         *(line(step, 1, died - 13 + step) for step in range(1, 13)),
         *(line(step, 2, died + step) for step in range(9, 20)),
     ]
-    (told,) = collect._restarts(run, lines)
+    (told,) = collect._find_restarts(run, lines)
     assert (told.killed_at, told.resumed_from, told.pid) == (12, 8, 4711)
     assert told.seconds == pytest.approx(13)  # steps 9 to 12 had been there before
 
@@ -72,12 +72,12 @@ def test_what_ended_by_itself_is_no_restart_of_ours(run: RunFolder) -> None:
     run.take_attempt(0)
     run.record("attempt_failed", attempt=1)
     run.take_attempt(2)
-    assert collect._restarts(run, [line(1, 1), line(2, 1), line(3, 2)]) == ()
+    assert collect._find_restarts(run, [line(1, 1), line(2, 1), line(3, 2)]) == ()
 
 
 def test_a_run_of_one_attempt_has_no_restarts(run: RunFolder) -> None:
     run.take_attempt(0)
-    assert collect._restarts(run, [line(1, 1)]) == ()
+    assert collect._find_restarts(run, [line(1, 1)]) == ()
 
 
 def test_an_attempt_that_failed_on_the_way_back_hides_no_restart(run: RunFolder) -> None:
@@ -86,7 +86,7 @@ def test_an_attempt_that_failed_on_the_way_back_hides_no_restart(run: RunFolder)
     run.take_attempt(8)
     run.take_attempt(8)
     lines = [line(10, 1), line(9, 2, died + 1), line(10, 3, died + 6), line(11, 3, died + 9)]
-    (told,) = collect._restarts(run, lines)
+    (told,) = collect._find_restarts(run, lines)
     assert (told.killed_at, told.resumed_from) == (10, 8)
     assert told.seconds == pytest.approx(9)
 
@@ -101,10 +101,10 @@ def write_documents(at: Folders, rows: list[dict[str, Any]], quarantined: int) -
     stage = manifest.claim(at.documents, curation, {})
     for folder, kept in ((KEPT, True), (DROPPED, False)):
         chosen = [row for row in rows if (row["dropped_by"] is None) == kept]
-        Path(stage.path(folder)).mkdir()
+        Path(stage.build_path(folder)).mkdir()
         pq.write_table(
-            pa.Table.from_pylist(chosen, row_schema(curation)),
-            stage.path(folder, "any-00000.parquet"),
+            pa.Table.from_pylist(chosen, build_row_schema(curation)),
+            stage.build_path(folder, "any-00000.parquet"),
         )
     reasons = [row["dropped_by"] for row in rows if row["dropped_by"]]
     dropped_by = {reason: reasons.count(reason) for reason in reasons}
@@ -189,7 +189,7 @@ def test_preferences_are_told_by_step_and_as_last_measured_on_held_out_pairs(at:
     ]
     Path(at.aligned).mkdir()
     Path(at.aligned, "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    assert collect._preferences(at, 7) == results.Preferences(
+    assert collect._read_preferences(at, 7) == results.Preferences(
         steps=(
             results.PreferencePoint(1, 0.0, 0.0, 0.4),
             results.PreferencePoint(2, 0.2, -0.1, 0.7),

@@ -6,7 +6,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.curate import DROPPED, KEPT
-from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, outcomes, tally
+from trainrig.quickstart.report.planted_results import (
+    DUPLICATES,
+    count_by_kind,
+    find_outcomes,
+    tally,
+)
 from trainrig.quickstart.site.planted import Plant
 
 COPY, ORIGINAL, PAGE = "http://a/copy", "http://a/original", "http://a/page"
@@ -56,7 +61,7 @@ def test_a_copy_is_caught_if_one_of_the_two_fell_as_a_duplicate(
 ) -> None:
     rows = [(COPY, copy, "text"), (ORIGINAL, original, "text")]
     folder = write_rows(tmp_path, *(row for row in rows if row[1] != "unread"))
-    assert outcomes([plant], folder) == {plant: outcome}
+    assert find_outcomes([plant], folder) == {plant: outcome}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,9 @@ def test_a_copy_is_caught_if_one_of_the_two_fell_as_a_duplicate(
 def test_a_foreign_page_is_caught_by_its_language_alone(
     tmp_path: Path, reason: str | None, outcome: str
 ) -> None:
-    assert outcomes([FOREIGN], write_rows(tmp_path, (PAGE, reason, "text"))) == {FOREIGN: outcome}
+    assert find_outcomes([FOREIGN], write_rows(tmp_path, (PAGE, reason, "text"))) == {
+        FOREIGN: outcome
+    }
 
 
 @pytest.mark.parametrize("reason", [None, "Length.too_short"])
@@ -80,13 +87,13 @@ def test_personal_data_are_caught_where_their_value_is_gone_from_the_text(
     tmp_path: Path, reason: str | None
 ) -> None:
     folder = write_rows(tmp_path, (PAGE, reason, "Write to <EMAIL>, or call +49 30 901820."))
-    assert outcomes([MAIL, PHONE], folder) == {MAIL: "caught", PHONE: "missed"}
+    assert find_outcomes([MAIL, PHONE], folder) == {MAIL: "caught", PHONE: "missed"}
 
 
 def test_what_was_never_read_is_gone(tmp_path: Path) -> None:
     plants = [EXACT, FOREIGN, MAIL]
     folder = write_rows(tmp_path, (ORIGINAL, None, "text"))
-    assert outcomes(plants, folder) == dict.fromkeys(plants, "gone")
+    assert find_outcomes(plants, folder) == dict.fromkeys(plants, "gone")
 
 
 FOUND = {EXACT: "caught", NEAR: "missed", FOREIGN: "caught", MAIL: "caught", PHONE: "gone"}
@@ -99,7 +106,7 @@ def test_a_tally_counts_the_kinds_that_were_asked_for() -> None:
 
 
 def test_by_kind_splits_personal_data_by_what_they_are_and_loses_none() -> None:
-    kinds = by_kind(FOUND)
+    kinds = count_by_kind(FOUND)
     assert kinds == {
         "exact_duplicate": {"caught": 1, "missed": 0, "gone": 0},
         "near_duplicate": {"caught": 0, "missed": 1, "gone": 0},

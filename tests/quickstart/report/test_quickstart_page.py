@@ -15,7 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainrig.quickstart.report import charts
-from trainrig.quickstart.report.quickstart_page import quickstart_page
+from trainrig.quickstart.report.quickstart_page import build_quickstart_page
 from trainrig.quickstart.report.results import (
     DomainScore,
     Dropped,
@@ -181,7 +181,7 @@ class Elements(HTMLParser):
 
 @cache
 def page() -> str:
-    return quickstart_page(STORY)
+    return build_quickstart_page(STORY)
 
 
 def text_of(html: str) -> str:
@@ -227,14 +227,16 @@ def test_the_verdict_says_what_happened_in_one_sentence():
     ],
 )
 def test_a_worse_run_gets_a_worse_verdict(changes, state, words):
-    html = quickstart_page(replace(STORY, **changes))
+    html = build_quickstart_page(replace(STORY, **changes))
     assert f'class="verdict {state}"' in html
     assert words in text_of(html)
 
 
 def test_a_loss_that_rose_is_said_to_have_risen():
     worse = replace(STORY, held_out=STORY.held_out[::-1])
-    assert "Held-out loss rose from 4.02 to 9.01 nats per token" in text_of(quickstart_page(worse))
+    assert "Held-out loss rose from 4.02 to 9.01 nats per token" in text_of(
+        build_quickstart_page(worse)
+    )
 
 
 def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
@@ -273,7 +275,7 @@ def test_the_steps_done_twice_are_counted_and_compared():
 
 
 def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apart():
-    curve, events = charts.loss_curve(STORY)
+    curve, events = charts.build_loss_curve(STORY)
     tokens = TOKENS_A_STEP * np.arange(STEPS + 1)
     assert curve.x.tolist() == tokens[1:].tolist()
     assert curve.y.tolist() == [loss_at(step) for step in range(1, STEPS + 1)]
@@ -282,13 +284,13 @@ def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apar
 
 def test_a_killed_step_that_was_not_logged_still_has_its_place():
     sparse = replace(STORY, loss=tuple(point for point in STORY.loss if point.step % 10 == 0))
-    _, events = charts.loss_curve(sparse)
+    _, events = charts.build_loss_curve(sparse)
     assert events.restarts == [KILLED_AT * TOKENS_A_STEP]
 
 
 def test_the_funnel_narrows_by_what_each_reason_drops():
     results = replace(STORY, dropped=(Dropped("short", 1_000), Dropped("foreign", 134)))
-    assert [row.lengths for row in charts.funnel_rows(results)] == [
+    assert [row.lengths for row in charts.build_funnel_rows(results)] == [
         (3_452, 0),
         (2_452, 1_000),
         (2_318, 134),
@@ -298,7 +300,7 @@ def test_the_funnel_narrows_by_what_each_reason_drops():
 
 def test_at_most_three_examples_are_shown_for_a_reason():
     results = replace(STORY, dropped=(Dropped("short", 9, tuple("abcde")),))
-    assert re.findall("Example [0-9]", quickstart_page(results)) == [
+    assert re.findall("Example [0-9]", build_quickstart_page(results)) == [
         "Example 1",
         "Example 2",
         "Example 3",
@@ -333,7 +335,7 @@ def test_links_lead_to_places_on_the_page_and_nowhere_else():
 
 
 def test_hostile_text_anywhere_in_the_story_adds_no_element():
-    hostile = quickstart_page(with_hostile_text(STORY))
+    hostile = build_quickstart_page(with_hostile_text(STORY))
     assert "&lt;script&gt;alert(&#x27;1&#x27;)" in hostile
     assert "\u202e" not in hostile
     assert "\x00" not in hostile
@@ -343,7 +345,7 @@ def test_hostile_text_anywhere_in_the_story_adds_no_element():
 
 
 def test_the_same_story_gives_the_same_bytes():
-    assert quickstart_page(STORY) == page()
+    assert build_quickstart_page(STORY) == page()
 
 
 @pytest.mark.slow
@@ -356,12 +358,12 @@ def test_a_long_run_with_long_texts_stays_under_a_megabyte():
         dropped=tuple(Dropped(f"reason {i}", 10, ("word " * 100_000,) * 9) for i in range(20)),
         restarts=(),
     )
-    assert len(quickstart_page(long).encode()) < 1_000_000
+    assert len(build_quickstart_page(long).encode()) < 1_000_000
 
 
 def test_a_run_in_which_nothing_fell_and_nothing_was_planted_twice_has_a_page():
     clean = replace(STORY, dropped=(), near_duplicates=(), documents_kept=3_452)
-    assert "No document fell" in text_of(quickstart_page(clean))
+    assert "No document fell" in text_of(build_quickstart_page(clean))
 
 
 def test_a_story_survives_json():
@@ -384,10 +386,12 @@ def test_a_law_and_a_plan_have_a_section_where_there_was_a_sweep() -> None:
     )
     constants = (("alpha", "0.34", "[0.2, 0.5]"),)
     plan = Planned(3e12, 1e5, 5e6, 3.9, ("100,000 parameters on 5,000,000 tokens",))
-    page = quickstart_page(replace(STORY, scaling=Scaling(points, constants, plan)))
+    page = build_quickstart_page(replace(STORY, scaling=Scaling(points, constants, plan)))
     assert "Scaling law: 4 runs of 2 sizes" in page and "[0.2, 0.5]" in page
     assert "The law is within 0.0% of each of the 4 runs" in page
     assert "100,000 parameters on 5,000,000 tokens" in page
-    assert "Scaling law" not in quickstart_page(STORY)
-    without = quickstart_page(replace(STORY, scaling=Scaling(points, problem="all on one ray")))
+    assert "Scaling law" not in build_quickstart_page(STORY)
+    without = build_quickstart_page(
+        replace(STORY, scaling=Scaling(points, problem="all on one ray"))
+    )
     assert "They make no law: all on one ray." in without

@@ -13,10 +13,10 @@ from trainrig.quickstart.site.article import (
     Code,
     Heading,
     Paragraph,
-    body_html,
-    main_text,
-    plain,
+    build_main_text,
     read_docstring,
+    render_body,
+    strip_marks,
 )
 
 NUMPY_STYLE = """Sum of what is given.
@@ -76,12 +76,12 @@ def test_each_form_of_docstring_is_understood(docstring, blocks):
     ],
 )
 def test_marks_are_taken_away_and_sums_are_not(marked, unmarked):
-    assert plain(marked) == unmarked
+    assert strip_marks(marked) == unmarked
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8") | st.sampled_from("\n \t-=*:>`")))
 def test_any_docstring_can_be_read_and_shown(docstring):
-    body_html(Article("a.html", "A", "s", read_docstring(docstring)))
+    render_body(Article("a.html", "A", "s", read_docstring(docstring)))
 
 
 ALLOWED = ("p", "h2", "pre", "code", "ul", "li", "table", "thead", "tbody", "tr", "th", "td")
@@ -101,11 +101,11 @@ def test_all_text_is_escaped(text):
         ArticleTable((text,), ((text,),)),
     )
     parser = Tags()
-    parser.feed(body_html(Article("a.html", "A", "s", blocks)))
-    assert body_html(Article("a.html", "A", "s", blocks)).count(html.escape(text)) >= 6
+    parser.feed(render_body(Article("a.html", "A", "s", blocks)))
+    assert render_body(Article("a.html", "A", "s", blocks)).count(html.escape(text)) >= 6
 
 
 def test_the_main_text_is_what_the_blocks_say():
     blocks = (Paragraph("One."), Code("a\nb"), Bullets(("x", "y")), ArticleTable(("h",), (("c",),)))
     lines = ["T", "One.", "a", "b", "x", "y", "h", "c"]
-    assert main_text(Article("a.html", "T", "s", blocks)).splitlines() == lines
+    assert build_main_text(Article("a.html", "T", "s", blocks)).splitlines() == lines

@@ -77,17 +77,17 @@ def test_long_ones_are_left_out_and_nothing_to_ask_is_fine():
 
 
 def test_a_line_is_a_chat():
-    (question, answer) = json.loads(TRAIN[0].line())["messages"]
+    (question, answer) = json.loads(TRAIN[0].format_line())["messages"]
     assert question == {"role": "user", "content": TRAIN[0].question}
     assert answer == {"role": "assistant", "content": TRAIN[0].answer}
-    assert TRAIN[0].line().count("\n") == 1
+    assert TRAIN[0].format_line().count("\n") == 1
 
 
 def test_each_answer_stands_beside_one_that_answers_another_question():
     pairs = shuffle_answers(TRAIN)
     assert [(p.question, p.right) for p in pairs] == [(i.question, i.answer) for i in TRAIN]
     assert [p.wrong for p in pairs] == [i.answer for i in (*TRAIN[1:], TRAIN[0])]
-    row = json.loads(pairs[0].line())
+    row = json.loads(pairs[0].format_line())
     assert row["prompt"] == [{"role": "user", "content": TRAIN[0].question}]
     assert row["chosen"] == [{"role": "assistant", "content": TRAIN[0].answer}]
     assert row["rejected"] == [{"role": "assistant", "content": TRAIN[1].answer}]

@@ -11,7 +11,7 @@ from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.web_archives.warc import read_warc
 from trainrig.errors import ConfigError
 from trainrig.quickstart.site.pages import PagesSettings, build_pages
-from trainrig.quickstart.site.planted import read_plants, shingle_jaccard
+from trainrig.quickstart.site.planted import compute_shingle_jaccard, read_plants
 from trainrig.quickstart.site.site_plan import CODE, HANDBOOK, MIRROR, NOTES
 
 SETTINGS = PagesSettings(
@@ -123,7 +123,9 @@ def test_near_copies_are_as_near_as_recorded_after_extraction(plants, pages):
             assert plant.url.startswith(HANDBOOK)
             assert pages[plant.url].body != pages[plant.original_url].body
             assert 0 < plant.words_changed <= 0.025
-            found = shingle_jaccard(text_of(pages[plant.url]), text_of(pages[plant.original_url]))
+            found = compute_shingle_jaccard(
+                text_of(pages[plant.url]), text_of(pages[plant.original_url])
+            )
             # The frames differ too, and leave some words in the text.
             assert plant.jaccard - 0.12 <= found <= plant.jaccard + 0.02
 

@@ -2,9 +2,9 @@ import ipaddress
 import re
 from collections import Counter
 
-from trainrig.quickstart.site.personal_data import personal_items
+from trainrig.quickstart.site.personal_data import make_personal_items
 
-ITEMS = personal_items(1_000, seed=0)
+ITEMS = make_personal_items(1_000, seed=0)
 TEST_CARDS = ("424242", "411111", "555555", "378282")
 
 
@@ -25,8 +25,8 @@ def test_each_sentence_holds_its_value_once_and_no_value_comes_twice():
 
 
 def test_the_first_items_do_not_depend_on_how_many_follow():
-    assert personal_items(50, seed=0) == ITEMS[:50]
-    assert personal_items(50, seed=1) != ITEMS[:50]
+    assert make_personal_items(50, seed=0) == ITEMS[:50]
+    assert make_personal_items(50, seed=1) != ITEMS[:50]
 
 
 def test_emails_are_at_domains_kept_for_examples():

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.quickstart.site.article import Article, Bullets, Code, Paragraph, main_text
-from trainrig.quickstart.site.foreign import foreign_page
+from trainrig.quickstart.site.article import Article, Bullets, Code, Paragraph, build_main_text
+from trainrig.quickstart.site.foreign import make_foreign_page
 from trainrig.quickstart.site.page_frame import Frame
 from trainrig.quickstart.site.planted import (
     Plant,
+    choose_originals,
+    compute_shingle_jaccard,
     edit_article,
-    good_originals,
     read_plants,
-    shingle_jaccard,
     with_sentence,
     write_plants,
 )
@@ -57,7 +57,7 @@ def changed_words(one, other):
 def test_a_near_copy_differs_by_the_share_it_is_said_to(share):
     article = prose_article(1)
     copy, changed = edit_article(article, share, random.Random(0))
-    before, after = main_text(article), main_text(copy)
+    before, after = build_main_text(article), build_main_text(copy)
     words = len(before.split())
     assert abs(changed - share) <= 1 / words
     assert changed_words(before, after) == round(changed * words)
@@ -72,18 +72,18 @@ def test_a_near_copy_leaves_code_and_lists_alone():
 
 
 def test_the_jaccard_index_by_hand():
-    assert shingle_jaccard("a b c d e f", "a b c d e g") == pytest.approx(1 / 3)
-    assert shingle_jaccard("A, b. c", "a b c") == 1
-    assert shingle_jaccard("a b", "c d") == 0
+    assert compute_shingle_jaccard("a b c d e f", "a b c d e g") == pytest.approx(1 / 3)
+    assert compute_shingle_jaccard("A, b. c", "a b c") == 1
+    assert compute_shingle_jaccard("a b", "c d") == 0
 
 
 @given(st.integers(0, 20), st.integers())
 def test_a_planted_sentence_is_there_once_and_all_else_is_still_there(number, seed):
     article = prose_article(number)
     sentence = "This sentence was planted."
-    text = main_text(with_sentence(article, sentence, random.Random(seed)))
+    text = build_main_text(with_sentence(article, sentence, random.Random(seed)))
     assert text.count(sentence) == 1
-    assert text.replace(f" {sentence}", "") == main_text(article)
+    assert text.replace(f" {sentence}", "") == build_main_text(article)
 
 
 def test_originals_are_prose_of_their_own_that_ordinary_rules_keep():
@@ -92,21 +92,21 @@ def test_originals_are_prose_of_their_own_that_ordinary_rules_keep():
     repeated = Article("r.html", "R", "s", prose_article(4).blocks[:1] * 12)
     twins = [prose_article(6), Article("t.html", "T", "s", prose_article(6).blocks)]
     good = [prose_article(7), prose_article(8)]
-    german, _ = foreign_page(0, layout=0, seed=0)
+    german, _ = make_foreign_page(0, layout=0, seed=0)
     articles = [short, code, repeated, german, *twins, *good]
     frames = [FRAME] * len(articles)
-    found = good_originals(articles, frames, 10, seed=0)
+    found = choose_originals(articles, frames, 10, seed=0)
     assert sorted(articles[index].path for index in found) == ["page7.html", "page8.html"]
-    assert len(good_originals(articles, frames, 1, seed=0)) == 1
+    assert len(choose_originals(articles, frames, 1, seed=0)) == 1
 
 
 def test_no_section_gives_more_than_four_originals_while_others_have_some():
     articles = [prose_article(n, section="large") for n in range(12)]
     articles += [prose_article(n, section=f"small{n}") for n in range(12, 16)]
-    found = good_originals(articles, [FRAME] * 16, 8, seed=0)
+    found = choose_originals(articles, [FRAME] * 16, 8, seed=0)
     sections = [articles[index].section for index in found]
     assert sections.count("large") == 4
-    assert len(good_originals(articles, [FRAME] * 16, 16, seed=0)) == 16
+    assert len(choose_originals(articles, [FRAME] * 16, 16, seed=0)) == 16
 
 
 def test_the_list_reads_back_as_it_was_written(tmp_path):

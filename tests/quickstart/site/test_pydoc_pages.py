@@ -5,7 +5,7 @@ import pytest
 
 from trainrig.quickstart.site import pydoc_pages
 from trainrig.quickstart.site.article import Article
-from trainrig.quickstart.site.pydoc_pages import Skipped, render, standard_modules
+from trainrig.quickstart.site.pydoc_pages import Skipped, list_standard_modules, render
 
 
 def write_modules(folder, **sources):
@@ -100,7 +100,7 @@ open({str(pid_file)!r}, "w").write(str(child.pid))
 
 def test_pages_say_nothing_that_differs_between_runs_or_worker_counts():
     names = ["cgi", "difflib", "os.path", "unittest.main", "smtplib"]
-    if "cgi" not in standard_modules():  # gone since Python 3.13
+    if "cgi" not in list_standard_modules():  # gone since Python 3.13
         names.remove("cgi")
     first = render(names, 1)
     assert first == render(names, 2)
@@ -120,8 +120,8 @@ def test_batches_keep_the_order(tmp_path, monkeypatch):
     ["antigravity", "this", "idlelib.idle", "turtledemo.clock", "test.support", "json.__main__"],
 )
 def test_modules_with_side_effects_are_not_asked_for(module):
-    assert module not in standard_modules()
+    assert module not in list_standard_modules()
 
 
 def test_ordinary_modules_are_asked_for():
-    assert {"json", "json.decoder", "textwrap", "sys", "math"} <= set(standard_modules())
+    assert {"json", "json.decoder", "textwrap", "sys", "math"} <= set(list_standard_modules())

@@ -7,10 +7,10 @@ from trainrig.quickstart.site.article import ArticleTable, Code, Heading, Paragr
 from trainrig.quickstart.site.source_pages import (
     Described,
     SourceFile,
-    package_folders,
-    package_sources,
+    find_package_folders,
+    list_package_sources,
+    list_standard_sources,
     read_source,
-    standard_sources,
 )
 
 PROSE = " ".join(f"Sentence number {n} says something else about the matter." for n in range(30))
@@ -93,7 +93,7 @@ def test_nothing_is_imported(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"
     written(folder, MODULE + f"\nopen({str(marks)!r}, 'w').write('x')\n")
     monkeypatch.syspath_prepend(str(folder))
-    (source,) = package_sources([str(folder)], seed=0)
+    (source,) = list_package_sources([str(folder)], seed=0)
     assert read_source(source).article is not None
     assert not marks.exists()
     importlib.import_module("library.shelf")  # would have left its mark
@@ -120,7 +120,7 @@ def test_invalid_escapes_in_other_peoples_strings_are_passed_over_in_silence(tmp
 def test_a_page_ends_before_it_gets_huge_and_not_with_a_heading(tmp_path):
     classes = "".join(f'\nclass C{n}:\n    """{PROSE}"""\n' for n in range(30))
     article = read_source(written(tmp_path, MODULE + classes)).article
-    size = sum(map(source_pages._size, article.blocks))
+    size = sum(map(source_pages._count_characters, article.blocks))
     assert size <= source_pages._PAGE_CHARACTERS
     assert not isinstance(article.blocks[-1], Heading)
 
@@ -146,14 +146,16 @@ def test_tests_vendored_copies_and_private_modules_are_left_out(tmp_path):
         "not-a-name.py",
     ):
         written(tmp_path, MODULE * 3, name)
-    assert sorted(s.module for s in package_sources([str(tmp_path)], 0)) == ["a", "a.good"]
+    assert sorted(s.module for s in list_package_sources([str(tmp_path)], 0)) == ["a", "a.good"]
 
 
 def test_packages_take_turns_in_an_order_set_by_the_seed(tmp_path):
     for package in "abc":
         for module in "xyz":
             written(tmp_path, MODULE * 3, f"{package}/{module}.py")
-    orders = {tuple(s.module for s in package_sources([str(tmp_path)], seed)) for seed in range(5)}
+    orders = {
+        tuple(s.module for s in list_package_sources([str(tmp_path)], seed)) for seed in range(5)
+    }
     assert len(orders) > 1
     for order in orders:
         assert [{name[0] for name in order[at : at + 3]} for at in (0, 3, 6)] == [set("abc")] * 3
@@ -163,11 +165,11 @@ def test_package_folders_are_those_of_the_path(tmp_path, monkeypatch):
     (tmp_path / "site-packages").mkdir()
     gone = os.path.join(str(tmp_path), "gone", "site-packages")  # noqa: PTH118
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(tmp_path / "site-packages"), gone])
-    assert package_folders() == [str(tmp_path / "site-packages")]
+    assert find_package_folders() == [str(tmp_path / "site-packages")]
 
 
 def test_the_standard_library_is_one_package_without_what_was_installed_beside_it():
-    sources = standard_sources(0)
+    sources = list_standard_sources(0)
     assert {source.package for source in sources} == {"python"}
     modules = {source.module for source in sources}
     assert "json.decoder" in modules

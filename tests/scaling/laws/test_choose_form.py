@@ -8,15 +8,15 @@ import pytest
 
 from trainrig.scaling.laws.choose_form import Judged, LawForms, fit_forms
 from trainrig.scaling.laws.fit import LawFit, fit_law
-from trainrig.scaling.laws.fit_verb import settings_of
+from trainrig.scaling.laws.fit_verb import build_settings
 from trainrig.scaling.laws.forms import Form, Kaplan, Parametric
-from trainrig.scaling.laws.pages.fit_page import fit_page
-from trainrig.scaling.laws.pages.fit_warnings import grave
+from trainrig.scaling.laws.pages.fit_page import build_fit_page
+from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.regression.held_out import HoldOut, split_held_out
 from trainrig.scaling.laws.regression.minimise import Huber
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.summary import lines
+from trainrig.scaling.laws.summary import describe_law
 
 KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 CHINCHILLA = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.30)
@@ -26,7 +26,7 @@ FEW = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut(share=0.25))
 def table(law: Form) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     scatter = np.exp(0.001 * np.random.default_rng(2).normal(size=n.size))
-    return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter)
+    return RunsTable.of(parameters=n, tokens=d, loss=law.compute_loss(n, d) * scatter)
 
 
 @pytest.mark.slow
@@ -35,8 +35,8 @@ def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why
     assert fitted.law.form.kind == "Kaplan"
     assert fitted.law.held_out is not None and fitted.law.held_out.law_of_the_rest.kind == "Kaplan"
     assert fitted.law.choice.startswith("Kaplan: the least mean error on the runs kept back")
-    assert fitted.law.choice in "\n".join(lines(fitted.law))
-    assert fitted.law.choice in fit_page(fitted, "law")
+    assert fitted.law.choice in "\n".join(describe_law(fitted.law))
+    assert fitted.law.choice in build_fit_page(fitted, "law")
     errors = {one.form.kind: one.held_out_error for one in fitted.law.compared}
     assert errors["Kaplan"] == min(errors.values(), key=lambda error: error or 1.0)
 
@@ -46,7 +46,10 @@ def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
     law = fit_law(table(KAPLAN), FEW.model_copy(update={"form": "Parametric"}), "web").law
     assert law.form.kind == "Parametric"
     assert law.choice == "Parametric, as --form asks"
-    assert any("The form Kaplan predicts the runs kept back better" in one for one in grave(law))
+    assert any(
+        "The form Kaplan predicts the runs kept back better" in one
+        for one in find_grave_warnings(law)
+    )
 
 
 @pytest.mark.slow
@@ -74,7 +77,7 @@ def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_
 
 
 def test_the_forms_are_named_in_the_options() -> None:
-    assert settings_of({}).form is None
-    assert settings_of({"form": "Kaplan"}).form == "Kaplan"
+    assert build_settings({}).form is None
+    assert build_settings({"form": "Kaplan"}).form == "Kaplan"
     with pytest.raises(Exception, match=re.escape("did you mean 'Kaplan'")):
-        settings_of({"form": "Kapla"})
+        build_settings({"form": "Kapla"})

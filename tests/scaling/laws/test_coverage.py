@@ -13,7 +13,7 @@ import pytest
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.laws.regression.profile import profile, profiles
+from trainrig.scaling.laws.regression.profile import compute_profiles, profile
 from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
@@ -21,8 +21,10 @@ QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
 RESULTS = Path(__file__).parents[1] / "results"
 ASKED = {
     "parameters_exponent": lambda form: form.parameters_exponent,
-    "N* at 1e22": lambda form: form.optimum(1e22).parameters,  # the largest run here has 6e20
-    "loss at 1e10, 2e11": lambda form: form.loss(1e10, 2e11),
+    "N* at 1e22": lambda form: (
+        form.compute_optimum(1e22).parameters
+    ),  # the largest run here has 6e20
+    "loss at 1e10, 2e11": lambda form: form.compute_loss(1e10, 2e11),
 }
 
 
@@ -52,7 +54,7 @@ def grid(sizes, lengths, replicas=1):
     parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), each)
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes * replicas)
     trial = [f"{row // lengths:03}" for row in range(sizes * each)]
-    loss = TRUTH.loss(parameters, tokens)
+    loss = TRUTH.compute_loss(parameters, tokens)
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, trial=trial)
 
 
@@ -91,9 +93,9 @@ def coverage(case, sweeps, draws):
         fit = fit_parametric(noisy(runs, noise, resample, seed), QUICK)
         settings = Bootstrap(draws=draws, seed=seed, resample=resample)
         drawn = bootstrap_form(fit, settings)
-        estimates = drawn.estimates(ASKED)
+        estimates = drawn.compute_estimates(ASKED)
         middle = time.process_time()
-        tied = profiles(fit, ASKED)
+        tied = compute_profiles(fit, ASKED)
         seconds["bootstrap"] += middle - began
         seconds["profile"] += time.process_time() - middle
         failed += drawn.draws.failed
@@ -119,7 +121,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     held = Counter()
     for seed in range(16):
         fit = fit_parametric(noisy(runs, noise, resample, seed), QUICK)
-        drawn = bootstrap_form(fit, Bootstrap(draws=40, seed=seed)).estimates(ASKED)
+        drawn = bootstrap_form(fit, Bootstrap(draws=40, seed=seed)).compute_estimates(ASKED)
         for name in ("alpha", "parameters_exponent"):
             value = TRUTH.parameters_exponent if name in ASKED else TRUTH.alpha
             held[name] += drawn[name].bootstrap.contains(value)

@@ -9,17 +9,17 @@ import pytest
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws.choose_form import form_fitter
+from trainrig.scaling.laws.choose_form import select_fitter
 from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law, read_runs, write_fit
-from trainrig.scaling.laws.fit_verb import Tables, columns_of, fit, settings_of
+from trainrig.scaling.laws.fit_verb import Tables, build_settings, fit, parse_columns
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import read_law
-from trainrig.scaling.laws.pages.fit_warnings import grave
+from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.regression.held_out import HoldOut, criterion, split_held_out
+from trainrig.scaling.laws.regression.held_out import HoldOut, compute_criterion, split_held_out
 from trainrig.scaling.laws.regression.minimise import Huber
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.summary import lines
+from trainrig.scaling.laws.summary import describe_law
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
@@ -29,7 +29,7 @@ FEW = LawFit(bootstrap=Bootstrap(draws=40), hold_out=HoldOut(share=0.2))
 def table(noise: float = 0.003, seed: int = 2, **more: object) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     scatter = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
-    return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * scatter, **more)  # type: ignore[arg-type]
+    return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.compute_loss(n, d) * scatter, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def seven_runs() -> RunsTable:
     """As many as the standard form needs: without the one of most compute there is no law."""
     n, d = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
     kept = [0, 1, 2, 3, 4, 6, 8]
-    return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.loss(n, d)[kept])
+    return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.compute_loss(n, d)[kept])
 
 
 @pytest.mark.slow
@@ -91,8 +91,10 @@ def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_ju
     runs = seven_runs()
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
     assert law.held_out is None and "kept back to judge the law" in law.not_judged
-    assert f"held out: none: {law.not_judged}" in list(lines(law))
-    assert any(f"No runs were kept back ({law.not_judged})" in said for said in grave(law))
+    assert f"held out: none: {law.not_judged}" in list(describe_law(law))
+    assert any(
+        f"No runs were kept back ({law.not_judged})" in said for said in find_grave_warnings(law)
+    )
     asked = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut())
     with pytest.raises(DataError, match=r"kept back to judge the law: .* or none with 0"):
         fit_law(runs, asked, "web")
@@ -110,8 +112,8 @@ def test_nothing_kept_back_judges_nothing_and_runs_are_counted_and_named_as_aske
 
 def test_the_criterion_prefers_the_form_that_the_losses_have() -> None:
     runs = table()
-    fits = {kind: form_fitter(kind, Huber())(runs) for kind in ("Parametric", "Kaplan")}
-    assert criterion(fits["Parametric"]) < criterion(fits["Kaplan"]) - 20
+    fits = {kind: select_fitter(kind, Huber())(runs) for kind in ("Parametric", "Kaplan")}
+    assert compute_criterion(fits["Parametric"]) < compute_criterion(fits["Kaplan"]) - 20
 
 
 def test_what_the_runs_do_not_say_is_not_made_up() -> None:
@@ -146,7 +148,7 @@ def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> No
     settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
     law = fit_law(runs, settings, "tiny").law
     # The run of 498,528 parameters and 5,332,992 tokens came to 2.566213.
-    assert float(law.form.loss(498_528, 5_332_992)) == pytest.approx(2.566213, rel=0.03)
+    assert float(law.form.compute_loss(498_528, 5_332_992)) == pytest.approx(2.566213, rel=0.03)
 
 
 def test_recipes_are_chosen_by_name(tmp_path: Path) -> None:
@@ -170,15 +172,15 @@ def test_a_table_that_makes_no_law_is_named(tmp_path: Path) -> None:
 
 
 def test_options_become_settings() -> None:
-    settings = settings_of({"delta": 0.0, "drop_highest": 5, "draws": 50, "form": None})
+    settings = build_settings({"delta": 0.0, "drop_highest": 5, "draws": 50, "form": None})
     assert settings.loss.kind == "Lad"
     assert (settings.exclusions.highest_losses, settings.bootstrap.draws) == (5, 50)
-    assert settings_of({"delta": 0.01}).loss == Huber(delta=0.01)
+    assert build_settings({"delta": 0.01}).loss == Huber(delta=0.01)
     with pytest.raises(ConfigError, match=r"Parametrik.*did you mean 'Parametric'"):
-        settings_of({"form": "Parametrik"})
+        build_settings({"form": "Parametrik"})
     with pytest.raises(ConfigError, match="--column loss: write it as"):
-        columns_of(["loss"])
-    assert columns_of(["loss=a=b"]) == {"loss": "a=b"}
+        parse_columns(["loss"])
+    assert parse_columns(["loss=a=b"]) == {"loss": "a=b"}
 
 
 def test_bad_input_is_one_line_and_exit_2(
@@ -195,7 +197,7 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_what_is_printed_says_all_there_is(fitted: Fitted) -> None:
-    text = "\n".join(lines(fitted.law))
+    text = "\n".join(describe_law(fitted.law))
     for words in (
         f"{fitted.law.name}: Parametric, losses in nats per token, tokenizer sha256:7",
         "by bootstrap",
@@ -228,7 +230,7 @@ def test_a_law_comes_back_from_its_file_and_the_same_bytes_again(
 @pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
 def test_the_published_chinchilla_points_give_the_replications_law() -> None:
     runs = read_runs([str(DATA / "chinchilla_extracted.csv")])
-    settings = settings_of({"drop_highest": 5, "draws": 20, "form": "Parametric"})
+    settings = build_settings({"drop_highest": 5, "draws": 20, "form": "Parametric"})
     law = fit_law(runs, settings, "chinchilla").law
     assert law.form.constants == pytest.approx(
         {"E": 1.81722, "A": 477.826, "B": 2143.417, "alpha": 0.34731, "beta": 0.36717}, rel=1e-4

@@ -33,7 +33,9 @@ def test_lines_come_at_a_bounded_rate_and_say_what_is_done() -> None:
 def test_draws_are_counted_on_the_way_and_are_the_same_as_all_at_once() -> None:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 5)))
     scatter = np.exp(0.003 * np.random.default_rng(2).normal(size=n.size))
-    fit = fit_parametric(RunsTable.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * scatter))
+    fit = fit_parametric(
+        RunsTable.of(parameters=n, tokens=d, loss=TRUTH.compute_loss(n, d) * scatter)
+    )
     told: list[tuple[int, int]] = []
     rules = Bootstrap(draws=150)
     counted = bootstrap_form(fit, rules, lambda done, total: told.append((done, total)))
@@ -49,7 +51,7 @@ def test_a_fit_of_repeated_tokens_tells_of_each_stage_its_draws_and_profiles() -
     unique = np.tile([1e8, 1e9, 3e8, 3e9], 4)
     tokens = unique * np.tile([1, 4, 16, 64], 4)
     scatter = np.exp(0.003 * np.random.default_rng(2).normal(size=n.size))
-    loss = law.loss(n, tokens, unique) * scatter
+    loss = law.compute_loss(n, tokens, unique) * scatter
     runs = RunsTable.of(parameters=n, tokens=tokens, unique_tokens=unique, loss=loss)
     said: list[str] = []
     # So slow a clock that nothing is kept back.

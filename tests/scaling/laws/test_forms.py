@@ -10,7 +10,7 @@ from trainrig.scaling.laws.forms import (
     Kaplan,
     OverTraining,
     Parametric,
-    tokens_to_reach,
+    compute_tokens_to_reach,
 )
 
 HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # as rounded in the paper
@@ -50,7 +50,7 @@ def close(value, expected, relative=1e-4):
     ],
 )
 def test_published_laws_divide_budgets_as_published(form, flops, parameters, tokens, loss):
-    best = form.optimum(flops)
+    best = form.compute_optimum(flops)
     assert close(best.parameters, parameters, 3e-4)  # four digits are known
     assert close(best.tokens, tokens, 3e-4)
     if loss:
@@ -58,15 +58,15 @@ def test_published_laws_divide_budgets_as_published(form, flops, parameters, tok
 
 
 def test_tokens_per_parameter_at_chinchilla_compute_is_not_twenty():
-    assert close(HOFFMANN.optimum(5.76e23).tokens_per_parameter, 92.65)
-    assert close(BESIROGLU.optimum(5.76e23).tokens_per_parameter, 18.39, 3e-4)
-    assert close(REPLICATED.optimum(5.76e23).tokens_per_parameter, 17.92, 3e-4)
+    assert close(HOFFMANN.compute_optimum(5.76e23).tokens_per_parameter, 92.65)
+    assert close(BESIROGLU.compute_optimum(5.76e23).tokens_per_parameter, 18.39, 3e-4)
+    assert close(REPLICATED.compute_optimum(5.76e23).tokens_per_parameter, 17.92, 3e-4)
 
 
 def test_rounding_the_published_exponents_moves_the_ratio_by_half():
     unrounded = Parametric(E=np.exp(0.5267228), A=406.4, B=410.7, alpha=0.33917, beta=0.28491)
-    assert close(unrounded.optimum(1e24).tokens_per_parameter, 61.8, 1e-3)
-    assert close(HOFFMANN.optimum(1e24).tokens_per_parameter, 97.73)
+    assert close(unrounded.compute_optimum(1e24).tokens_per_parameter, 61.8, 1e-3)
+    assert close(HOFFMANN.compute_optimum(1e24).tokens_per_parameter, 97.73)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rounding_the_published_exponents_moves_the_ratio_by_half():
     ],
 )
 def test_kaplan_form_gives_known_losses(form, parameters, tokens, loss):
-    assert close(form.loss(parameters, tokens), loss, 1e-6)
+    assert close(form.compute_loss(parameters, tokens), loss, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_kaplan_form_gives_known_losses(form, parameters, tokens, loss):
     [(1, 1), (4, 3.7257), (16, 10.5825), (40, 15.1675), (100, 16.3630), (1e6, 16.3878)],
 )
 def test_repeated_tokens_are_worth_ever_less(epochs, worth):
-    _, fresh = MUENNIGHOFF.effective(1e6, epochs * 1e9, 1e9)
+    _, fresh = MUENNIGHOFF.compute_effective(1e6, epochs * 1e9, 1e9)
     assert close(fresh / 1e9, worth)
 
 
@@ -103,19 +103,19 @@ def test_repeated_tokens_are_worth_ever_less(epochs, worth):
     ],
 )
 def test_data_constrained_form_gives_known_losses(parameters, tokens, unique, loss):
-    assert close(MUENNIGHOFF.loss(parameters, tokens, unique), loss, 1e-5)
+    assert close(MUENNIGHOFF.compute_loss(parameters, tokens, unique), loss, 1e-5)
 
 
 def test_data_constrained_parts_are_the_known_ones():
-    parameters, tokens = MUENNIGHOFF.effective(2.81e9, 55e9, 14e9)
-    assert close(MUENNIGHOFF.base.parameters_for(14e9), 7.138e8)
+    parameters, tokens = MUENNIGHOFF.compute_effective(2.81e9, 55e9, 14e9)
+    assert close(MUENNIGHOFF.base.compute_optimal_parameters(14e9), 7.138e8)
     assert close(parameters, 2.3239e9)
     assert close(tokens, 5.1335e10)
 
 
 def test_data_constrained_optimum_is_the_base_one_until_data_run_out():
-    free = MUENNIGHOFF.base.optimum([1e20, 1e22])
-    best = MUENNIGHOFF.optimum([1e20, 1e22], unique_tokens=free.tokens[0] * 1.01)
+    free = MUENNIGHOFF.base.compute_optimum([1e20, 1e22])
+    best = MUENNIGHOFF.compute_optimum([1e20, 1e22], unique_tokens=free.tokens[0] * 1.01)
     assert best.parameters[0] == free.parameters[0]
     assert best.tokens[1] > free.tokens[1]  # repeats fade more slowly than parameters here
     assert np.allclose(best.parameters * best.tokens * 6, [1e20, 1e22])
@@ -123,25 +123,27 @@ def test_data_constrained_optimum_is_the_base_one_until_data_run_out():
 
 @pytest.mark.parametrize("flops", [1e20, 1e22, 1e24])
 def test_no_other_division_of_a_data_constrained_budget_does_better(flops):
-    best = MUENNIGHOFF.optimum(flops, unique_tokens=1e10)
+    best = MUENNIGHOFF.compute_optimum(flops, unique_tokens=1e10)
     others = np.geomspace(flops / 6 / 1e10 / 1e5, flops / 6 / 1e10 * 100, 20_001)
-    assert best.loss <= MUENNIGHOFF.loss(others, flops / 6 / others, 1e10).min() + 1e-12
+    assert best.loss <= MUENNIGHOFF.compute_loss(others, flops / 6 / others, 1e10).min() + 1e-12
 
 
 @given(laws, st.floats(1e15, 1e26), st.floats(0.9, 1.1))
 def test_no_division_near_the_closed_form_does_better(law, flops, off):
-    best = law.optimum(flops)
-    other = law.loss(best.parameters * off, best.tokens / off)
+    best = law.compute_optimum(flops)
+    other = law.compute_loss(best.parameters * off, best.tokens / off)
     assert other >= best.loss * (1 - 1e-12)
-    assert close(law.parameters_for(best.tokens), float(best.parameters), 1e-9)
+    assert close(law.compute_optimal_parameters(best.tokens), float(best.parameters), 1e-9)
 
 
 @pytest.mark.parametrize("form", [KAPLAN, KAPLAN_JOINT])
 def test_no_other_division_of_a_kaplan_budget_does_better(form):
-    best = form.optimum(1e20)
+    best = form.compute_optimum(1e20)
     others = np.geomspace(1e6, 1e12, 20_001)
-    assert best.loss <= form.loss(others, 1e20 / 6 / others).min()
-    assert close(form.optimum(1e21).parameters / best.parameters, 10**form.parameters_exponent)
+    assert best.loss <= form.compute_loss(others, 1e20 / 6 / others).min()
+    assert close(
+        form.compute_optimum(1e21).parameters / best.parameters, 10**form.parameters_exponent
+    )
 
 
 @given(laws, st.floats(1e15, 1e24), st.floats(1, 1000))
@@ -152,18 +154,24 @@ def test_over_training_form_is_the_parametric_one_with_equal_exponents(law, flop
     equal = law.with_constants({"beta": law.alpha})
     parameters = np.sqrt(flops / 6 / multiplier)
     tokens = parameters * multiplier
-    assert close(same.loss_at(flops, multiplier), equal.loss(parameters, tokens), 1e-9)
-    assert close(same.loss(parameters, tokens), equal.loss(parameters, tokens), 1e-9)
-    assert close(same.optimum(flops).tokens_per_parameter, (same.b / same.a) ** (0.5 / same.eta))
+    assert close(
+        same.compute_loss_at(flops, multiplier), equal.compute_loss(parameters, tokens), 1e-9
+    )
+    assert close(
+        same.compute_loss(parameters, tokens), equal.compute_loss(parameters, tokens), 1e-9
+    )
+    assert close(
+        same.compute_optimum(flops).tokens_per_parameter, (same.b / same.a) ** (0.5 / same.eta)
+    )
 
 
 def test_tokens_to_reach_a_loss_are_those_that_have_it():
-    tokens = tokens_to_reach(HOFFMANN, 2.3289, [1.824e9, 7.177e8, 1e6])
+    tokens = compute_tokens_to_reach(HOFFMANN, 2.3289, [1.824e9, 7.177e8, 1e6])
     assert close(tokens[0], 9.136e10, 1e-3)
     assert close(tokens[1], 3.392e11, 1e-3)
     assert np.isinf(tokens[2])
     with pytest.raises(ConfigError, match=r"not above E = 1\.69 .* more than 1\.69"):
-        tokens_to_reach(HOFFMANN, 1.69, 1e9)
+        compute_tokens_to_reach(HOFFMANN, 1.69, 1e9)
 
 
 def test_constants_go_out_and_in_by_name():

@@ -7,7 +7,7 @@ from trainrig.scaling.laws.law import (
     Interval,
     IntervalEstimate,
     Law,
-    percentiles,
+    compute_percentiles,
     read_law,
     write_law,
 )
@@ -65,15 +65,17 @@ def test_a_missing_law_is_refused(tmp_path):
 
 
 def test_an_interval_of_anything_comes_from_the_draws():
-    found = LAW.interval(lambda form: float(form.loss(1e9, np.inf)) - float(FORM.loss(1e9, np.inf)))
+    found = LAW.compute_interval(
+        lambda form: float(form.compute_loss(1e9, np.inf)) - float(FORM.compute_loss(1e9, np.inf))
+    )
     assert found is not None
     assert found.low == pytest.approx(-0.095)
     assert found.high == pytest.approx(0.095)
-    assert LAW.model_copy(update={"draws": DRAWS[:10]}).interval(lambda form: 1.0) is None
+    assert LAW.model_copy(update={"draws": DRAWS[:10]}).compute_interval(lambda form: 1.0) is None
 
 
 def test_infinite_draws_leave_the_upper_end_open():
     values = np.r_[np.linspace(1, 2, 90), np.full(10, np.inf)]
-    assert str(percentiles(values)) == "[1.028, unbounded above]"
-    assert percentiles(np.r_[1.0, np.full(99, np.nan)]) == Interval(low=1, high=None)
-    assert percentiles(values, 0.5).high is not None
+    assert str(compute_percentiles(values)) == "[1.028, unbounded above]"
+    assert compute_percentiles(np.r_[1.0, np.full(99, np.nan)]) == Interval(low=1, high=None)
+    assert compute_percentiles(values, 0.5).high is not None

@@ -4,7 +4,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.forms import DataConstrained, Kaplan, Parametric
-from trainrig.scaling.laws.published import HOFFMANN_SIZES, LAWS, law
+from trainrig.scaling.laws.published import HOFFMANN_SIZES, LAWS, find_published_law
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from trainrig.scaling.laws.published import HOFFMANN_SIZES, LAWS, law
 def test_optima_are_the_known_ones(
     name: str, flops: float, parameters: float, tokens: float, loss: float | None
 ) -> None:
-    found = law(name).form.optimum(flops)
+    found = find_published_law(name).form.compute_optimum(flops)
     # To the digits that are known.
     assert float(found.parameters) == pytest.approx(parameters, rel=3e-4)
     assert float(found.tokens) == pytest.approx(tokens, rel=3e-4)
@@ -29,8 +29,8 @@ def test_optima_are_the_known_ones(
 
 
 def test_two_digits_of_the_exponents_move_the_advice_by_half() -> None:
-    unrounded = law("hoffmann").form.optimum(1e24)
-    rounded = law("hoffmann-rounded").form.optimum(1e24)
+    unrounded = find_published_law("hoffmann").form.compute_optimum(1e24)
+    rounded = find_published_law("hoffmann-rounded").form.compute_optimum(1e24)
     assert float(unrounded.tokens_per_parameter) == pytest.approx(61.8, abs=0.1)
     assert float(rounded.tokens_per_parameter) == pytest.approx(97.73, abs=0.01)
 
@@ -50,9 +50,9 @@ def test_two_digits_of_the_exponents_move_the_advice_by_half() -> None:
 def test_kaplans_losses_are_the_known_ones(
     name: str, parameters: float, tokens: float, loss: float
 ) -> None:
-    form = law(name).form
+    form = find_published_law(name).form
     assert isinstance(form, Kaplan)
-    assert float(form.loss(parameters, tokens)) == pytest.approx(loss, rel=1e-6)
+    assert float(form.compute_loss(parameters, tokens)) == pytest.approx(loss, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_kaplans_losses_are_the_known_ones(
 def test_losses_of_repeated_tokens_are_the_known_ones(
     parameters: float, tokens: float, unique: float, loss: float
 ) -> None:
-    form = law("muennighoff").form
+    form = find_published_law("muennighoff").form
     assert isinstance(form, DataConstrained)
-    assert float(form.loss(parameters, tokens, unique)) == pytest.approx(loss, rel=1e-5)
+    assert float(form.compute_loss(parameters, tokens, unique)) == pytest.approx(loss, rel=1e-5)
 
 
 def test_the_tables_of_hoffmann_are_of_6nd() -> None:
@@ -75,9 +75,9 @@ def test_the_tables_of_hoffmann_are_of_6nd() -> None:
 
 def test_an_unknown_law_gets_the_nearest_and_one_without_a_loss_its_reason() -> None:
     with pytest.raises(ConfigError, match="did you mean 'hoffmann'"):
-        law("hofman")
+        find_published_law("hofman")
     with pytest.raises(ConfigError, match="has no loss"):
-        law("llama3")
+        find_published_law("llama3")
 
 
 def test_every_law_says_where_it_is_from() -> None:

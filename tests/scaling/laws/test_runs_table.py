@@ -9,7 +9,7 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, RunsTable, together
+from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, RunsTable, join_tables
 
 PUBLISHED = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 published = [
@@ -73,7 +73,7 @@ def test_rows_are_selected_in_every_column() -> None:
 
 def test_tables_are_joined_with_the_sources_of_either() -> None:
     other = RunsTable.of(parameters=1.0, tokens=1.0, loss=[1.0], losses={"web": [0.5]})
-    joined = together([three(), other])
+    joined = join_tables([three(), other])
     assert len(joined) == 4
     assert joined.losses["web"][3] == 0.5
     assert np.isnan(joined.losses["code"][3])
@@ -92,7 +92,7 @@ def test_embeddings_are_counted_in_only_where_all_are_known() -> None:
 def test_tables_that_count_differently_are_not_joined() -> None:
     total = three().select(np.array([0])).count_embeddings()
     with pytest.raises(DataError, match="non-embedding, the other as total"):
-        together([three(), total])
+        join_tables([three(), total])
 
 
 @pytest.mark.parametrize(

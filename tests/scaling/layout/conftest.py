@@ -36,7 +36,11 @@ def cluster() -> Callable[..., Cluster]:
 
     def make(devices: int, inside: float = 1.0, across: float = 1.0) -> Cluster:
         table = hardware.load()
-        device, near, far = table.device("h100"), table.links["nvlink-4"], table.links["efa-3200"]
+        device, near, far = (
+            table.find_device("h100"),
+            table.links["nvlink-4"],
+            table.links["efa-3200"],
+        )
         near = near.model_copy(update={"bandwidth": near.bandwidth * inside})
         far = far.model_copy(update={"bandwidth": far.bandwidth * across})
         return Cluster("h100", device, devices, 8, near, far)

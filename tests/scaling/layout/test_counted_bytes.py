@@ -7,13 +7,13 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor
-from trainrig.scaling.layout.stages import in_flight
+from trainrig.scaling.layout.stages import count_in_flight
 
 
 def predicted(job, layout, batch=None):
     """What one device sends in a step, by the planner."""
     table = hardware.load()
-    device = table.device("h100")
+    device = table.find_device("h100")
     devices = layout.degrees.devices
     cluster = Cluster("h100", device, devices, devices, table.links["nvlink-4"], None)
     batch = batch or BatchShape(8, 16)
@@ -223,7 +223,7 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     each_way = 6 * 2 * 32 * job.model.channels * 4
     assert [each["received"] for each in found] == [each_way, 2 * each_way, each_way]
     assert planned in (each_way, 2 * each_way)  # of the slowest device
-    assert [each["most"] for each in found] == [in_flight(n, layout, 6) for n in range(3)]
+    assert [each["most"] for each in found] == [count_in_flight(n, layout, 6) for n in range(3)]
 
 
 @pytest.mark.slow
@@ -242,4 +242,4 @@ def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
     planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
     sent = 3 * 6 * 2 * 32 * job.model.channels * 4  # and as many gradients, by both together
     assert [each["received"] for each in found] == [sent, sent] and planned == sent
-    assert [each["most"] / 2 for each in found] == [in_flight(n, layout, 6) for n in range(2)]
+    assert [each["most"] / 2 for each in found] == [count_in_flight(n, layout, 6) for n in range(2)]

@@ -7,7 +7,7 @@ import pytest
 from trainrig import config, hardware
 from trainrig.parallel.fallback import describe_layout
 from trainrig.scaling.layout.fallbacks import SAVING, count_unit, find_fallbacks
-from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_of, subject_of
+from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.scaling.layout.layouts import Degrees
 from trainrig.scaling.layout.prediction import Predictor
 from trainrig.scaling.layout.search import Fixed, search
@@ -89,8 +89,8 @@ def test_the_fastest_is_taken(planned):
     """Of four devices, as a plan for four devices alone would say, with the same micro-batch."""
     found, made, _ = planned(SMALL, tensor=8, pipeline=1, context=1)
     (fallback,) = find_fallbacks(found.subject, found.cluster, found.runnable.prediction.layout)
-    four = cluster_of(ClusterWanted("h100", devices=4), hardware.load(), 4)
-    subject, _ = subject_of(made, "made")
+    four = build_cluster(ClusterWanted("h100", devices=4), hardware.load(), 4)
+    subject, _ = build_subject(made, "made")
     alone = search(subject, four, Fixed(), hardware.load()).runnable.prediction
     assert fallback.layout.degrees.devices == 4
     assert alone.seconds.total <= fallback.seconds.total < 1.1 * alone.seconds.total

@@ -11,7 +11,7 @@ from trainrig.cli import app
 from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_of, subject_of
+from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.scaling.layout.search import Fixed
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -199,7 +199,7 @@ def test_axes_that_what_is_trained_does_not_allow_are_lacking(
 
 
 def test_a_run_file_that_the_trainer_refuses_is_one_line(run_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainrig.scaling.layout.search.needs", lambda *_: ())
+    monkeypatch.setattr("trainrig.scaling.layout.search.list_needs", lambda *_: ())
     with pytest.raises(ConfigError) as refused:
         plan(run_file, out=str(tmp_path / "best.toml"), pipeline=2, context=2, tensor=1)
     assert "no run file: parallel.pipeline does not go with" in str(refused.value)
@@ -210,7 +210,7 @@ def test_rows_are_as_wide_as_the_objective_makes_them(run_file):
     spans = '[objective]\nkind = "SpanCorruption"\njoined = true\n'
     run_file.write_text(RUN.replace("heads = 16", "heads = 16\npositions = 4096") + spans)
     run = config.load(Pretraining, str(run_file))
-    subject, notes = subject_of(run, "run")
+    subject, notes = build_subject(run, "run")
     assert subject.batch.sequence_length == run.objective.compute_row_length(2048) > 2048
     assert f"rows of {subject.batch.sequence_length} places" in notes[0]
 
@@ -274,7 +274,7 @@ def test_the_clusters_own_links_are_used_unless_others_are_named(run_file):
 )
 def test_clusters_that_cannot_be_are_one_line_with_what_could(wanted, said):
     with pytest.raises(ConfigError) as refused:
-        cluster_of(wanted, hardware.load(), 8)
+        build_cluster(wanted, hardware.load(), 8)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 

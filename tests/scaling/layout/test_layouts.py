@@ -6,7 +6,7 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.parallel.pipeline.cut import cut_evenly
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.stages import bubble, in_flight
+from trainrig.scaling.layout.stages import compute_bubble, count_in_flight
 
 BATCH = BatchShape(64, 2048)
 
@@ -14,20 +14,20 @@ BATCH = BatchShape(64, 2048)
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 64])
 def test_legal_layouts_multiply_to_the_devices(model, devices):
     sizes = model(feedforward={"kind": "MixtureOfExperts", "experts": 12, "active": 2})
-    found = list(layouts.legal(sizes, BATCH, devices))
+    found = list(layouts.iterate_legal_layouts(sizes, BATCH, devices))
     assert found and len(set(found)) == len(found)
     for layout in found:
         degrees = layout.degrees
         assert degrees.devices == devices
-        assert layouts.why_not(sizes, BATCH, degrees) is None
-        assert layout.turns(64) * layout.micro_batch * degrees.expert * degrees.data >= 64
+        assert layouts.explain_refusal(sizes, BATCH, degrees) is None
+        assert layout.count_turns(64) * layout.micro_batch * degrees.expert * degrees.data >= 64
         assert (layout.schedule is None) == (degrees.pipeline == 1)
-        assert layout.chunks == 1 or layout.turns(64) % degrees.pipeline == 0
+        assert layout.chunks == 1 or layout.count_turns(64) % degrees.pipeline == 0
 
 
 def test_every_choice_of_degrees_of_eight_devices_is_there(model):
     """Of 8 layers, 8 key heads and a batch of 64 nothing hinders any: ordered factorisations."""
-    found = {each.degrees for each in layouts.legal(model(), BATCH, 8)}
+    found = {each.degrees for each in layouts.iterate_legal_layouts(model(), BATCH, 8)}
     assert len(found) == 35  # of 2^3 into five axes: (3 + 4 over 4)
 
 
@@ -43,7 +43,7 @@ def test_every_choice_of_degrees_of_eight_devices_is_there(model):
     ],
 )
 def test_degrees_that_cannot_be_say_which_can(model, degrees, said):
-    assert said in (layouts.why_not(model(), BATCH, Degrees(**degrees)) or "")
+    assert said in (layouts.explain_refusal(model(), BATCH, Degrees(**degrees)) or "")
 
 
 def test_stages_are_cut_by_cost():
@@ -59,7 +59,11 @@ def test_schedules_keep_and_wait_as_published():
     degrees = Degrees(pipeline=4)
     gpipe, plain = (DeviceLayout(degrees, 1, schedule=each) for each in ("GPipe", "1F1B"))
     interleaved = DeviceLayout(degrees, 1, schedule="interleaved", chunks=2)
-    assert [bubble(each, 8) for each in (gpipe, plain, interleaved)] == [3 / 8, 3 / 8, 3 / 16]
-    assert [in_flight(n, gpipe, 8) for n in range(4)] == [8, 8, 8, 8]
-    assert [in_flight(n, plain, 8) for n in range(4)] == [4, 3, 2, 1]
-    assert in_flight(0, interleaved, 8) == (2 * 3 + 4 + 1) / 2
+    assert [compute_bubble(each, 8) for each in (gpipe, plain, interleaved)] == [
+        3 / 8,
+        3 / 8,
+        3 / 16,
+    ]
+    assert [count_in_flight(n, gpipe, 8) for n in range(4)] == [8, 8, 8, 8]
+    assert [count_in_flight(n, plain, 8) for n in range(4)] == [4, 3, 2, 1]
+    assert count_in_flight(0, interleaved, 8) == (2 * 3 + 4 + 1) / 2

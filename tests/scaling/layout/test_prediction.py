@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 
 from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import step_memory
+from trainrig.estimate.memory import estimate_step_memory
 from trainrig.estimate.model_share import cut_model, cut_shapes
-from trainrig.estimate.worker_memory import worker_memory
-from trainrig.flops import token_flops
+from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.flops import count_token_flops
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts, terms
-from trainrig.scaling.layout.compute import Product, Timer, attention_flops, products_of
+from trainrig.scaling.layout.compute import Product, Timer, count_attention_flops, iterate_products
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor
 
@@ -37,8 +37,8 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
         made = predictor(degrees.devices, training, **changes)
         for reshard in ("step", "layer") if degrees.shard > 1 else ("step",):
             layout = DeviceLayout(degrees, 2, again, reshard)
-            settings = made.training_of(layout)
-            expected = step_memory(made.model, settings, degrees.devices, 64, 2, 2048)
+            settings = made.build_training(layout)
+            expected = estimate_step_memory(made.model, settings, degrees.devices, 64, 2, 2048)
             found = made.of(layout).memory
             for part, bytes_of in vars(expected).items():
                 assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
@@ -54,8 +54,8 @@ def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, sch
     )
     axes = {"tensor": {"ranks": 2}, "pipeline": {"ranks": 2, "schedule": schedule}}
     parallel = FSDP.model_validate(axes)
-    settings = made.training_of(layout).model_copy(update={"parallel": parallel})
-    expected = worker_memory(made.model, settings, 4, 64, 2, 2048)
+    settings = made.build_training(layout).model_copy(update={"parallel": parallel})
+    expected = estimate_worker_memory(made.model, settings, 4, 64, 2, 2048)
     found = made.of(layout).memory
     for part, bytes_of in vars(expected).items():
         assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
@@ -66,23 +66,26 @@ def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, sch
     Degrees(), Degrees(tensor=4), Degrees(context=4), Degrees(tensor=2, context=2),
 ])  # fmt: skip
 def test_operations_are_those_of_check(model, changes, degrees):
-    """Products and attention of all devices of a replica make up what `token_flops` counts."""
+    """Products and attention of all devices of a replica make up what
+    `count_token_flops` counts."""
     sizes = model(**changes)
     length = 2048
     tokens = length / degrees.context
     local, shapes = cut_model(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
     each = 2.0 * tokens * local.outputs * sizes.channels
     for number, layer in enumerate(shapes.layers):
-        each += sum(p.flops for p in products_of(layer, tokens, degrees.tensor))
-        each += attention_flops(sizes, local.shape.heads, length, number, tokens)
-    assert each * degrees.of_a_replica == pytest.approx(token_flops(sizes, length).forward * length)
+        each += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
+        each += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
+    assert each * degrees.of_a_replica == pytest.approx(
+        count_token_flops(sizes, length).forward * length
+    )
 
 
 def test_experts_that_are_apart_have_as_much_to_do(model):
     sizes = model(**MIXTURE)
     by_expert = [
         sum(p.flops for layer in cut_shapes(sizes, 1, expert).layers
-            for p in products_of(layer, 2048.0, 1))
+            for p in iterate_products(layer, 2048.0, 1))
         for expert in (1, 2, 8)
     ]  # fmt: skip
     assert by_expert[0] == by_expert[1] == by_expert[2]
@@ -123,7 +126,7 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
     for links in ({"inside": 2.0}, {"across": 2.0}, {"inside": 4.0, "across": 4.0}):
         fast = predictor(16, links=links, **MIXTURE)
         faster = 0
-        for layout in list(layouts.legal(slow.model, slow.batch, 16))[::29]:
+        for layout in list(layouts.iterate_legal_layouts(slow.model, slow.batch, 16))[::29]:
             before, after = slow.of(layout).seconds.total, fast.of(layout).seconds.total
             assert after <= before
             faster += after < before
@@ -164,7 +167,7 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
         made = predictor(layout.degrees.devices, batch=batch)
         (device,) = made._pipeline(Degrees(), 1, "nothing", 1, True)
         held, root = device.held.total, device._root
-        found.append(device.data(layout, layout.turns(8)).copied)
+        found.append(device.estimate_data_traffic(layout, layout.count_turns(8)).copied)
     assert found[0] == 2 * 4 * held
     assert found[1] == 2 * (2 + 4) * held
     assert found[2] == 2 * (2 * (4 * root + 2 * 4 * (held - root)) + 4 * held)
@@ -190,6 +193,6 @@ def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
     large = device.model_copy(update={"tile": None, "processors": 1})
     narrow = Product(16, 16, 65_536)
     of_small, of_large = (
-        Timer("", each, usual.training).product(narrow) for each in (small, large)
+        Timer("", each, usual.training).time_product(narrow) for each in (small, large)
     )
     assert of_small < of_large

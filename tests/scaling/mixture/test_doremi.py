@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import DataError
-from trainrig.scaling.mixture.doremi import DoReMi, excess_of_tokens
+from trainrig.scaling.mixture.doremi import DoReMi, compute_excess
 
 WEIGHTS = (0.25, 0.25, 0.5)
 
@@ -35,8 +35,8 @@ def test_the_result_is_the_mean_of_the_path_that_begins_even():
     excesses = [(0.3, 0.0), (0.1, 0.2)]
     first = rule.step((0.5, 0.5), excesses[0])
     second = rule.step(first, excesses[1])
-    assert rule.path(excesses).tolist() == [first.tolist(), second.tolist()]
-    assert rule.weights(excesses) == pytest.approx((first + second) / 2)
+    assert rule.compute_path(excesses).tolist() == [first.tolist(), second.tolist()]
+    assert rule.compute_weights(excesses) == pytest.approx((first + second) / 2)
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=2, max_size=6))
@@ -47,12 +47,12 @@ def test_weights_sum_to_one_and_none_falls_below_its_even_part(excess):
 
 
 def test_excess_is_clipped_token_by_token():
-    found = excess_of_tokens({"web": [2.0, 1.0]}, {"web": [1.0, 3.0]})
+    found = compute_excess({"web": [2.0, 1.0]}, {"web": [1.0, 3.0]})
     assert found == {"web": 0.5}
 
 
 def test_losses_of_different_tokens_are_refused():
     with pytest.raises(DataError, match="'web' has 2 losses of the proxy and 1 of the reference"):
-        excess_of_tokens({"web": [2.0, 1.0]}, {"web": [1.0]})
+        compute_excess({"web": [2.0, 1.0]}, {"web": [1.0]})
     with pytest.raises(DataError, match="no number"):
         DoReMi().step((0.5, 0.5), (float("nan"), 0))

@@ -29,7 +29,7 @@ def fitted() -> tuple[MeanProcess, np.ndarray]:
 
 def test_the_proposal_is_near_the_best_mixture_there_is_and_its_gain_is_sure(fitted):
     process, shares = fitted
-    found = propose(process, shares, QUICK, QUICK.limits(SOURCES))
+    found = propose(process, shares, QUICK, QUICK.compute_limits(SOURCES))
     web, code, books = found.shares
     assert books < 0.06
     assert web == pytest.approx(code, abs=0.06)
@@ -43,7 +43,9 @@ def test_the_proposal_is_near_the_best_mixture_there_is_and_its_gain_is_sure(fit
 
 def test_the_same_runs_give_the_same_proposal(fitted):
     process, shares = fitted
-    first, again = (propose(process, shares, QUICK, QUICK.limits(SOURCES)) for _ in range(2))
+    first, again = (
+        propose(process, shares, QUICK, QUICK.compute_limits(SOURCES)) for _ in range(2)
+    )
     assert first.shares.tobytes() == again.shares.tobytes()
     assert first.gain_interval == again.gain_interval
 
@@ -51,7 +53,7 @@ def test_the_same_runs_give_the_same_proposal(fitted):
 def test_no_source_gets_more_than_it_may_have(fitted):
     process, shares = fitted
     search = QUICK.model_copy(update={"at_most": {"web": 0.2}})
-    found = propose(process, shares, search, search.limits(SOURCES))
+    found = propose(process, shares, search, search.compute_limits(SOURCES))
     assert found.shares[0] <= 0.2 + 1e-12
     assert found.shares[1] > 0.6
     assert found.high[0] <= 0.2 + 1e-12
@@ -90,4 +92,4 @@ def test_drawn_mixtures_lie_around_the_centre():
 )
 def test_limits_that_cannot_be_are_refused(at_most, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
-        MixtureSearch(at_most=at_most).limits(SOURCES)
+        MixtureSearch(at_most=at_most).compute_limits(SOURCES)

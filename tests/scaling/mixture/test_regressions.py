@@ -13,7 +13,12 @@ from trainrig.scaling.mixture.gaussian_process import GaussianProcess
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.mixing_law import MixingLaw
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, leave_one_out, ranks
+from trainrig.scaling.mixture.validation import (
+    PredictedLosses,
+    compute_ranks,
+    cross_validate_law,
+    leave_one_out,
+)
 
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
 
@@ -32,9 +37,9 @@ def test_the_gradient_of_the_marginal_likelihood_is_that_of_its_value():
     logs = np.array([-1.0, -2.0, -0.5, -3.0, 0.3, -1.5])
 
     def value(x):
-        return gaussian_process._objective(x, points, scaled)[0]
+        return gaussian_process._compute_objective(x, points, scaled)[0]
 
-    _, gradient = gaussian_process._objective(logs, points, scaled)
+    _, gradient = gaussian_process._compute_objective(logs, points, scaled)
     assert gradient == pytest.approx(approx_fprime(logs, value, 1e-7), rel=1e-4, abs=1e-5)
 
 
@@ -63,7 +68,7 @@ def test_what_a_process_of_the_others_misses_is_what_refitting_without_each_run_
             noisy[np.ix_(others, others)], scaled[others]
         )
         missed = losses[run] - (process.centre + process.spread * expected)
-        assert process.residuals()[run] == pytest.approx(missed, rel=1e-6, abs=1e-9)
+        assert process.compute_residuals()[run] == pytest.approx(missed, rel=1e-6, abs=1e-9)
 
 
 def test_a_mixing_law_is_found_again():
@@ -90,7 +95,7 @@ def test_a_process_of_the_mean_is_the_mean_of_the_processes_and_draws_agree_with
 
 def test_ranks_are_spearmans_ties_included():
     values = np.array([3.0, 1.0, 3.0, 2.0, 5.0])
-    assert ranks(values).tolist() == [2.5, 0, 2.5, 1, 4]
+    assert compute_ranks(values).tolist() == [2.5, 0, 2.5, 1, 4]
     other = np.array([1.0, 2.0, 2.0, 5.0, 0.0])
     assert PredictedLosses(values, other).rank_correlation == pytest.approx(
         spearmanr(values, other)[0]
@@ -102,7 +107,7 @@ def test_both_regressions_order_runs_they_were_not_fitted_to():
     shares = mixtures(60)
     losses = law_losses(shares)[:, None]
     assert leave_one_out(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
-    assert law_in_folds(shares, losses, seed=0).rank_correlation > 0.999
+    assert cross_validate_law(shares, losses, seed=0).rank_correlation > 0.999
 
 
 @pytest.mark.slow

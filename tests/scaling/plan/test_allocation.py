@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.forms import DataConstrained
-from trainrig.scaling.laws.published import law
+from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.plan.allocation import (
     Allocation,
-    for_flops,
-    for_parameters,
-    for_serving,
-    for_tokens,
-    loss_of,
-    repeating,
-    tokens_reaching,
+    allocate_for_flops,
+    allocate_for_parameters,
+    allocate_for_serving,
+    allocate_for_tokens,
+    compute_allocation_loss,
+    find_tokens_reaching,
+    to_data_constrained,
 )
 
-HOFFMANN = law("hoffmann-rounded").form
+HOFFMANN = find_published_law("hoffmann-rounded").form
 FLOPS = st.floats(15, 27).map(lambda exponent: 10.0**exponent)
 
 
@@ -37,56 +37,62 @@ FLOPS = st.floats(15, 27).map(lambda exponent: 10.0**exponent)
 def test_what_serves_is_smaller_by_the_known_amounts(
     budget: float, served: float, parameters: float, tokens: float, saved: float
 ) -> None:
-    trained = for_flops(HOFFMANN, budget)
-    found = for_serving(HOFFMANN, trained, served)
+    trained = allocate_for_flops(HOFFMANN, budget)
+    found = allocate_for_serving(HOFFMANN, trained, served)
     assert found.parameters == pytest.approx(parameters, rel=2e-3)
     assert found.tokens == pytest.approx(tokens, rel=2e-3)
     whole = [each.flops + 2 * each.parameters * served for each in (found, trained)]
     assert 1 - whole[0] / whole[1] == pytest.approx(saved, abs=1e-4)
-    assert loss_of(HOFFMANN, found) == pytest.approx(loss_of(HOFFMANN, trained), rel=1e-9)
+    assert compute_allocation_loss(HOFFMANN, found) == pytest.approx(
+        compute_allocation_loss(HOFFMANN, trained), rel=1e-9
+    )
 
 
 @given(FLOPS)
 def test_what_never_serves_is_the_closed_form(flops: float) -> None:
-    trained = for_flops(HOFFMANN, flops)
-    assert for_serving(HOFFMANN, trained, 0.0) == trained
+    trained = allocate_for_flops(HOFFMANN, flops)
+    assert allocate_for_serving(HOFFMANN, trained, 0.0) == trained
 
 
 @given(FLOPS, st.sampled_from(["hoffmann", "kaplan", "besiroglu", "muennighoff"]))
 def test_a_size_and_its_tokens_lead_back_to_the_budget(flops: float, name: str) -> None:
-    form = law(name).form
-    best = for_flops(form, flops)
-    assert for_parameters(form, best.parameters).flops == pytest.approx(flops, rel=1e-6)
-    assert for_tokens(form, best.tokens).flops == pytest.approx(flops, rel=1e-6)
+    form = find_published_law(name).form
+    best = allocate_for_flops(form, flops)
+    assert allocate_for_parameters(form, best.parameters).flops == pytest.approx(flops, rel=1e-6)
+    assert allocate_for_tokens(form, best.tokens).flops == pytest.approx(flops, rel=1e-6)
 
 
 def test_tokens_that_reach_a_loss_reach_it() -> None:
     for name in ("hoffmann", "kaplan"):
-        form = law(name).form
-        tokens = tokens_reaching(form, 2.5, 1e10)
-        assert float(form.loss(1e10, tokens)) == pytest.approx(2.5, rel=1e-10)
-    assert tokens_reaching(HOFFMANN, 1.5, 1e10) == math.inf
+        form = find_published_law(name).form
+        tokens = find_tokens_reaching(form, 2.5, 1e10)
+        assert float(form.compute_loss(1e10, tokens)) == pytest.approx(2.5, rel=1e-10)
+    assert find_tokens_reaching(HOFFMANN, 1.5, 1e10) == math.inf
 
 
 def test_with_fewer_tokens_the_model_is_smaller_and_sees_them_again() -> None:
-    form = repeating(HOFFMANN)
+    form = to_data_constrained(HOFFMANN)
     assert isinstance(form, DataConstrained)
-    free = for_flops(form, 1e21)
-    assert for_flops(form, 1e21, unique_tokens=2 * free.tokens) == free
-    few = for_flops(form, 1e21, unique_tokens=free.tokens / 20)
+    free = allocate_for_flops(form, 1e21)
+    assert allocate_for_flops(form, 1e21, unique_tokens=2 * free.tokens) == free
+    few = allocate_for_flops(form, 1e21, unique_tokens=free.tokens / 20)
     assert few.tokens > free.tokens / 20
-    assert loss_of(form, few, free.tokens / 20) > loss_of(form, free)
+    assert compute_allocation_loss(form, few, free.tokens / 20) > compute_allocation_loss(
+        form, free
+    )
     # No other division of the budget does better.
     for factor in (0.5, 0.9, 1.1, 2.0):
         other = Allocation(few.parameters * factor, few.tokens / factor)
-        assert loss_of(form, other, free.tokens / 20) > loss_of(form, few, free.tokens / 20)
+        assert compute_allocation_loss(form, other, free.tokens / 20) > compute_allocation_loss(
+            form, few, free.tokens / 20
+        )
 
 
 def test_a_law_that_cannot_see_repeats_says_so() -> None:
     with pytest.raises(ConfigError, match="cannot tell repeated tokens"):
-        repeating(law("kaplan").form)
+        to_data_constrained(find_published_law("kaplan").form)
 
 
 def test_a_size_that_is_never_best_is_refused() -> None:
     with pytest.raises(ConfigError, match="no budget makes"):
-        for_tokens(HOFFMANN, 1e60)
+        allocate_for_tokens(HOFFMANN, 1e60)

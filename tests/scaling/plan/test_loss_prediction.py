@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from trainrig import cli
-from trainrig.command_line.quantity import quantity
+from trainrig.command_line.quantity import parse_quantity
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law, write_law
-from trainrig.scaling.laws.published import law as published
+from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.minimise import Squares
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.plan.loss_prediction import lines, predict_loss
+from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
 
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 
@@ -35,28 +35,28 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 def test_published_laws_give_what_a_hand_computes(
     name: str, parameters: float, tokens: float, by_hand: float
 ) -> None:
-    found = predict_loss(published(name), parameters, tokens)
+    found = predict_loss(find_published_law(name), parameters, tokens)
     assert found.loss == pytest.approx(by_hand, abs=1e-6)
     assert found.loss_interval is None
     assert found.no_interval == "the law has no draws"
 
 
 def test_repeats_count_as_muennighoff_has_it() -> None:
-    law = published("muennighoff")
+    law = find_published_law("muennighoff")
     found = predict_loss(law, 2.81e9, 55e9, unique_tokens=14e9)
     assert found.loss == pytest.approx(2.37686, abs=2e-5)
     assert found.epochs == pytest.approx(55 / 14)
     assert predict_loss(law, 2.81e9, 55e9, epochs=55 / 14).loss == pytest.approx(found.loss)
     assert found.loss_if_new is not None and found.loss_if_new < found.loss
     # A law without repeats gets their fading, and says so; Kaplan's knows none.
-    borrowed = predict_loss(published("besiroglu"), 1e9, 1e11, epochs=10)
+    borrowed = predict_loss(find_published_law("besiroglu"), 1e9, 1e11, epochs=10)
     assert any("fitted without repeats" in one for one in borrowed.warnings)
     with pytest.raises(ConfigError, match=r"a Kaplan law cannot tell repeated tokens.*--epochs"):
-        predict_loss(published("kaplan"), 1e9, 1e11, epochs=2)
+        predict_loss(find_published_law("kaplan"), 1e9, 1e11, epochs=2)
 
 
 def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
-    law = published("besiroglu")
+    law = find_published_law("besiroglu")
     assert predict_loss(law, 1e9, 20e9).warnings == ()
     beyond = "\n".join(predict_loss(law, 1.62e11, 20e9).warnings)
     assert "Extrapolated: parameters, 1.62e+11, 10 times the greatest of the law's runs" in beyond
@@ -67,10 +67,12 @@ def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     """The loss at ten times the compute of the largest run, of 40 made-up sweeps."""
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
-    truth = float(TRUTH.loss(3e9, 3e11))
+    truth = float(TRUTH.compute_loss(3e9, 3e11))
     held = 0
     for seed in range(40):
-        loss = TRUTH.loss(n, d) * np.exp(0.003 * np.random.default_rng(seed).normal(size=n.size))
+        loss = TRUTH.compute_loss(n, d) * np.exp(
+            0.003 * np.random.default_rng(seed).normal(size=n.size)
+        )
         runs = RunsTable.of(parameters=n, tokens=d, loss=loss)
         fit = fit_parametric(
             runs, ParametricFit(loss=Squares(), exponents=(0.35,), floors=(0.5, 0.8))
@@ -86,12 +88,12 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 
 def test_numbers_are_read_as_they_are_written() -> None:
-    assert [quantity(text) for text in ("1e9", "1.3B", "300M", "2t", "7k", "1,000")] == [
+    assert [parse_quantity(text) for text in ("1e9", "1.3B", "300M", "2t", "7k", "1,000")] == [
         1e9, 1.3e9, 3e8, 2e12, 7e3, 1e3,
     ]  # fmt: skip
     for text in ("1Q", "", "1e999", "1.2.3", "B"):
         with pytest.raises(ConfigError, match="write it as 1e9, "):
-            quantity(text)
+            parse_quantity(text)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -121,7 +123,9 @@ def test_the_terminal_and_the_object_say_the_same(
     assert f"{found['loss_if_new']:.4f}" in text
     assert "1.3B parameters (total), 26B tokens, D/N 20, 2.028e+20 FLOPs by 6ND" in text
     assert all(warning in text for warning in found["warnings"])
-    assert list(lines(predict_loss(law, 1.3e9, 26e9, None, 13e9))) == text.splitlines()
+    assert (
+        list(describe_prediction(predict_loss(law, 1.3e9, 26e9, None, 13e9))) == text.splitlines()
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainrig.objectives import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.laws.law import write_law
 from trainrig.scaling.laws.objective_names import serialise_objective
-from trainrig.scaling.laws.published import law
+from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.plan.plan import read_plan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
 from trainrig.train.pretrain import pretrain
@@ -73,7 +73,7 @@ def test_a_law_of_another_objective_plans_a_run_of_it(
 ) -> None:
     objective = OBJECTIVES[kind]
     of_it = {"objective": serialise_objective(objective), "parameters_count": "non-embedding"}
-    write_law(str(tmp_path / "law.json"), law("hoffmann").model_copy(update=of_it))
+    write_law(str(tmp_path / "law.json"), find_published_law("hoffmann").model_copy(update=of_it))
     path = tmp_path / "planned.toml"
     found, lines = answer(
         str(tmp_path / "law.json"), TINY, None,
@@ -126,10 +126,12 @@ def test_what_is_no_plan_is_said_to_be_none(tmp_path: Path) -> None:
 
 
 def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
-    base = law("besiroglu").form
+    base = find_published_law("besiroglu").form
     draws = tuple(base.with_constants({"E": base.constants["E"] + k / 1000}) for k in range(40))
     path = str(tmp_path / "law.json")
-    write_law(path, law("besiroglu").model_copy(update={"name": "ours", "draws": draws}))
+    write_law(
+        path, find_published_law("besiroglu").model_copy(update={"name": "ours", "draws": draws})
+    )
     plan, lines = answer(path, {"flops": 1e21}, None, RunWanted())
     assert plan.law == "ours"
     assert plan.loss_interval is not None and plan.loss_interval.contains(plan.loss + 0.02)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.memory import step_memory
-from trainrig.estimate.objective_flops import position_flops
-from trainrig.flops import token_flops
+from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.flops import count_token_flops
 from trainrig.models.decoder import count_parameters
 from trainrig.objectives import MaskedLM, MultiTokenPrediction, SpanCorruption
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.objective_names import serialise_objective
-from trainrig.scaling.laws.published import law
+from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.planner import PlanRequest, make_plan
 from trainrig.train.run_file.training import Training
@@ -24,7 +24,7 @@ OFFERS = hardware.load()
 
 
 def planned(name: str | Law = "besiroglu", **asked: Any) -> ScalingPlan:
-    found = law(name) if isinstance(name, str) else name
+    found = find_published_law(name) if isinstance(name, str) else name
     return make_plan(found, PlanRequest.model_validate(asked), OFFERS)
 
 
@@ -43,9 +43,11 @@ def test_what_is_said_of_the_decoder_is_true_of_it() -> None:
     recipe = plan.recipe
     assert plan.size.total == count.total
     assert plan.size.tokens == recipe.steps * recipe.global_batch * recipe.sequence_length
-    exact = token_flops(plan.model, recipe.sequence_length).training
+    exact = count_token_flops(plan.model, recipe.sequence_length).training
     assert plan.size.flops == exact * plan.size.tokens
-    assert plan.loss == float(law("besiroglu").form.loss(count.total, plan.size.tokens))
+    assert plan.loss == float(
+        find_published_law("besiroglu").form.compute_loss(count.total, plan.size.tokens)
+    )
     assert plan.curve[-1].loss == pytest.approx(plan.loss)
     assert recipe.global_batch % recipe.micro_batch == 0
     assert recipe.global_batch >= plan.cost.devices
@@ -67,7 +69,7 @@ def test_a_table_of_ones_own_is_planned_on(tmp_path: Path) -> None:
         'source = "measured"\n'
     )
     request = PlanRequest(gpu_days=10.0)
-    plan = make_plan(law("besiroglu"), request, hardware.load(str(own)))
+    plan = make_plan(find_published_law("besiroglu"), request, hardware.load(str(own)))
     assert plan.cost.device == "mine"
     assert plan.cost.usd is None
     assert plan.size.flops == pytest.approx(10 * 86_400 * 4e14, rel=0.01)
@@ -118,10 +120,10 @@ def test_serving_nothing_changes_nothing() -> None:
 
 def drawn() -> Law:
     """A law with draws on either side of it."""
-    base = law("besiroglu").form
+    base = find_published_law("besiroglu").form
     assert isinstance(base, Parametric)
     draws = tuple(base.with_constants({"E": base.E + (k - 50) / 1000}) for k in range(101))
-    return law("besiroglu").model_copy(update={"draws": draws})
+    return find_published_law("besiroglu").model_copy(update={"draws": draws})
 
 
 def test_intervals_are_of_the_draws() -> None:
@@ -162,12 +164,12 @@ def test_where_nothing_fits_it_says_how_many_would() -> None:
 
 def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     """Rows of joined spans are wider than the text; a rate that falls makes later steps cheaper."""
-    by = law("besiroglu").model_copy(update={"parameters_count": "non-embedding"})
+    by = find_published_law("besiroglu").model_copy(update={"parameters_count": "non-embedding"})
     asked = {"flops": 1e20, "devices": 8}
     spans = SpanCorruption(joined=True)
     plain = planned(by, **asked)
     wide = planned(by.model_copy(update={"objective": serialise_objective(spans)}), **asked)
-    assert wide.placement.memory == step_memory(
+    assert wide.placement.memory == estimate_step_memory(
         wide.model, laid_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
         spans.compute_row_length(2048),
     ).total  # fmt: skip
@@ -175,7 +177,7 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)
     plan = planned(by.model_copy(update={"objective": serialise_objective(falling)}), gpu_days=10.0)
     steps = plan.recipe.steps
-    each = position_flops(falling, plan.model, 2048, steps)
+    each = count_position_flops(falling, plan.model, 2048, steps)
     assert plan.size.flops == each * plan.size.tokens
     assert plan.cost.device_days == pytest.approx(10.0, rel=0.01)
     several = by.model_copy(update={"objective": serialise_objective(MultiTokenPrediction())})

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from trainrig import figures
 from trainrig.scaling.laws.forms import Parametric
-from trainrig.scaling.laws.pages.law_views import surface
+from trainrig.scaling.laws.pages.law_views import compute_surface
 from trainrig.scaling.plots.agreement import (
     Agreement,
     Residuals,
@@ -22,7 +22,7 @@ from trainrig.scaling.plots.trajectory import plot_trajectory
 
 LAW = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 FLOPS = np.geomspace(1e18, 1e22, 9)
-BEST = LAW.optimum(FLOPS)
+BEST = LAW.compute_optimum(FLOPS)
 UP = np.array([1.0, 2.0, 3.0])
 
 
@@ -84,7 +84,7 @@ def test_the_optimum_is_drawn_with_its_band_and_the_other_ways(ax):
 
 
 def test_contours_are_where_the_law_has_that_loss(ax):
-    grid = surface(LAW, (1e8, 1e11), (1e9, 1e12))
+    grid = compute_surface(LAW, (1e8, 1e11), (1e9, 1e12))
     runs = (np.array([1e9]), np.array([2e10]))
     plot_contours(ax, grid, (BEST.parameters, BEST.tokens), runs, chosen=(3e9, 6e10))
     assert lines(ax)[0] == ([1e9], [2e10])
@@ -92,7 +92,7 @@ def test_contours_are_where_the_law_has_that_loss(ax):
     contours = ax.collections[0]
     for level, path in zip(contours.levels, contours.get_paths(), strict=True):
         if len(path.vertices):
-            loss = LAW.loss(path.vertices[:, 0], path.vertices[:, 1])
+            loss = LAW.compute_loss(path.vertices[:, 0], path.vertices[:, 1])
             assert loss == pytest.approx(np.full(len(loss), level), rel=2e-3)
 
 
@@ -160,7 +160,7 @@ DRAWN = {
     ),
     "optimum": lambda ax: plot_optimum(ax, Band(FLOPS, BEST.tokens), "best tokens"),
     "contours": lambda ax: plot_contours(
-        ax, surface(LAW, (1e8, 1e11), (1e9, 1e12)), (BEST.parameters, BEST.tokens)
+        ax, compute_surface(LAW, (1e8, 1e11), (1e9, 1e12)), (BEST.parameters, BEST.tokens)
     ),
     "agreement": lambda ax: plot_agreement(ax, Agreement(UP, UP), Agreement(UP, UP)),
     "residuals": lambda ax: plot_residuals(ax, Residuals(UP * 1e8, UP), "tokens"),

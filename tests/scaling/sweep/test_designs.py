@@ -26,12 +26,12 @@ def model(parameters: float) -> ModelShape:
 def test_a_grid_has_every_size_at_every_length():
     design = Grid(parameters=(200.0, 100.0), tokens=(3e3, 1e3))
     pairs = [(100, 1e3), (100, 3e3), (200, 1e3), (200, 3e3)]
-    assert design.points(model) == tuple(DesignPoint(n, d) for n, d in pairs)
+    assert design.list_points(model) == tuple(DesignPoint(n, d) for n, d in pairs)
 
 
 def test_rays_have_each_size_at_multiples_of_what_its_decoder_has():
     design = Rays(parameters=(100.0, 200.0), tokens_per_parameter=(5.0, 20.0))
-    off = design.points(lambda parameters: ModelShape(int(parameters) + 1, 1.0))
+    off = design.list_points(lambda parameters: ModelShape(int(parameters) + 1, 1.0))
     assert [(p.parameters, p.tokens) for p in off] == [
         *((100, 505), (100, 2020)),
         *((200, 1005), (200, 4020)),
@@ -46,7 +46,7 @@ def test_iso_flop_points_spend_their_budget_and_no_ratio_is_beyond_what_is_allow
         flops=flops,
         tokens_per_parameter=(1.0, 600.0),
     )
-    found = {(p.parameters, p.budget): p.tokens for p in design.points(model)}
+    found = {(p.parameters, p.budget): p.tokens for p in design.list_points(model)}
     wanted = {(100, 6e6): 1e4, (100, 6e7): 1e5, (1_000, 6e6): 1e3, (1_000, 6e7): 1e4}
     within = {key: d / share for key, d in wanted.items() if 1 <= d / share / key[0] <= 600}
     assert found == pytest.approx(within)
@@ -55,7 +55,7 @@ def test_iso_flop_points_spend_their_budget_and_no_ratio_is_beyond_what_is_allow
 
 def test_points_are_those_that_were_given():
     design = Points(pairs=((200.0, 1e3), (100.0, 2e3), (200.0, 1e3)))
-    assert design.points(model) == (DesignPoint(100, 2e3), DesignPoint(200, 1e3))
+    assert design.list_points(model) == (DesignPoint(100, 2e3), DesignPoint(200, 1e3))
     with pytest.raises(ConfigError, match="one size of model"):
         config.build(Run, {"design": {"kind": "Points", "pairs": [[100, 1e3], [100, 2e3]]}}, "s")
 
@@ -68,4 +68,4 @@ def test_one_size_is_refused_with_what_would_do():
 def test_a_design_without_a_point_is_refused():
     design = IsoFLOP(parameters=(1e3, 2e3), budgets=(6e3,))
     with pytest.raises(ConfigError, match="no point of it is within tokens_per_parameter"):
-        design.points(model)
+        design.list_points(model)

@@ -10,12 +10,12 @@ from trainrig.scaling.sweep.search_settings import (
     RateBatchPair,
     RateSearch,
     Tried,
-    best,
+    find_best_pair,
     find_pair,
+    list_pairs,
+    list_rungs,
     name_drawn_pair,
-    pairs,
     read_found,
-    rungs,
     write_found,
 )
 from trainrig.scaling.sweep.search_trials import choose_pair
@@ -26,8 +26,8 @@ SEARCH = RateSearch(
 
 
 def test_a_grid_tries_each_rate_with_each_batch():
-    assert len(pairs(SEARCH)) == 6 and RateBatchPair(0.5, 1.0) in pairs(SEARCH)
-    for pair in pairs(RateSearch(parameters=1e4, tokens=1e5, rate_factors=(1e-7, 1 / 3, 3e8))):
+    assert len(list_pairs(SEARCH)) == 6 and RateBatchPair(0.5, 1.0) in list_pairs(SEARCH)
+    for pair in list_pairs(RateSearch(parameters=1e4, tokens=1e5, rate_factors=(1e-7, 1 / 3, 3e8))):
         assert find_pair(pair.name) == pair
     assert name_drawn_pair(SEARCH, {"rate": 1 / 3, "batch": 2 / 3}) == RateBatchPair(
         0.333333, 0.666667
@@ -45,7 +45,7 @@ def test_a_grid_tries_each_rate_with_each_batch():
     ],
 )
 def test_rungs_are_multiples_of_the_first_and_the_end(scheduler, steps, expected):
-    assert rungs(scheduler, steps) == expected
+    assert list_rungs(scheduler, steps) == expected
 
 
 def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
@@ -56,8 +56,8 @@ def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
         Tried(RateBatchPair(2.0, 1.0), 2.5, 50, whole=False),
         Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=True),
     ]
-    assert best(tried) == RateBatchPair(1.0, 1.0)
-    assert best(tried[2:]) is None
+    assert find_best_pair(tried) == RateBatchPair(1.0, 1.0)
+    assert find_best_pair(tried[2:]) is None
     write_found(str(tmp_path), SEARCH, RateBatchPair(2.0, 1.0), tried)
     assert read_found(str(tmp_path)) == RateBatchPair(2.0, 1.0)
     found = json.loads((tmp_path / "search.json").read_text())

@@ -15,7 +15,7 @@ from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import claim_output
-from trainrig.scaling.sweep.trials import look_at, plan, points_of, run_file
+from trainrig.scaling.sweep.trials import build_run_file, list_design_points, look_at, plan
 from trainrig.train.run.run_folder import RunFolder
 
 TIMES = ("seconds", "cost")  # the columns that differ from time to time
@@ -101,7 +101,9 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
     losses = {each["rate_factor"]: each["loss"] for each in found["tried"]}
     assert losses[1.0] < losses[0.2] and losses[1e20] is None
     trials = json.loads(Path(run.output, "trials.json").read_text())
-    ruled = [run.rule.rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials]
+    ruled = [
+        run.rule.compute_rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials
+    ]
     assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
 
 
@@ -114,10 +116,10 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     run = make_sweep("failing", trials=trials)
     manifest.claim(run.output, run, {"tokens": manifest.read_input(run.tokens, "tokenize").content})
     data = look_at(run)
-    small, large = plan(run, points_of(run, data), data, RateBatchPair(1.0, 1.0))
-    stage, _ = claim_output(run_file(run, large, large.trunk, data))
-    Path(stage.path("run.toml")).unlink()
-    Path(stage.path("run.toml")).mkdir()  # in the way of a file, each time
+    small, large = plan(run, list_design_points(run, data), data, RateBatchPair(1.0, 1.0))
+    stage, _ = claim_output(build_run_file(run, large, large.trunk, data))
+    Path(stage.build_path("run.toml")).unlink()
+    Path(stage.build_path("run.toml")).mkdir()  # in the way of a file, each time
     with pytest.raises(ClusterError, match=r"1 trials failed \(the first, n11920-s0: the same"):
         sweep(run)
     (record,) = Path(run.output).rglob("failures/*/*.json")
@@ -132,7 +134,7 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     assert all("IsADirectoryError" in reason for reason in failed.reason)
     assert all(reason == "" for reason in runs.select(runs.state == "end").reason)
     # Once what was in the way is gone, the same command comes to the table of any other.
-    Path(stage.path("run.toml")).rmdir()
+    Path(stage.build_path("run.toml")).rmdir()
     assert sweep(run).counts["points"] == 4
     assert set(read_table(run.output).state) == {"end"}
     # A task that is added to a finished sweep is asked, and nothing trained.

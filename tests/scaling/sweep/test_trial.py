@@ -9,10 +9,10 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Unfinished
-from trainrig.estimate.objective_flops import position_flops
+from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.run_file import TaskChoice
-from trainrig.flops import encoder_decoder_flops
+from trainrig.flops import count_encoder_decoder_flops
 from trainrig.models.decoder_config import count_parameters
 from trainrig.objectives import CausalLM
 from trainrig.scaling.laws.objective_names import read
@@ -21,10 +21,15 @@ from trainrig.scaling.sweep import trial as trial_module
 from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair
-from trainrig.scaling.sweep.sweep_table import noise, state_design, summary, table
+from trainrig.scaling.sweep.sweep_table import (
+    build_runs_table,
+    estimate_seed_noise,
+    state_design,
+    summarise_sweep,
+)
 from trainrig.scaling.sweep.task_scores import check_tasks
 from trainrig.scaling.sweep.trial import Alone, StopFile, is_complete, read_diverged, train_trial
-from trainrig.scaling.sweep.trials import folder_of, look_at, plan
+from trainrig.scaling.sweep.trials import look_at, name_run_folder, plan
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -86,14 +91,14 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     points = [DesignPoint(12_000, tokens) for tokens in (1_024, 2_048)]
     (trial,) = plan(sweep, points, data, RateBatchPair(1.0, 1.0))
     train_trial(sweep, trial, data, Alone())
-    runs = table(sweep, [trial], data)
+    runs = build_runs_table(sweep, [trial], data)
     assert list(runs.state) == ["end", "end"]
     # Text read, whatever is asked of it.
     assert runs.tokens.tolist() == [length.tokens for length in trial.lengths]
     model = trial.ladder_model.model
     assert model.kind == kind
-    of_token = position_flops(sweep.objective, model, 32)
-    each = [position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
+    of_token = count_position_flops(sweep.objective, model, 32)
+    each = [count_position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
     assert runs.flops.tolist() == pytest.approx(np.array(each) * runs.tokens)
     if kind == "Encoder":  # each step predicts fewer tokens
         assert each[1] < each[0] < of_token
@@ -101,9 +106,9 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
         alone = model.without_further_heads
         assert model.further_heads == 2
         assert trial.ladder_model.parameters == count_parameters(alone).layers
-        assert of_token > position_flops(CausalLM(), alone, 32)
+        assert of_token > count_position_flops(CausalLM(), alone, 32)
     if kind == "EncoderDecoder":
-        row = encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
+        row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
         assert of_token == pytest.approx(row / 32)
     assert {read(each) for each in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)
@@ -144,7 +149,7 @@ def rows_of(runs):
 def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone, sweep, tmp_path):
     trial, data = planned(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, Alone())
-    whole = table(sweep, [trial], data)
+    whole = build_runs_table(sweep, [trial], data)
     assert list(whole.state) == ["end", "end"] and (np.diff(whole.tokens) > 0).all()
     assert (whole.flops > whole.flops_6nd).all() and (whole.seconds > 0).all()
     other = sweep.model_copy(update={"output": str(tmp_path / "stopped")})
@@ -154,8 +159,8 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
             break
         except Unfinished:
             continue
-    assert rows_of(table(other, [trial], data)) == rows_of(whole)
-    trunk = RunFolder(folder_of(other, trial, trial.trunk))
+    assert rows_of(build_runs_table(other, [trial], data)) == rows_of(whole)
+    trunk = RunFolder(name_run_folder(other, trial, trial.trunk))
     assert len(trunk.read_attempts()) > 2
     # What is finished is left alone.
     before = len(trunk.read_attempts())
@@ -165,10 +170,10 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
 
 def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_path):
     trial, data = planned(sweep, 1_024, 2_048)
-    runs = table(sweep, [trial], data)
+    runs = build_runs_table(sweep, [trial], data)
     assert len(runs) == 0
     runs.write(str(tmp_path / "runs.parquet"))
-    assert summary([trial], data, runs)["points"] == 0
+    assert summarise_sweep([trial], data, runs)["points"] == 0
 
 
 @pytest.mark.slow
@@ -177,21 +182,21 @@ def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_
 ):
     trial, data = planned(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, Alone())
-    wanted = rows_of(table(sweep, [trial], data))
-    short = folder_of(sweep, trial, trial.lengths[0])
+    wanted = rows_of(build_runs_table(sweep, [trial], data))
+    short = name_run_folder(sweep, trial, trial.lengths[0])
     assert metrics.read_series(short)[0]["step"] > 1
     storage.delete_folder(short)
-    storage.delete_folder(folder_of(sweep, trial, trial.trunk) + "/checkpoints")
+    storage.delete_folder(name_run_folder(sweep, trial, trial.trunk) + "/checkpoints")
     train_trial(sweep, trial, data, Alone())
     assert metrics.read_series(short)[0]["step"] == 1
-    assert rows_of(table(sweep, [trial], data)) == wanted
+    assert rows_of(build_runs_table(sweep, [trial], data)) == wanted
 
 
 def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
     alone, sweep, monkeypatch
 ):
     trial, data = planned(sweep, 1_024)
-    folder = RunFolder(folder_of(sweep, trial, trial.trunk))
+    folder = RunFolder(name_run_folder(sweep, trial, trial.trunk))
 
     def train_while_another_begins(*arguments):
         train(*arguments)
@@ -209,19 +214,19 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
     trial, data = planned(sweep, 1_024, 2_048)
     hot = dataclasses.replace(trial, rate=1e30)
     train_trial(sweep, hot, data, Alone())
-    reasons = [read_diverged(folder_of(sweep, hot, each))["reason"] for each in hot.lengths]
+    reasons = [read_diverged(name_run_folder(sweep, hot, each))["reason"] for each in hot.lengths]
     assert "no update can be made" in reasons[1]
     assert reasons[0].startswith("as the longest run of its trial") or "no update" in reasons[0]
-    runs = table(sweep, [hot], data)
+    runs = build_runs_table(sweep, [hot], data)
     assert list(runs.state) == ["diverged"] * 2 and np.isnan(runs.loss).all()
-    assert summary([hot], data, runs)["diverged"] == 2
+    assert summarise_sweep([hot], data, runs)["diverged"] == 2
 
 
 def test_a_run_that_ends_worse_than_a_guess_has_diverged(alone, sweep, monkeypatch):
     trial, data = planned(sweep, 1_024)
     monkeypatch.setattr(trial_module.math, "log", lambda value: 0.5)
     train_trial(sweep, trial, data, Alone())
-    reason = read_diverged(folder_of(sweep, trial, trial.trunk))["reason"]
+    reason = read_diverged(name_run_folder(sweep, trial, trial.trunk))["reason"]
     assert "held-out loss is" in reason and "that of a guess among 320 entries" in reason
 
 
@@ -240,8 +245,8 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     trials = plan(sweep, [DesignPoint(6_000, 1_024)], data, RateBatchPair(1.0, 1.0))
     for trial in trials:
         train_trial(sweep, trial, data, Alone())
-    runs = table(sweep, trials, data)
-    spread, freedom = noise(runs)
+    runs = build_runs_table(sweep, trials, data)
+    spread, freedom = estimate_seed_noise(runs)
     assert freedom == 1
     assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
     named = json.loads(state_design(sweep, trials))
@@ -256,9 +261,9 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     check_tasks(asking)
     trial, data = planned(asking, 1_024, 2_048)
     train_trial(asking, trial, data, Alone())
-    whole = table(asking, [trial], data)
+    whole = build_runs_table(asking, [trial], data)
     for length in trial.lengths:
-        folder = folder_of(asking, trial, length)
+        folder = name_run_folder(asking, trial, length)
         rows = read_scored(f"{folder}/tasks/riddles", "riddles")
         nats = [-r["log_likelihoods"][r["gold"]] / len(r["choices"][r["gold"]]) for r in rows]
         score = [r["scores"]["acc"] for r in rows]
@@ -271,12 +276,12 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
         cut.setattr(task_scores, "evaluate", lambda run: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_trial(other, trial, data, Alone())
-    assert not is_complete(other, folder_of(other, trial, trial.trunk))
+    assert not is_complete(other, name_run_folder(other, trial, trial.trunk))
     train_trial(other, trial, data, Alone())
-    again = table(other, [trial], data)
+    again = build_runs_table(other, [trial], data)
     assert rows_of(again) == rows_of(whole)
     assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
-    attempts = RunFolder(folder_of(other, trial, trial.trunk)).read_attempts()
+    attempts = RunFolder(name_run_folder(other, trial, trial.trunk)).read_attempts()
     assert len(attempts) == 1  # what was trained was not trained again
 
 

@@ -19,7 +19,7 @@ def path(tmp_path):
 
 def after(path: str, *failures: TrialFailure, retries: int = 3) -> list[float | GiveUp]:
     """What follows from each; every time as another process, on another node, would know it."""
-    return [FailureRecord(path, retries).after(each) for each in failures]
+    return [FailureRecord(path, retries).decide_retry(each) for each in failures]
 
 
 def test_the_same_exception_at_the_same_step_ends_a_trial(path):

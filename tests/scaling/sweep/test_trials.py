@@ -5,12 +5,18 @@ import pytest
 from trainrig import config
 from trainrig.check import describe
 from trainrig.errors import ConfigError
-from trainrig.estimate.objective_flops import position_flops
+from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.objectives import MaskedLM
 from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair
-from trainrig.scaling.sweep.trials import SweepTokens, look_at, plan, run_file, stable_steps
+from trainrig.scaling.sweep.trials import (
+    SweepTokens,
+    build_run_file,
+    count_stable_steps,
+    look_at,
+    plan,
+)
 
 DATA = SweepTokens(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
 AS_RULED = RateBatchPair(1.0, 1.0)
@@ -50,9 +56,9 @@ def test_large_sizes_may_go_without_the_further_seeds():
 def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_until_then():
     sweep = build()
     (trial,) = plan(sweep, points((1e4, 1e5), (1e4, 2e5), (1e4, 4e5)), DATA, AS_RULED)
-    runs = [run_file(sweep, trial, length, DATA) for length in trial.lengths]
+    runs = [build_run_file(sweep, trial, length, DATA) for length in trial.lengths]
     *branches, trunk = runs
-    leaves = [stable_steps(sweep, trial, length) for length in trial.lengths[:-1]]
+    leaves = [count_stable_steps(sweep, trial, length) for length in trial.lengths[:-1]]
     assert trunk.training.checkpoints.keep_at == tuple(leaves)
     for branch, leave in zip(branches, leaves, strict=True):
         schedule, steps = branch.training.schedule, branch.training.steps
@@ -68,7 +74,7 @@ def test_rate_and_batch_are_the_rules_times_the_factors():
     sweep = build(rule={"kind": "StepLaw", "highest_rate": 1.0})
     (one,) = plan(sweep, points((4e4, 4e5)), DATA, AS_RULED)
     (other,) = plan(sweep, points((4e4, 4e5)), DATA, RateBatchPair(0.5, 0.25))
-    assert one.rate == sweep.rule.rate(one.ladder_model.parameters, 4e5)
+    assert one.rate == sweep.rule.compute_rate(one.ladder_model.parameters, 4e5)
     assert other.rate == 0.5 * one.rate and other.batch == one.batch / 4
 
 
@@ -77,7 +83,7 @@ def test_with_mup_all_sizes_have_one_rate_and_say_the_width_it_is_for():
     sweep = build(mup={"base_channels": 32}, rule=rule, rate_factor=0.5)
     trials = plan(sweep, points((1e4, 3e6), (4e5, 3e6)), DATA, RateBatchPair(0.5, 1.0))
     assert {(trial.rate, trial.batch) for trial in trials} == {(0.002, 16)}
-    models = [run_file(sweep, trial, trial.trunk, DATA).model for trial in trials]
+    models = [build_run_file(sweep, trial, trial.trunk, DATA).model for trial in trials]
     assert len({model.channels for model in models}) == 2
     assert {(model.mup.base_channels, model.initial_std) for model in models} == {(32, 0.1118)}
     with pytest.raises(ConfigError, match="rule DeepSeek lowers the rate as models grow, and so"):
@@ -159,13 +165,13 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
     settings = {"tokens": corrupted_tokens, "batches": rows, "training": training}
     sweep = build(**settings, design=design, objective=falling.model_dump())
     data, expected = look_at(sweep), 0.0
-    for trial in plan(sweep, sweep.design.points(None), data, AS_RULED):
+    for trial in plan(sweep, sweep.design.list_points(None), data, AS_RULED):
         trunk, branch = trial.trunk.steps, trial.lengths[0].steps
-        made = [*range(trunk), *range(stable_steps(sweep, trial, trial.lengths[0]), branch)]
+        made = [*range(trunk), *range(count_stable_steps(sweep, trial, trial.lengths[0]), branch)]
         for step in made:
             of = MaskedLM(rate=falling.rate_at(step + 0.5))  # its mean over a step is its middle's
             positions = trial.batch * 32
-            expected += positions * position_flops(of, trial.ladder_model.model, 32)
+            expected += positions * count_position_flops(of, trial.ladder_model.model, 32)
     assert describe(sweep)["flops"] == pytest.approx(expected)
     exact = {"kind": "IsoFLOP", "parameters": [12_000, 50_000], "budgets": [1e9], "flops": "exact"}
     with pytest.raises(ConfigError, match=r'with final_rate a token costs .*flops = "6ND"'):

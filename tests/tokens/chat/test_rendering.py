@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.chat.messages import BREAK, BadRow, Conversation, messages_of, tools_of
+from trainrig.tokens.chat.messages import BREAK, BadRow, Conversation, parse_messages, parse_tools
 from trainrig.tokens.chat.rendering import ChatRenderer
-from trainrig.tokens.chat.template import TEMPLATE, template_for
+from trainrig.tokens.chat.template import TEMPLATE, build_template
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special import SPECIAL_TOKENS
 
@@ -100,7 +100,7 @@ def template_of(name):
 
 
 def rendered(encoder, template, messages, tools=None):
-    chat = Conversation(messages_of(messages), tools_of(tools))
+    chat = Conversation(parse_messages(messages), parse_tools(tools))
     return ChatRenderer(encoder, template, NAMED).render(chat)
 
 
@@ -154,8 +154,8 @@ def test_real_templates_give_the_ids_of_transformers(name, chat, encoder, theirs
         return_dict=False,
     )
     renderer = ChatRenderer(encoder, template, NAMED)
-    before = messages_of(CHATS[chat][:-1])
-    assert renderer.prompt_ids(before, tools_of(tools)) == prompt
+    before = parse_messages(CHATS[chat][:-1])
+    assert renderer.encode_prompt(before, parse_tools(tools)) == prompt
     assert not found.weights[: len(prompt)][-1]  # the header is none of it
 
 
@@ -228,7 +228,7 @@ def test_a_turn_of_weight_0_is_read_and_not_trained_on(encoder):
 
 
 def test_only_the_last_turn_can_be_trained_on(encoder):
-    chat = Conversation(messages_of([asks("hi"), says("yes"), asks("more"), says("no")]))
+    chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
     found = ChatRenderer(encoder, CHATML).render(chat.train_on_last())
     assert taught(encoder, found) == ["no<|im_end|>"]
 
@@ -239,7 +239,7 @@ def test_transformers_gives_our_own_template_the_same_ids(encoder, theirs):
         expected = theirs.apply_chat_template(
             messages, tools=tools, chat_template=TEMPLATE, return_dict=False
         )
-        found = rendered(encoder, template_for(encoder), messages, tools)
+        found = rendered(encoder, build_template(encoder), messages, tools)
         assert found.ids.tolist() == expected
         assert all(turn.endswith("<|end_of_turn|>") for turn in taught(encoder, found))
 
@@ -325,14 +325,14 @@ def test_a_tokenizer_of_another_model_needs_a_template(library):
         given["added_tokens"] = [
             token for token in given["added_tokens"] if token["content"] != "<|user|>"
         ]
-        template_for(Encoder(json.dumps(given)))
+        build_template(Encoder(json.dumps(given)))
 
 
 def test_the_day_is_the_one_that_was_named(encoder):
     import datetime
 
     template = "{{ strftime_now('%d %b %Y') }}" + CHATML
-    chat = Conversation(messages_of([asks("a"), says("b")]))
+    chat = Conversation(parse_messages([asks("a"), says("b")]))
     texts = [
         ChatRenderer(encoder, template, variables).render(chat).text
         for variables in ({}, {"date": datetime.date(2026, 1, 2)})

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config, storage
-from trainrig.config import RunFile, identity
-from trainrig.corpus.document import document_id
+from trainrig.config import RunFile, extract_identity
+from trainrig.corpus.document import compute_document_id
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.documents.document_set import (
     JSONL,
@@ -95,8 +95,8 @@ def read(
     refused: list[RefusedRow] = []
     rows = [
         document
-        for split in documents.splits(split_bytes)
-        for document in documents.rows(json.loads(json.dumps(split.task)), refused.append)
+        for split in documents.cut_splits(split_bytes)
+        for document in documents.read_rows(json.loads(json.dumps(split.task)), refused.append)
     ]
     return rows, refused
 
@@ -180,10 +180,10 @@ def test_small_files_share_a_split_and_large_ones_are_cut(tmp_path):
     for number in range(10):
         storage.write(f"{tmp_path}/small/{number}.jsonl", json_lines(ROWS[:2]))
     storage.write(f"{tmp_path}/z.jsonl", json_lines(ROWS * 4))
-    small = storage.size(f"{tmp_path}/small/0.jsonl")
-    large = storage.size(f"{tmp_path}/z.jsonl")
+    small = storage.measure_size(f"{tmp_path}/small/0.jsonl")
+    large = storage.measure_size(f"{tmp_path}/z.jsonl")
     each = 3 * small
-    splits = open_documents([JSONL(paths=(str(tmp_path),), source="s")]).splits(each)
+    splits = open_documents([JSONL(paths=(str(tmp_path),), source="s")]).cut_splits(each)
     pieces = [[piece["weight"] for piece in split.task["pieces"]] for split in splits]
     assert pieces[:3] == [[small] * 3] * 3
     assert all(sum(weights) <= each for weights in pieces)
@@ -198,8 +198,8 @@ def test_a_document_without_an_id_gets_the_one_that_curate_would_give(tmp_path):
     storage.write(f"{tmp_path}/a.jsonl", json_lines(rows))
     documents, _ = read(JSONL(paths=(f"{tmp_path}/a.jsonl",), source="web", url="url"))
     assert [document["id"] for document in documents] == [
-        document_id("web", "https://a.example/", b"the sea"),
-        document_id("web", "", b"a mirror"),
+        compute_document_id("web", "https://a.example/", b"the sea"),
+        compute_document_id("web", "", b"a mirror"),
     ]
     assert [document["url"] for document in documents] == ["https://a.example/", ""]
 
@@ -431,8 +431,8 @@ def test_where_files_lie_is_no_part_of_the_result_but_what_they_hold_and_how_it_
         storage.write(f"{tmp_path}/{folder}/a.jsonl", json_lines(ROWS))
     here, there = (JSONL(paths=(f"{tmp_path}/{f}",), source="s") for f in ("here", "there"))
     assert open_documents([here]).inputs == open_documents([there]).inputs
-    assert identity(here) == identity(there)
-    assert identity(here) != identity(here.model_copy(update={"source": "t"}))
+    assert extract_identity(here) == extract_identity(there)
+    assert extract_identity(here) != extract_identity(here.model_copy(update={"source": "t"}))
     before = open_documents([there]).inputs
     storage.write(f"{tmp_path}/there/a.jsonl", json_lines(ROWS[:50]))
     assert open_documents([there]).inputs != before

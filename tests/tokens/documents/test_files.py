@@ -5,7 +5,7 @@ import pytest
 
 from trainrig import storage
 from trainrig.tokens.documents.document_set import JSONL, open_documents
-from trainrig.tokens.documents.files import name_files, paths_of
+from trainrig.tokens.documents.files import find_paths, name_files
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_however_paths_are_written_the_same_files_have_the_same_names_in_the_sam
         for name in "ab"
     }
     for first, second in itertools.product(spelled["a"], spelled["b"]):
-        paths = paths_of("JSONL", [second, first])
+        paths = find_paths("JSONL", [second, first])
         assert name_files(paths) == ["a/x.jsonl", "b/x.jsonl"]
         assert [os.path.realpath(path) for path in paths] == [
             str(data / "data" / name / "x.jsonl") for name in "ab"
@@ -53,14 +53,14 @@ def test_however_paths_are_written_the_same_files_have_the_same_names_in_the_sam
 
 def test_a_file_that_is_named_twice_is_read_once(data):
     for again in ("data/a/x.jsonl", f"{data}/data/a/x.jsonl", f"../{data.name}/data/a"):
-        assert len(paths_of("JSONL", ["data/a", again])) == 1
+        assert len(find_paths("JSONL", ["data/a", again])) == 1
 
 
 def test_files_on_disk_and_in_a_bucket_are_read_together(data, s3):
     storage.write(f"{s3}/far/x.jsonl", b'{"text": "from afar"}\n')
     table = JSONL(paths=(f"{s3}/far", f"{data}/data/a", "data/b"), source="s")
     documents = open_documents([table])
-    rows = [row for split in documents.splits() for row in documents.rows(split.task)]
+    rows = [row for split in documents.cut_splits() for row in documents.read_rows(split.task)]
     assert [(row["file"], row["text"]) for row in rows] == [
         ("disk/a/x.jsonl", "of a"),
         ("disk/b/x.jsonl", "of b"),

@@ -74,12 +74,12 @@ def test_a_pickled_encoder_still_makes_no_special_tokens(encoder):
 def test_a_special_token_that_is_not_there_is_refused_with_those_that_are():
     encoder = pickle.loads(pickle.dumps(Encoder(tokenizer_json(), "a/tokenizer.json")))
     with pytest.raises(DataError, match=r"^a/tokenizer.json: no special token <\|bos\|>; .*assist"):
-        encoder.special("<|bos|>")
+        encoder.find_special("<|bos|>")
 
 
 def test_special_tokens_have_the_lowest_ids_and_no_bytes_of_text(encoder):
     numbers = list(range(len(SPECIAL_TOKENS)))
-    assert [encoder.special(name) for name in SPECIAL_TOKENS] == numbers
+    assert [encoder.find_special(name) for name in SPECIAL_TOKENS] == numbers
     assert encoder.special_ids == dict(zip(SPECIAL_TOKENS, numbers, strict=True))
     assert encoder.end_of_text == 0
     assert not encoder.byte_lengths[numbers].any()
@@ -144,7 +144,7 @@ def test_a_file_that_cuts_and_fills_texts_does_so_no_more(engine):
 
 def test_a_role_is_found_by_its_published_name_too():
     encoder = Encoder(tokenizer_json().replace("<|end_of_turn|>", "<|im_end|>"))
-    assert encoder.special(END_OF_TURN) == encoder.special("<|im_end|>") == 4
+    assert encoder.find_special(END_OF_TURN) == encoder.find_special("<|im_end|>") == 4
 
 
 def test_half_a_character_decodes_to_the_replacement_character(encoder):

@@ -23,12 +23,12 @@ from trainrig.tokens.encoding.engine import (
     WHITE_SPACE,
     FastEngine,
     Unequal,
-    fast_engine,
-    long_runs,
+    build_fast_engine,
+    find_long_runs,
 )
 from trainrig.tokens.special import SPECIAL_TOKENS
 from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.tokenizers.entries import characters_of_bytes, entry_bytes
+from trainrig.tokens.tokenizers.entries import list_byte_characters, list_entry_bytes
 from trainrig.tokens.tokenizers.train import train_tokenizer
 
 PROSE = [
@@ -77,13 +77,13 @@ def described(words: str = "llama3", size: int = 340) -> dict:
 
 
 def entries_of(tokenizer: tokenizers.Tokenizer) -> tuple[bytes, ...]:
-    return entry_bytes(tokenizer, set(tokenizer.get_added_tokens_decoder()), "test")
+    return list_entry_bytes(tokenizer, set(tokenizer.get_added_tokens_decoder()), "test")
 
 
 @functools.cache
 def fast(words: str, size: int, longest_run: int) -> FastEngine:
     tokenizer = trained(words, size)
-    return fast_engine(tokenizer, entries_of(tokenizer), longest_run)
+    return build_fast_engine(tokenizer, entries_of(tokenizer), longest_run)
 
 
 def by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -122,7 +122,7 @@ def test_runs_of_white_space_are_cut_without_changing_an_id(words, parts):
 def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
     """The fast engine, without the probe's help."""
     with mock.patch.object(engine, "_compare"):
-        return fast_engine(tokenizer, entries_of(tokenizer))
+        return build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_merges_that_no_training_gave_are_encoded_alike_or_refused(pairs, texts)
 
 def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
     """A tokenizer of the bytes and one merge a pair: places in a list of a, b, c and what came."""
-    vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}
+    vocabulary = {character: byte for byte, character in enumerate(list_byte_characters())}
     names, merges = ["a", "b", "c"], []
     for left, right in pairs:
         pair = (names[left % len(names)], names[right % len(names)])
@@ -202,7 +202,7 @@ def with_every_pair() -> tuple[tokenizers.Tokenizer, FastEngine]:
     description["model"]["ignore_merges"] = True
     assert len(description["model"]["merges"]) > len(described()["model"]["merges"])
     tokenizer = parsed(description)
-    return tokenizer, fast_engine(tokenizer, entries_of(tokenizer))
+    return tokenizer, build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
 # As published in tokenizer.json: GPT-2's where it is written out, and Qwen 2's.
@@ -219,7 +219,7 @@ def test_published_patterns_are_known(name):
     pattern = {"Regex": PUBLISHED[name]}
     description["pre_tokenizer"]["pretokenizers"][0]["pattern"] = pattern
     tokenizer = parsed(description)
-    quick = fast_engine(tokenizer, entries_of(tokenizer), 5)
+    quick = build_fast_engine(tokenizer, entries_of(tokenizer), 5)
     for text in [
         *PROSE[:3],
         *CODE[:3],
@@ -326,14 +326,14 @@ def without_a_byte() -> dict:
 def test_what_might_be_encoded_otherwise_is_refused_with_the_reason(description, reason):
     tokenizer = parsed(description())
     with pytest.raises(Unequal, match=reason):
-        fast_engine(tokenizer, entries_of(tokenizer))
+        build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
 def test_another_kind_of_model_is_refused():
     tokenizer = tokenizers.Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     with pytest.raises(Unequal, match="no byte-pair encoding, but WordPiece"):
-        fast_engine(tokenizer, (b"a", b"[UNK]"))
+        build_fast_engine(tokenizer, (b"a", b"[UNK]"))
 
 
 @pytest.mark.parametrize(
@@ -351,15 +351,15 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
     unchecked = FastEngine(tokenizer, {entry: n for n, entry in enumerate(entries)}, GPT_2)
     assert unchecked.encode(text).tolist() != by_library(tokenizer, text)
     with pytest.raises(Unequal, match="not what its own text becomes"):
-        fast_engine(tokenizer, entries)
+        build_fast_engine(tokenizer, entries)
 
 
 @pytest.mark.parametrize(("words", "other"), [("gpt2", LLAMA_3), ("llama3", QWEN_2)])
 def test_the_probe_finds_a_wrong_pattern(words, other, monkeypatch):
     tokenizer = trained(words, 500)
-    monkeypatch.setattr(engine, "_words", lambda settings: other)
+    monkeypatch.setattr(engine, "_find_word_pattern", lambda settings: other)
     with pytest.raises(Unequal, match="the two engines differ on"):
-        fast_engine(tokenizer, entries_of(tokenizer))
+        build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
 # Long texts
@@ -368,7 +368,7 @@ def test_the_probe_finds_a_wrong_pattern(words, other, monkeypatch):
 @given(st.text("a   \n", max_size=60), st.integers(1, 8))
 def test_long_runs_are_all_found_by_looking_at_few_places(text, least):
     expected = [m.span() for m in re.finditer(r"\s+", text) if len(m.group()) >= least]
-    assert list(long_runs(text, least)) == expected
+    assert list(find_long_runs(text, least)) == expected
 
 
 # More characters of white space than tiktoken takes in one run; fewer of what it takes any of.

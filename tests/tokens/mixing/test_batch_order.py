@@ -179,7 +179,9 @@ def test_packings_by_plan_are_read_whole_once_an_epoch(packing, on_disk, tmp_pat
     chosen = build(BatchSettings, table, "run.toml")
     shards = TokenShards.open(str(tmp_path))
     batches = PretrainBatches(shards, chosen)
-    end = sum(batches.timeline.source_stage(0, source).blocks.count for source in batches.sources)
+    end = sum(
+        batches.timeline.find_source_stage(0, source).blocks.count for source in batches.sources
+    )
     seen = set()
     for step in range(-(-end // 6)):
         batch = batches.at(step)

@@ -12,7 +12,7 @@ from trainrig.tokens.mixing.mixture import SLOTS, Mixture, carry_over
 
 
 def sources_of(mixture: Mixture, samples: int) -> list[str]:
-    sources, _ = mixture.places(np.arange(samples))
+    sources, _ = mixture.find_places(np.arange(samples))
     return [mixture.sources[number] for number in sources]
 
 
@@ -20,7 +20,7 @@ def test_a_mixture_of_two_to_one_worked_by_hand():
     mixture = Mixture.of({"a": 2.0, "b": 1.0})
     # a's slots of 3 are due before 2 and 3, b's before 3; the tie at 3 goes to the first name.
     assert "".join(sources_of(mixture, 6)) == "aabaab"
-    _, before = mixture.places(np.arange(6))
+    _, before = mixture.find_places(np.arange(6))
     assert before.tolist() == [0, 1, 0, 2, 3, 1]
 
 
@@ -46,7 +46,7 @@ def test_every_prefix_of_every_mixture_is_within_one_sample_of_the_shares(weight
     for source, share in mixture.shares.items():
         assert abs(share - weights[source] / total) <= 1 / SLOTS
     samples = np.concatenate([np.arange(2_000), start + np.arange(50)])
-    sources, before = mixture.places(samples)
+    sources, before = mixture.find_places(samples)
     length = sum(mixture.slots)
     for number, slots in enumerate(mixture.slots):
         # In whole numbers, |count - share k| < 1, before each sample of the source and after it.
@@ -60,7 +60,7 @@ def test_every_prefix_of_every_mixture_is_within_one_sample_of_the_shares(weight
 def test_whole_weights_are_met_exactly_and_within_one_at_every_prefix(slots):
     mixture = Mixture.of({f"{n:02}": float(count) for n, count in enumerate(slots)})
     length = sum(slots)
-    sources, before = mixture.places(np.arange(2 * length))
+    sources, before = mixture.find_places(np.arange(2 * length))
     counts = np.zeros(len(slots), dtype=int)
     for k, (source, ordinal) in enumerate(zip(sources, before, strict=True), 1):
         assert ordinal == counts[source]  # numbered without gap or repeat
@@ -118,7 +118,7 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
         begun = carry_over(owed, weights)
         mixture = Mixture.of(weights, begun)
         length, numbers = sum(mixture.slots), len(mixture.slots)
-        sources, before = mixture.places(np.arange(samples))
+        sources, before = mixture.find_places(np.arange(samples))
         counts = [0] * numbers
         for slot in range(samples):
             assert before[slot] == counts[sources[slot]]
@@ -130,7 +130,7 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
                 assert -ahead < max(1, numbers - 1)
                 if slot + 1 >= length:  # the debts are paid
                     assert -ahead < 1
-        assert mixture.counts(samples) == dict(zip(mixture.sources, counts, strict=True))
+        assert mixture.count_samples(samples) == dict(zip(mixture.sources, counts, strict=True))
         owed = mixture.compute_owed_after(samples)
         assert owed == {
             source: begun[source]
@@ -147,7 +147,7 @@ def test_the_table_of_a_mixture_with_debts_repeats_as_plain_scheduling_would(slo
     owed = carry_over(first.compute_owed_after(samples), dict.fromkeys(first.sources, 1.0))
     new = data.draw(st.lists(st.integers(1, 9), min_size=len(slots), max_size=len(slots)))
     mixture = Mixture({str(n): count for n, count in enumerate(new)}, owed)
-    sources, _ = mixture.places(np.arange(8 * sum(new)))
+    sources, _ = mixture.find_places(np.arange(8 * sum(new)))
     assert sources.tolist() == earliest_deadlines(new, list(owed.values()), 8 * sum(new))
 
 
@@ -172,7 +172,7 @@ def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
     first = Mixture({str(n): count for n, count in enumerate(slots)})
     owed = carry_over(first.compute_owed_after(samples), dict.fromkeys(first.sources, 1.0))
     for mixture in (first, Mixture({str(n): n + 1 for n in range(len(slots))}, owed)):
-        sources, before = mixture.places(np.arange(4 * sum(mixture.slots)))
+        sources, before = mixture.find_places(np.arange(4 * sum(mixture.slots)))
         for sample, (number, ordinal) in enumerate(zip(sources, before, strict=True)):
             assert mixture.sample_of(mixture.sources[number], int(ordinal)) == sample
 

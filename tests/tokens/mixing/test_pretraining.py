@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import difference_of
+from trainrig.manifest import describe_table_difference
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
@@ -207,8 +207,8 @@ def test_a_sample_is_located_where_its_ids_are_from(make):
                 where = batches.locate(int(sample))
                 assert (where.sample, where.step) == (sample, step)
                 start = 4 * where.window
-                assert shards.window(where.source, start, 4).tolist() == ids.tolist()
-                owners = [shards.document_at(where.source, start + t).id for t in range(4)]
+                assert shards.read_window(where.source, start, 4).tolist() == ids.tolist()
+                owners = [shards.read_document_at(where.source, start + t).id for t in range(4)]
                 named = {piece.place: piece.document.id for piece in where.pieces}
                 assert named == {owners.index(each): each for each in owners}
 
@@ -272,14 +272,14 @@ def test_what_samples_depend_on_is_told_apart_by_name(make, changed, named):
     alike = {"weights": {"web": 1.0, "wiki": 1.0}}
     before = PretrainBatches(shards, settings(**alike)).data_before(1)
     after = PretrainBatches(shards, settings(**alike | changed)).data_before(1)
-    assert difference_of(before, after).startswith(named)
+    assert describe_table_difference(before, after).startswith(named)
     assert json.loads(json.dumps(before)) == before  # it is kept in checkpoints
 
 
 def test_other_shards_are_other_data(make):
     before = PretrainBatches(make(web=100), settings()).data_before(1)
     after = PretrainBatches(make(web=101), settings()).data_before(1)
-    assert "shards: " in difference_of(before, after)
+    assert "shards: " in describe_table_difference(before, after)
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,8 @@ def test_the_positions_of_a_run_are_summed_over_its_stages():
             {"from_step": 20, "global_batch": 12},
         )
     )
-    assert chosen.positions(5) == 5 * 24
-    assert chosen.positions(25) == 10 * 24 + 10 * 48 + 5 * 96
+    assert chosen.count_positions(5) == 5 * 24
+    assert chosen.count_positions(25) == 10 * 24 + 10 * 48 + 5 * 96
 
 
 def test_shares_hold_over_stages_to_within_a_sample(shards):
@@ -312,7 +312,7 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     counts = collections.Counter(t // 10_000 * 10_000 for t in trained(batches, steps))
     limits = {b: math.floor(cap * ((shards.tokens(s) - 1) // 16 * 4)) for s, b in BASE.items()}
     assert all(counts[base] <= 4 * limits[base] for base in limits)
-    read = batches.timeline.epochs_read(end)
+    read = batches.timeline.count_epochs_read(end)
     last = batches.timeline.stage_of(steps)
     for source, epochs in read.items():
         if (last.weights or {}).get(source):
@@ -384,7 +384,7 @@ def test_a_ramp_grows_the_batch_in_equal_steps_to_its_size():
     stages = ramped().resolve_stages()
     assert [(s.from_step, s.global_batch) for s in stages] == [(0, 2), (3, 4), (6, 6), (9, 8)]
     assert [s.first_sample for s in stages] == [0, 6, 18, 36]
-    assert ramped().positions(10) == (36 + 8) * 4
+    assert ramped().count_positions(10) == (36 + 8) * 4
 
 
 def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():

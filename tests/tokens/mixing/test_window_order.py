@@ -22,7 +22,7 @@ def whole(blocks, span=1):
 
 def trained(source_stage, count):
     """(Epoch, base window) of all that the first rows of a passage train on, row by row."""
-    rows = source_stage.rows(np.arange(count))
+    rows = source_stage.find_rows(np.arange(count))
     return [
         {(epoch, window + at) for at, again in enumerate(read) if not again}
         for epoch, window, read in zip(
@@ -32,7 +32,7 @@ def trained(source_stage, count):
 
 
 def test_one_length_for_all_is_one_permutation_an_epoch():
-    rows = whole(WindowBlocks("web", 7, 1, seed=5)).rows(np.arange(14))
+    rows = whole(WindowBlocks("web", 7, 1, seed=5)).find_rows(np.arange(14))
     assert rows.epochs.tolist() == [0] * 7 + [1] * 7
     for epoch in (0, 1):
         expected = permute_indices(np.arange(7), 7, f"5\n{epoch}\nweb")
@@ -69,9 +69,9 @@ def check_exactly_once(blocks, stages):
         for row in trained(source_stage, count):
             assert row  # none for nothing
             seen += sorted(row)
-        assert source_stage.windows_after(count) == len(seen)
-        progress = source_stage.after(count)
-        assert progress.windows(blocks) == len(seen)
+        assert source_stage.count_windows_after(count) == len(seen)
+        progress = source_stage.find_position_after(count)
+        assert progress.count_windows(blocks) == len(seen)
     assert len(set(seen)) == len(seen)  # nothing repeats
     for epoch in range(len(seen) // blocks.windows):  # nothing vanishes
         of_epoch = seen[epoch * blocks.windows : (epoch + 1) * blocks.windows]
@@ -81,17 +81,19 @@ def check_exactly_once(blocks, stages):
 def test_rows_are_whole_neighbours_that_begin_at_multiples_of_their_span(group):
     blocks = WindowBlocks("web", 10, 8, seed=1)
     for span in (1, 2, 4, 8):
-        rows = whole(blocks, span).rows(np.arange(3 * 80 // span))
+        rows = whole(blocks, span).find_rows(np.arange(3 * 80 // span))
         assert (rows.windows % span == 0).all()
         assert rows.read.shape == (len(rows.windows), span)
 
 
 def test_any_row_can_be_had_first(group):
     blocks = WindowBlocks("web", 10, 4, seed=1)
-    source_stage = SourceStage(blocks, 2, whole(blocks, 1).after(7))
-    together = source_stage.rows(np.arange(60))
+    source_stage = SourceStage(blocks, 2, whole(blocks, 1).find_position_after(7))
+    together = source_stage.find_rows(np.arange(60))
     for number in (59, 0, 3, 17):
-        alone = SourceStage(blocks, 2, whole(blocks, 1).after(7)).rows(np.array([number]))
+        alone = SourceStage(blocks, 2, whole(blocks, 1).find_position_after(7)).find_rows(
+            np.array([number])
+        )
         assert alone.windows.tolist() == [together.windows[number]]
         assert alone.read.tolist() == [together.read[number].tolist()]
 
@@ -100,14 +102,17 @@ def test_what_comes_before_a_stage_does_not_depend_on_whether_it_comes(group):
     blocks = WindowBlocks("web", 10, 4, seed=1)
     source_stage = whole(blocks, 1)
     uninterrupted = trained(source_stage, 30)
-    assert trained(SourceStage(blocks, 1, source_stage.after(0)), 30) == uninterrupted
+    assert trained(SourceStage(blocks, 1, source_stage.find_position_after(0)), 30) == uninterrupted
     # A change that changes nothing: the same rows as if it had not come.
-    assert trained(SourceStage(blocks, 1, source_stage.after(13)), 17) == uninterrupted[13:]
+    assert (
+        trained(SourceStage(blocks, 1, source_stage.find_position_after(13)), 17)
+        == uninterrupted[13:]
+    )
 
 
 def test_neighbours_in_a_text_do_not_follow_each_other():
     blocks = WindowBlocks("web", 2_000, 8, seed=1)
-    windows = whole(blocks, 1).rows(np.arange(16_000)).windows
+    windows = whole(blocks, 1).find_rows(np.arange(16_000)).windows
     assert (np.diff(windows) == 1).sum() < 60  # by chance 7 of 2,048 rows of each of 8 groups
     first_group = set((windows[: 256 * 8] // 8).tolist())
     assert len(first_group) == 256
@@ -117,8 +122,8 @@ def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
     monkeypatch.setattr(window_order, "GROUP", 1)
     blocks = WindowBlocks("web", 1, 4, seed=0)
     short = whole(blocks, 1)
-    first = int(short.rows(np.array([0])).windows[0])
-    long = SourceStage(blocks, 4, short.after(1)).rows(np.array([0, 1]))
+    first = int(short.find_rows(np.array([0])).windows[0])
+    long = SourceStage(blocks, 4, short.find_position_after(1)).find_rows(np.array([0, 1]))
     assert long.windows.tolist() == [0, 0]
     assert long.epochs.tolist() == [0, 1]
     assert long.read.tolist() == [[at == first for at in range(4)], [False] * 4]
@@ -127,11 +132,15 @@ def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
 @tries(max_examples=60, deadline=None)
 @given(blocks, st.integers(0, 30), st.floats(0.1, 5))
 def test_rows_within_a_cap_are_the_most_that_stay_below_it(blocks, count, epochs):
-    source_stage = SourceStage(blocks, blocks.length, whole(blocks, 1).after(count))
+    source_stage = SourceStage(blocks, blocks.length, whole(blocks, 1).find_position_after(count))
     limit = int(epochs * blocks.windows)
-    rows = source_stage.rows_within(epochs)
-    if source_stage.begun.windows(blocks) > limit:
+    rows = source_stage.count_rows_within(epochs)
+    if source_stage.begun.count_windows(blocks) > limit:
         assert rows == 0
     else:
-        assert source_stage.windows_after(rows) <= limit < source_stage.windows_after(rows + 1)
-    assert source_stage.rows_within(float("inf")) is None
+        assert (
+            source_stage.count_windows_after(rows)
+            <= limit
+            < source_stage.count_windows_after(rows + 1)
+        )
+    assert source_stage.count_rows_within(float("inf")) is None

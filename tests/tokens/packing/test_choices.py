@@ -82,7 +82,7 @@ def test_each_token_is_a_target_once_an_epoch_but_the_stated_remainder(
         reader, layout = opened(folder, packing, length, seed)
         for source in reader.sources:
             tokens = reader.tokens(source)
-            starts = reader.document_starts(source, np.arange(reader.document_count(source)))
+            starts = reader.find_document_starts(source, np.arange(reader.count_documents(source)))
             rows = rows_of(layout, source, length)
             trained = [t for _, targets, _ in rows for t in targets.tolist() if t != IGNORE]
             assert len(trained) == len(set(trained))
@@ -116,7 +116,7 @@ def test_rows_hold_what_their_pieces_say_and_targets_are_the_next_ids(packing, s
         write_documents(folder, shards)
         reader, layout = opened(folder, packing, length)
         for source in reader.sources:
-            starts = reader.document_starts(source, np.arange(reader.document_count(source)))
+            starts = reader.find_document_starts(source, np.arange(reader.count_documents(source)))
             counts = []
             for ids, targets, pieces in rows_of(layout, source, length):
                 text = ids[ids != PADDING]

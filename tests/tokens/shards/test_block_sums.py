@@ -9,9 +9,9 @@ from trainrig.tokens.shards.block_sums import (
     SUM_DTYPE,
     SUMMED,
     block_sums,
-    file_block_sums,
-    first_damaged,
-    sums_bytes,
+    compute_file_block_sums,
+    count_sums_bytes,
+    find_damaged,
 )
 
 
@@ -23,19 +23,19 @@ def test_sums_are_those_of_the_whole_however_it_is_cut(lengths):
     expected = [zlib.crc32(whole[at : at + SUMMED]) for at in range(0, len(whole), SUMMED)]
     sums = block_sums(pieces)
     assert np.frombuffer(sums, SUM_DTYPE).tolist() == expected
-    assert len(sums) == sums_bytes(len(whole)) <= len(whole) / 1_000 + SUM_DTYPE.itemsize
+    assert len(sums) == count_sums_bytes(len(whole)) <= len(whole) / 1_000 + SUM_DTYPE.itemsize
 
 
 def test_sums_of_a_file_are_those_of_its_bytes(tmp_path):
     data = np.random.default_rng(2).bytes(70 * SUMMED + 5)
     (tmp_path / "a").write_bytes(data)
-    assert file_block_sums(tmp_path / "a") == block_sums([data])
+    assert compute_file_block_sums(tmp_path / "a") == block_sums([data])
 
 
 @given(st.integers(0, 2 * SUMMED + 99), st.integers(0, 7))
 def test_any_bit_that_flips_is_found_in_its_block(byte, bit):
     data = bytearray(np.random.default_rng(3).bytes(2 * SUMMED + 100))
     sums = np.frombuffer(block_sums([bytes(data)]), SUM_DTYPE)
-    assert first_damaged(bytes(data), sums) is None
+    assert find_damaged(bytes(data), sums) is None
     data[byte] ^= 1 << bit
-    assert first_damaged(bytes(data), sums) == byte // SUMMED
+    assert find_damaged(bytes(data), sums) == byte // SUMMED

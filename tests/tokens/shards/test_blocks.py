@@ -38,7 +38,7 @@ def gets(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
 
 def put(path: str, data: bytes = DATA) -> tuple[str, str]:
     storage.write(path, data)
-    return path, storage.content_key(path)
+    return path, storage.compute_content_key(path)
 
 
 def kept(cache: BlockCache) -> list[Path]:

@@ -68,8 +68,8 @@ def test_each_source_is_one_array_across_shards_and_other_sources(folder):
     shards = TokenShards.open(folder)
     assert shards.sources == ("web", "wiki")
     assert (shards.tokens("web"), shards.tokens("wiki")) == (9, 5)
-    assert shards.window("web", 0, 9).tolist() == WEB
-    assert shards.window("wiki", 0, 5).tolist() == WIKI
+    assert shards.read_window("web", 0, 9).tolist() == WEB
+    assert shards.read_window("wiki", 0, 5).tolist() == WIKI
 
 
 def test_every_window_is_the_slice_it_says(folder):
@@ -77,30 +77,30 @@ def test_every_window_is_the_slice_it_says(folder):
     for source, whole in (("web", WEB), ("wiki", WIKI)):
         for start in range(len(whole)):
             for length in range(1, len(whole) - start + 1):
-                found = shards.window(source, start, length).tolist()
+                found = shards.read_window(source, start, length).tolist()
                 assert found == whole[start : start + length]
 
 
 @pytest.mark.parametrize(("start", "length"), [(-1, 2), (0, 10), (8, 2), (9, 1), (0, 0)])
 def test_a_window_beyond_the_source_is_refused(folder, start, length):
     with pytest.raises(IndexError, match=r"web: ids .* of 9 tokens"):
-        TokenShards.open(folder).window("web", start, length)
+        TokenShards.open(folder).read_window("web", start, length)
 
 
 def test_every_position_knows_its_document(folder):
     shards = TokenShards.open(folder)
-    names = [shards.document_at("web", position).id for position in range(9)]
+    names = [shards.read_document_at("web", position).id for position in range(9)]
     assert names == ["w0", "w0", "w0", "w1", "w1", "w2", "w2", "w3", "w3"]
-    assert [shards.document_at("wiki", p).id for p in range(5)] == ["k0"] * 3 + ["k1"] * 2
-    found = shards.document_at("wiki", 4)
+    assert [shards.read_document_at("wiki", p).id for p in range(5)] == ["k0"] * 3 + ["k1"] * 2
+    found = shards.read_document_at("wiki", 4)
     assert (found.url, found.length, found.text_bytes) == ("https://a.example/1", 2, 20)
     assert (found.corpus_file, found.corpus_row) == ("wiki.parquet", 7)
 
 
 def test_a_window_knows_all_its_documents_in_order(folder):
     shards = TokenShards.open(folder)
-    assert [d.id for d in shards.documents("web", 2, 6)] == ["w0", "w1", "w2", "w3"]
-    assert [d.id for d in shards.documents("web", 3, 2)] == ["w1"]
+    assert [d.id for d in shards.read_documents("web", 2, 6)] == ["w0", "w1", "w2", "w3"]
+    assert [d.id for d in shards.read_documents("web", 3, 2)] == ["w1"]
 
 
 sources_and_lengths = st.lists(
@@ -135,19 +135,19 @@ def test_any_shards_read_as_their_documents_laid_end_to_end(
     source = data.draw(st.sampled_from(sorted(whole)))
     start = data.draw(st.integers(0, len(whole[source]) - 1))
     end = data.draw(st.integers(start + 1, len(whole[source])))
-    assert shards.window(source, start, end - start).tolist() == whole[source][start:end]
-    found = [d.id for d in shards.documents(source, start, end - start)]
+    assert shards.read_window(source, start, end - start).tolist() == whole[source][start:end]
+    found = [d.id for d in shards.read_documents(source, start, end - start)]
     assert found == list(dict.fromkeys(owners[source][start:end]))
     begins = starts[source]
-    assert shards.document_count(source) == len(begins)
+    assert shards.count_documents(source) == len(begins)
     numbers = np.array(data.draw(st.lists(st.integers(0, len(begins)), max_size=6)), dtype=np.int64)
     expected = [*begins, len(whole[source])]
-    assert shards.document_starts(source, numbers).tolist() == [expected[n] for n in numbers]
+    assert shards.find_document_starts(source, numbers).tolist() == [expected[n] for n in numbers]
     positions = np.arange(start, end)
-    names = [shards.document(source, n).id for n in shards.document_numbers(source, positions)]
+    names = [shards.document(source, n).id for n in shards.find_document_numbers(source, positions)]
     assert names == owners[source][start:end]
     inside = [begin for begin in begins if start < begin < end]
-    assert shards.boundaries(source, start, end - start).tolist() == inside
+    assert shards.find_boundaries(source, start, end - start).tolist() == inside
 
 
 def test_what_is_read_may_go_into_any_integers(folder):
@@ -160,22 +160,22 @@ def test_numbers_and_positions_beyond_a_source_are_refused(folder):
     shards = TokenShards.open(folder)
     for number in (-1, 5):
         with pytest.raises(IndexError, match=r"web: documents .* of 5"):
-            shards.document_starts("web", np.array([0, number]))
+            shards.find_document_starts("web", np.array([0, number]))
     for position in (-1, 9):
         with pytest.raises(IndexError, match=r"web: tokens .* of 9"):
-            shards.document_numbers("web", np.array([position]))
+            shards.find_document_numbers("web", np.array([position]))
     with pytest.raises(IndexError, match=r"wiki: document 2 of 2"):
         shards.document("wiki", 2)
     nothing = np.array([], dtype=np.int64)
-    assert shards.document_starts("web", nothing).tolist() == []
-    assert shards.document_numbers("web", nothing).tolist() == []
+    assert shards.find_document_starts("web", nothing).tolist() == []
+    assert shards.find_document_numbers("web", nothing).tolist() == []
 
 
 def test_a_copy_sent_to_another_process_reads_the_same(folder):
     shards = TokenShards.open(folder)
-    shards.window("web", 0, 2)  # its files are mapped now, which does not travel
+    shards.read_window("web", 0, 2)  # its files are mapped now, which does not travel
     sent = pickle.loads(pickle.dumps(shards))
-    assert sent.window("web", 0, 9).tolist() == WEB
+    assert sent.read_window("web", 0, 9).tolist() == WEB
     assert sent.fingerprint == shards.fingerprint
 
 
@@ -186,7 +186,7 @@ def test_documents_beyond_one_row_group_of_the_index_are_found(tmp_path):
     )
     shards = TokenShards.open(str(tmp_path))
     start, length = INDEX_ROW_GROUP - 1, INDEX_ROW_GROUP + 2
-    found = [int(each.id) for each in shards.documents("web", start, length)]
+    found = [int(each.id) for each in shards.read_documents("web", start, length)]
     assert found == list(range(start, start + length))
     assert shards.document("web", count - 1).id == str(count - 1)
 
@@ -201,7 +201,7 @@ def test_ids_lie_little_endian_in_the_smallest_type_that_holds_the_vocabulary(
     ids = [0x0102, 0xFFFF]
     write_shard(str(tmp_path), "a", ShardVocabulary(vocabulary, "t"), [document("web", ids)])
     assert (tmp_path / "a.bin").read_bytes() == expected
-    assert TokenShards.open(str(tmp_path)).window("web", 0, 2).tolist() == ids
+    assert TokenShards.open(str(tmp_path)).read_window("web", 0, 2).tolist() == ids
 
 
 def test_the_summary_counts_what_was_written(tmp_path):
@@ -215,7 +215,7 @@ def test_the_summary_has_the_sums_of_all_files(folder):
     summary = write_shard(folder, "0-a", VOCABULARY, [document("web", [1, 0])])
     assert sorted(summary.files) == sorted(f"0-a{ending}" for ending in ENDINGS)
     for name, entry in summary.files.items():
-        assert entry == manifest.file_sum(f"{folder}/{name}")
+        assert entry == manifest.compute_file_sum(f"{folder}/{name}")
 
 
 def test_documents_lie_by_source_and_else_in_their_order(folder):
@@ -229,8 +229,8 @@ def test_documents_lie_by_source_and_else_in_their_order(folder):
     head = json.loads(Path(f"{folder}/0-a.json").read_text())
     assert head["format"] == 3
     assert head["runs"] == [["web", 3, 7], ["wiki", 1, 3]]
-    assert head["tokens_sha256"] == storage.sha256(f"{folder}/0-a.bin")
-    assert head["ends_sha256"] == storage.sha256(f"{folder}/0-a.ends")
+    assert head["tokens_sha256"] == storage.compute_sha256(f"{folder}/0-a.bin")
+    assert head["ends_sha256"] == storage.compute_sha256(f"{folder}/0-a.ends")
 
 
 def test_the_index_can_be_read_by_any_tool(folder):
@@ -270,7 +270,7 @@ def test_a_document_without_even_an_end_is_refused(tmp_path):
 def test_an_empty_shard_is_a_shard(folder):
     assert write_shard(folder, "2-c", VOCABULARY, []).tokens_of == {}
     shards = TokenShards.open(folder)
-    assert shards.window("web", 0, 9).tolist() == WEB
+    assert shards.read_window("web", 0, 9).tolist() == WEB
 
 
 def test_shards_that_are_all_empty_have_no_sources(tmp_path):
@@ -357,22 +357,22 @@ def test_a_shard_that_is_not_whole_is_named(folder, ending, damage, message):
 def test_tokens_that_are_cut_off_after_opening_are_named(folder, damage, mapped):
     shards = TokenShards.open(folder)
     if mapped:
-        shards.window("web", 7, 2)
+        shards.read_window("web", 7, 2)
     damage(Path(folder, "1-b.bin"))
     if mapped and damage is Path.unlink:  # the map keeps the file alive
-        assert shards.window("web", 7, 2).tolist() == [14, 0]
+        assert shards.read_window("web", 7, 2).tolist() == [14, 0]
         return
     with pytest.raises(DataError, match=r"1-b\.bin: .*since it was opened"):
-        shards.window("web", 7, 2)
+        shards.read_window("web", 7, 2)
 
 
 def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
     path = Path(folder, "1-b.bin")
     rewrite(path, b"\xff" * path.stat().st_size)
     shards = TokenShards.open(folder)
-    assert shards.window("web", 0, 7).tolist() == WEB[:7]  # of the other shard
+    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # of the other shard
     with pytest.raises(DataError) as refused:
-        shards.window("web", 6, 2)
+        shards.read_window("web", 6, 2)
     assert str(refused.value) == (
         f"{path}: id 65535 among its tokens 0 to 1, but its vocabulary has 60000; tokenize again"
     )
@@ -394,9 +394,9 @@ def test_documents_that_end_where_none_can_are_named_with_their_file(folder, end
     shards = TokenShards.open(folder)
     message = rf"^{path}: a document ends at token {found}, as none can of 3 documents with 7 tok"
     asked = [
-        lambda: shards.document_starts("web", np.arange(4)),
-        lambda: shards.document_numbers("web", np.arange(7)),
-        lambda: shards.boundaries("web", 0, 7),
+        lambda: shards.find_document_starts("web", np.arange(4)),
+        lambda: shards.find_document_numbers("web", np.arange(7)),
+        lambda: shards.find_boundaries("web", 0, 7),
     ]
     refused = 0
     for ask in asked:
@@ -420,10 +420,10 @@ def test_whatever_ends_documents_have_readers_stay_inside_their_source_or_refuse
     rewrite(folder / "a.ends", np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(str(folder))
     for ask, least, most in (
-        (lambda: shards.document_starts("web", np.array([2, 0, 3, 1])), 0, 7),
-        (lambda: shards.document_numbers("web", np.array([6, 0, 3])), 0, 2),
-        (lambda: shards.document_numbers("wiki", np.array([1])), 0, 0),
-        (lambda: shards.boundaries("web", 0, 7), 1, 6),
+        (lambda: shards.find_document_starts("web", np.array([2, 0, 3, 1])), 0, 7),
+        (lambda: shards.find_document_numbers("web", np.array([6, 0, 3])), 0, 2),
+        (lambda: shards.find_document_numbers("wiki", np.array([1])), 0, 0),
+        (lambda: shards.find_boundaries("web", 0, 7), 1, 6),
     ):
         with contextlib.suppress(DataError):
             assert all(least <= found <= most for found in ask().tolist())
@@ -434,17 +434,17 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     index = Path(folder, "1-b.index.parquet")
     index.write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: not the index of a token shard"):
-        shards.document_at("web", 8)
+        shards.read_document_at("web", 8)
     index.unlink()
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: gone since it was opened"):
-        shards.document_at("web", 8)
-    assert shards.window("web", 7, 2).tolist() == [14, 0]  # which needs none
+        shards.read_document_at("web", 8)
+    assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # which needs none
 
 
 ASKED = {
-    ".bin": lambda shards: shards.window("web", 0, 9),
-    ".ends": lambda shards: shards.boundaries("web", 0, 9),
-    ".index.parquet": lambda shards: shards.documents("web", 0, 9),
+    ".bin": lambda shards: shards.read_window("web", 0, 9),
+    ".ends": lambda shards: shards.find_boundaries("web", 0, 9),
+    ".index.parquet": lambda shards: shards.read_documents("web", 0, 9),
 }
 
 
@@ -532,14 +532,14 @@ def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
         tokens = near.tokens(source)
         for start, end in np.sort(dice.integers(0, tokens, (20, 2)), axis=1).tolist():
             window = (source, start, end - start + 1)
-            assert (far.window(*window) == near.window(*window)).all()
-            assert far.boundaries(*window).tolist() == near.boundaries(*window).tolist()
-            assert far.documents(*window) == near.documents(*window)
+            assert (far.read_window(*window) == near.read_window(*window)).all()
+            assert far.find_boundaries(*window).tolist() == near.find_boundaries(*window).tolist()
+            assert far.read_documents(*window) == near.read_documents(*window)
         positions = dice.integers(0, tokens, 50)
-        numbers = near.document_numbers(source, positions)
-        assert (far.document_numbers(source, positions) == numbers).all()
-        starts = near.document_starts(source, numbers)
-        assert (far.document_starts(source, numbers) == starts).all()
+        numbers = near.find_document_numbers(source, positions)
+        assert (far.find_document_numbers(source, positions) == numbers).all()
+        starts = near.find_document_starts(source, numbers)
+        assert (far.find_document_starts(source, numbers) == starts).all()
 
 
 def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
@@ -549,11 +549,11 @@ def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     shards = TokenShards.open(f"{s3}/train", cache)
     storage.write(f"{s3}/train/b.bin", b"\1\0")
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):
-        shards.window("web", 3, 3)
+        shards.read_window("web", 3, 3)
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its head tells of 3 tokens"):
         TokenShards.open(f"{s3}/train", cache)
     storage.delete(f"{s3}/train/b.bin")
     with pytest.raises(DataError, match=r"b\.bin: gone since it was opened"):
-        shards.window("web", 3, 3)
+        shards.read_window("web", 3, 3)
     with pytest.raises(DataError, match=r"b\.bin: missing, though its shard is finished"):
         TokenShards.open(f"{s3}/train", cache)

@@ -5,7 +5,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from trainrig.errors import DataError
-from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, characters_of_bytes, entry_bytes
+from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, list_byte_characters, list_entry_bytes
 
 
 def with_decoder(vocabulary: list[str], decoder: object = None) -> tokenizers.Tokenizer:
@@ -17,14 +17,14 @@ def with_decoder(vocabulary: list[str], decoder: object = None) -> tokenizers.To
 
 def test_byte_level_entries_are_the_bytes_that_their_characters_stand_for():
     tokenizer = with_decoder(["<|a|>", "Ġthe", "Ã©", "Ċ"], decoders.ByteLevel())
-    assert entry_bytes(tokenizer, {0}, "x") == (b"<|a|>", b" the", "é".encode(), b"\n")
+    assert list_entry_bytes(tokenizer, {0}, "x") == (b"<|a|>", b" the", "é".encode(), b"\n")
 
 
 def test_each_byte_has_a_character_and_the_library_has_the_same():
-    characters = characters_of_bytes()
+    characters = list_byte_characters()
     assert len(set(characters)) == 256
     tokenizer = with_decoder(characters, decoders.ByteLevel())
-    assert entry_bytes(tokenizer, set(), "x") == tuple(bytes([byte]) for byte in range(256))
+    assert list_entry_bytes(tokenizer, set(), "x") == tuple(bytes([byte]) for byte in range(256))
     for byte in range(128):  # alone, a byte from 128 on is no text
         assert tokenizer.decode([byte]) == chr(byte)
 
@@ -32,7 +32,7 @@ def test_each_byte_has_a_character_and_the_library_has_the_same():
 def test_plain_entries_are_their_text_and_byte_entries_a_byte():
     decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = with_decoder([" the", "é", "▁", "<0xE9>", "<0x4>", "x<0x41>"], decoder)
-    assert entry_bytes(tokenizer, set(), "x") == (
+    assert list_entry_bytes(tokenizer, set(), "x") == (
         *(b" the", "é".encode(), "▁".encode(), b"\xe9", b"<0x4>", b"x<0x41>"),
     )
 
@@ -40,22 +40,22 @@ def test_plain_entries_are_their_text_and_byte_entries_a_byte():
 def test_all_256_bytes_have_an_entry_in_the_plain_spelling():
     decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = with_decoder(list(BYTE_ENTRIES), decoder)
-    assert b"".join(entry_bytes(tokenizer, set(), "x")) == bytes(range(256))
+    assert b"".join(list_entry_bytes(tokenizer, set(), "x")) == bytes(range(256))
 
 
 def test_what_the_decoder_replaces_is_replaced():
     marked = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    assert entry_bytes(with_decoder(["▁a", "▁▁"], marked), set(), "x") == (b" a", b"  ")
+    assert list_entry_bytes(with_decoder(["▁a", "▁▁"], marked), set(), "x") == (b" a", b"  ")
     joined = decoders.Sequence([decoders.Replace("‿", ""), decoders.ByteLevel()])
-    assert entry_bytes(with_decoder(["‿Ã", "Ã"], joined), set(), "x") == (b"\xc3", b"\xc3")
+    assert list_entry_bytes(with_decoder(["‿Ã", "Ã"], joined), set(), "x") == (b"\xc3", b"\xc3")
 
 
 def test_added_tokens_that_are_not_special_are_the_text_that_they_are():
     tokenizer = with_decoder(["a"], decoders.ByteLevel())
     tokenizer.add_tokens(["é b"])
-    assert entry_bytes(tokenizer, set(), "x") == (b"a", "é b".encode())
+    assert list_entry_bytes(tokenizer, set(), "x") == (b"a", "é b".encode())
 
 
 LLAMA_2 = decoders.Sequence(
@@ -81,19 +81,19 @@ LLAMA_2 = decoders.Sequence(
 )
 def test_a_decoder_that_gives_entries_no_bytes_of_their_own_is_refused(decoder, message):
     with pytest.raises(DataError) as refused:
-        entry_bytes(with_decoder(["a"], decoder), set(), "t.json")
+        list_entry_bytes(with_decoder(["a"], decoder), set(), "t.json")
     assert str(refused.value).startswith(f"t.json: {message}") and "\n" not in str(refused.value)
 
 
 def test_an_entry_that_is_not_written_as_the_rest_is_refused_by_name():
     with pytest.raises(DataError, match=r"^t.json: entry 1 \('日'\) is not written in byte-level"):
-        entry_bytes(with_decoder(["a", "日"], decoders.ByteLevel()), set(), "t.json")
+        list_entry_bytes(with_decoder(["a", "日"], decoders.ByteLevel()), set(), "t.json")
 
 
 def test_ids_with_a_gap_are_refused():
     tokenizer = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 2}, []))
     with pytest.raises(DataError, match=r"^t.json: no entry has the id 1; ids must have no gap"):
-        entry_bytes(tokenizer, set(), "t.json")
+        list_entry_bytes(tokenizer, set(), "t.json")
 
 
 def test_the_decoder_is_read_as_the_file_has_it():
@@ -101,4 +101,4 @@ def test_the_decoder_is_read_as_the_file_has_it():
     description = json.loads(tokenizer.to_str())
     description["decoder"]["decoders"] += [{"type": "ByteFallback"}, {"type": "Fuse"}]
     again = tokenizers.Tokenizer.from_str(json.dumps(description))
-    assert entry_bytes(again, set(), "x") == (b" a",)
+    assert list_entry_bytes(again, set(), "x") == (b" a",)

@@ -8,10 +8,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.special import END_OF_TEXT, PAD, SPECIAL_TOKENS, role_id
-from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, entry_bytes
+from trainrig.tokens.special import END_OF_TEXT, PAD, SPECIAL_TOKENS, find_role_id
+from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, list_entry_bytes
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.words import word_splitter
+from trainrig.tokens.tokenizers.words import make_word_splitter
 
 TEXTS = [f"the cat {n} sat on the  mat, naïve 猫\n" for n in range(50)]
 
@@ -19,7 +19,7 @@ TEXTS = [f"the cat {n} sat on the  mat, naïve 猫\n" for n in range(50)]
 def gpt_2_like() -> tokenizers.Tokenizer:
     """Byte-level BPE, its one special token last."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = word_splitter("gpt2")
+    tokenizer.pre_tokenizer = make_word_splitter("gpt2")
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
@@ -34,7 +34,7 @@ def gpt_2_like() -> tokenizers.Tokenizer:
 def llama_3_like() -> tokenizers.Tokenizer:
     """As GPT-2's, with a beginning that is put before each text, and other roles."""
     tokenizer = gpt_2_like()
-    tokenizer.pre_tokenizer = word_splitter("llama3")
+    tokenizer.pre_tokenizer = make_word_splitter("llama3")
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 301)]
@@ -107,7 +107,7 @@ def test_ids_of_text_are_those_of_the_published_tokenizer(pair, text):
 def test_any_text_comes_back_and_makes_no_special_token(pair, text):
     _, ours = pair
     special = set(special_of(ours).values())
-    entries = entry_bytes(ours, special, "")
+    entries = list_entry_bytes(ours, special, "")
     ids = ours.encode(text, add_special_tokens=False).ids
     assert b"".join(entries[i] for i in ids) == text.encode()
     assert not set(ids) & special
@@ -116,14 +116,14 @@ def test_any_text_comes_back_and_makes_no_special_token(pair, text):
 def test_entries_keep_their_ids_and_missing_roles_come_after_the_last(pair):
     theirs, ours = pair
     count = theirs.get_vocab_size()
-    missing = [role for role in SPECIAL_TOKENS if role_id(special_of(theirs), role) is None]
+    missing = [role for role in SPECIAL_TOKENS if find_role_id(special_of(theirs), role) is None]
     for number in range(count):
         name = theirs.id_to_token(number)
         same = ours.id_to_token(number)
         assert same == (name if number in special_of(theirs).values() else same)
         assert same in (name, name.replace("▁", " "))
     assert [ours.id_to_token(i) for i in range(count, ours.get_vocab_size())] == missing
-    assert all(role_id(special_of(ours), role) is not None for role in SPECIAL_TOKENS)
+    assert all(find_role_id(special_of(ours), role) is not None for role in SPECIAL_TOKENS)
 
 
 def test_of_the_mark_for_spaces_nothing_is_left(tmp_path):
@@ -135,7 +135,7 @@ def test_of_the_mark_for_spaces_nothing_is_left(tmp_path):
 def test_a_published_end_of_text_is_ours(tmp_path):
     ours = tokenizers.Tokenizer.from_str(imported(gpt_2_like(), tmp_path).decode())
     assert ours.token_to_id(END_OF_TEXT) is None
-    assert role_id(special_of(ours), END_OF_TEXT) == 300
+    assert find_role_id(special_of(ours), END_OF_TEXT) == 300
     assert ours.token_to_id(PAD) == 301
 
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainrig.errors import DataError
 from trainrig.tokens.special import END_OF_TEXT, SPECIAL_TOKENS
-from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, entry_bytes
+from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, list_entry_bytes
 from trainrig.tokens.tokenizers.train import (
     ByteLevelBPE,
     Tokenizer,
@@ -70,7 +70,7 @@ def library(kind: str) -> tokenizers.Tokenizer:
 
 @functools.cache
 def entries(kind: str) -> tuple[bytes, ...]:
-    return entry_bytes(library(kind), set(range(SPECIAL)), kind)
+    return list_entry_bytes(library(kind), set(range(SPECIAL)), kind)
 
 
 def ids_of(kind: str, text: str) -> list[int]:

@@ -12,7 +12,7 @@ from tokenizers import models, trainers
 from trainrig.tokens.tokenizers.unigram import PRINTABLE_ASCII, Unigram
 from trainrig.tokens.tokenizers.unigram_em import _digamma, choose_pieces
 from trainrig.tokens.tokenizers.word_lattice import Lattice, spans_inside
-from trainrig.tokens.tokenizers.words import plain_splitter
+from trainrig.tokens.tokenizers.words import make_plain_splitter
 
 PIECES = ["a", "b", "ab", "ba", "aba", "bb"]
 some_words = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=5, unique=True)
@@ -76,7 +76,7 @@ def test_expected_uses_are_those_of_all_ways_to_cut_each_word(words, chances, da
 @given(words=some_words, chances=some_chances)
 def test_the_best_way_to_cut_is_the_best_of_all(words, chances):
     scores = dict(zip(PIECES, np.log(chances), strict=True))
-    best = lattice_of(words, [1] * len(words)).best(np.log(chances))
+    best = lattice_of(words, [1] * len(words)).find_best_scores(np.log(chances))
     for word, found in zip(words, best, strict=True):
         assert found == pytest.approx(
             max(sum(scores[piece] for piece in way) for way in ways_to_cut(word, PIECES))
@@ -91,7 +91,7 @@ def test_a_piece_is_cut_into_others_than_itself():
     inside = spans_inside(examples, lengths, place, length, piece)
     scores = np.arange(-1.0, -7, -1)  # a -1, b -2, ab -3, ba -4, aba -5, bb -6
     # ab = a b, ba = b a, aba = ab a (a b a is as good), bb = b b; nothing is left of a and b.
-    assert inside.best(scores).tolist() == [-np.inf, -np.inf, -3, -3, -4, -4]
+    assert inside.find_best_scores(scores).tolist() == [-np.inf, -np.inf, -3, -3, -4, -4]
 
 
 def test_pieces_that_are_no_more_leave_no_edges():
@@ -180,7 +180,7 @@ def test_text_takes_no_more_entries_than_with_the_librarys_trainer(test_data):
     unseen = text[600_000:]
     ours = tokenizers.Tokenizer.from_str(Unigram(vocabulary=1_500).train(texts).decode())
     library = tokenizers.Tokenizer(models.Unigram())
-    library.pre_tokenizer = plain_splitter("llama3")
+    library.pre_tokenizer = make_plain_splitter("llama3")
     trainer = trainers.UnigramTrainer(
         vocab_size=ours.get_vocab_size() - 256 - 7, unk_token="<unk>", special_tokens=["<unk>"],
         show_progress=False,

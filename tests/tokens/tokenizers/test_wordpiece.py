@@ -2,7 +2,7 @@ import json
 
 import tokenizers
 
-from trainrig.tokens.tokenizers.entries import characters_of_bytes
+from trainrig.tokens.tokenizers.entries import list_byte_characters
 from trainrig.tokens.tokenizers.wordpiece import CONTINUES, WORD_LIMIT, WordPiece
 
 LEAST = 519  # 512 bytes and 7 special tokens
@@ -16,9 +16,9 @@ def of(texts: list[str], more: int) -> tokenizers.Tokenizer:
 def test_every_byte_is_an_entry_at_the_beginning_of_a_word_and_further_on():
     vocabulary = of([], 0).get_vocab()
     assert len(vocabulary) == LEAST
-    for character in characters_of_bytes():
+    for character in list_byte_characters():
         assert character in vocabulary and CONTINUES + character in vocabulary
-    assert CONTINUES not in characters_of_bytes()
+    assert CONTINUES not in list_byte_characters()
 
 
 def test_the_longest_entry_that_fits_is_taken_from_the_left():

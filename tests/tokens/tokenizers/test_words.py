@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from trainrig.tokens.tokenizers.words import plain_splitter, word_splitter
+from trainrig.tokens.tokenizers.words import make_plain_splitter, make_word_splitter
 
 MIXED = "I'm 12345 x_y  (ok)\n\n  end"
 
@@ -24,7 +24,7 @@ def words_of(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
     ],
 )
 def test_a_text_is_cut_as_the_named_tokenizer_cuts_it(words, expected):
-    assert words_of(plain_splitter(words), MIXED) == expected
+    assert words_of(make_plain_splitter(words), MIXED) == expected
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -32,7 +32,7 @@ def test_our_pattern_of_gpt_2_cuts_as_the_librarys_own(text):
     library = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     ours = pre_tokenizers.Sequence(
         [
-            plain_splitter("gpt2"),
+            make_plain_splitter("gpt2"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -42,9 +42,9 @@ def test_our_pattern_of_gpt_2_cuts_as_the_librarys_own(text):
 @pytest.mark.parametrize("words", ["gpt2", "llama3", "none"])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["a<|b|><|", ""]))
 def test_words_joined_are_the_text(words, text):
-    assert "".join(words_of(plain_splitter(words), text)) == text
-    assert len("".join(words_of(word_splitter(words), text))) == len(text.encode())
+    assert "".join(words_of(make_plain_splitter(words), text)) == text
+    assert len("".join(words_of(make_word_splitter(words), text))) == len(text.encode())
 
 
 def test_without_words_the_one_cut_is_before_and_after_how_a_name_begins():
-    assert words_of(plain_splitter("none"), "to be <|pad|>") == ["to be ", "<|", "pad|>"]
+    assert words_of(make_plain_splitter("none"), "to be <|pad|>") == ["to be ", "<|", "pad|>"]

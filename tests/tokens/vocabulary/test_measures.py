@@ -13,12 +13,12 @@ from trainrig.tokens.tokenizers.train import train_tokenizer
 from trainrig.tokens.vocabulary.measures import (
     Amount,
     MeasuredText,
-    first_entries,
+    count_occurrences,
+    detect_script,
     format_entry,
+    keep_first_entries,
     measure,
-    occurrences,
-    rival,
-    script,
+    measure_rival,
 )
 
 NOUNS = ["harbour", "mirror", "kitchen", "weather", "village", "captain", "journey", "silence"]
@@ -41,7 +41,7 @@ def trained(vocabulary: int = 360) -> str:
 @functools.cache
 def measured():
     encoder = Encoder(trained())
-    return measure(encoder, MEASURED, occurrences(encoder, TEXTS))
+    return measure(encoder, MEASURED, count_occurrences(encoder, TEXTS))
 
 
 def test_amounts_are_those_counted_by_hand():
@@ -79,7 +79,7 @@ def test_every_entry_but_special_tokens_is_in_one_length_and_one_script():
 
 def test_what_no_text_uses_is_told_apart_from_what_these_texts_do_not_use():
     encoder = Encoder(trained())
-    seen = occurrences(encoder, TEXTS)
+    seen = count_occurrences(encoder, TEXTS)
     in_training = {n for ids in encoder.encode_batch(TEXTS) for n in ids.tolist()}
     assert measured().never_seen == 360 - len(SPECIAL_TOKENS) - len(in_training)
     assert seen.sum() == sum(len(ids) for ids in encoder.encode_batch(TEXTS))
@@ -93,7 +93,9 @@ def test_occurrences_do_not_depend_on_batches(which, times):
     encoder = cached_encoder()
     (ids,) = encoder.encode_batch([TEXTS[which]])
     expected = times * np.bincount(ids, minlength=360)
-    np.testing.assert_array_equal(occurrences(encoder, iter([TEXTS[which]] * times)), expected)
+    np.testing.assert_array_equal(
+        count_occurrences(encoder, iter([TEXTS[which]] * times)), expected
+    )
 
 
 @functools.cache
@@ -121,18 +123,18 @@ def test_a_text_that_does_not_come_back_is_named():
             return super().decode_bytes(ids).replace(b"\xe7\x8c\xab", b"?")
 
     encoder = Lossy(trained())
-    wrong = measure(encoder, MEASURED, occurrences(encoder, TEXTS)).not_given_back
+    wrong = measure(encoder, MEASURED, count_occurrences(encoder, TEXTS)).not_given_back
     assert "2" in wrong and "1" not in wrong and "3" not in wrong
 
 
 @pytest.mark.parametrize("size", [256 + len(SPECIAL_TOKENS), 300, 359])
 def test_the_first_entries_are_the_tokenizer_that_training_stops_at(size):
-    assert json.loads(first_entries(trained(), size)) == json.loads(trained(size))
+    assert json.loads(keep_first_entries(trained(), size)) == json.loads(trained(size))
 
 
 def test_a_rival_costs_its_entries():
-    small = Encoder(first_entries(trained(), 300))
-    found = rival("small", small, MEASURED, parameters=2 * 768)
+    small = Encoder(keep_first_entries(trained(), 300))
+    found = measure_rival("small", small, MEASURED, parameters=2 * 768)
     assert (found.name, found.entries, found.embedding_parameters) == ("small", 300, 300 * 1536)
     assert found.amount.bytes == measured().total.bytes
     assert found.amount.tokens >= measured().total.tokens
@@ -147,10 +149,10 @@ def test_a_rival_costs_its_entries():
     ],
 )  # fmt: skip
 def test_the_script_of_an_entry(entry, expected):
-    assert script(entry.encode()) == expected
+    assert detect_script(entry.encode()) == expected
 
 
 def test_half_a_character_is_of_no_script_and_is_shown_by_its_bytes():
-    assert script("猫".encode()[:2]) == "part of a character"
+    assert detect_script("猫".encode()[:2]) == "part of a character"
     assert format_entry(b" a\xe7\x8c") == "␣a\\xe7\\x8c"
     assert format_entry(b"\n\t") == "⏎⇥"

@@ -3,7 +3,11 @@ import re
 
 import pytest
 
-from trainrig.tokens.vocabulary.charts import compression_chart, format_count, lengths_chart
+from trainrig.tokens.vocabulary.charts import (
+    build_compression_chart,
+    build_lengths_chart,
+    format_count,
+)
 from trainrig.tokens.vocabulary.measures import (
     Amount,
     EntryGroup,
@@ -11,7 +15,7 @@ from trainrig.tokens.vocabulary.measures import (
     Rival,
     TokenizerReport,
 )
-from trainrig.tokens.vocabulary.vocabulary_page import vocabulary_page
+from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 
@@ -67,12 +71,12 @@ def with_vocabulary(**changes: object) -> TokenizerReport:
 
 
 def text_of(report: TokenizerReport) -> str:
-    return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", vocabulary_page(report)))
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", render_vocabulary_page(report)))
 
 
 @pytest.mark.slow
 def test_the_same_report_gives_the_same_page():
-    assert vocabulary_page(REPORT) == vocabulary_page(dataclasses.replace(REPORT))
+    assert render_vocabulary_page(REPORT) == render_vocabulary_page(dataclasses.replace(REPORT))
 
 
 def test_the_page_says_what_was_measured():
@@ -95,7 +99,7 @@ def test_the_page_says_what_was_measured():
 
 
 def test_nothing_that_strangers_wrote_becomes_markup():
-    page = vocabulary_page(REPORT)
+    page = render_vocabulary_page(REPORT)
     assert "<script" not in page and "\u202e" not in page and "<b>&" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩" in page
 
@@ -110,12 +114,12 @@ def test_nothing_that_strangers_wrote_becomes_markup():
     ],
 )
 def test_the_verdict_is_no_better_than_what_was_found(report, state, said):
-    page = vocabulary_page(report)
+    page = render_vocabulary_page(report)
     assert f'<div class="verdict {state}">' in page and said in page
 
 
 def test_lengths_beyond_what_is_drawn_are_one_bar_but_all_in_the_table():
-    chart = lengths_chart(VOCABULARY)
+    chart = build_lengths_chart(VOCABULARY)
     assert "&gt;16" in chart.svg and ">40<" not in chart.svg
     assert [row[0] for row in chart.table.rows] == ["1", "2", "17", "40"]
 
@@ -123,7 +127,7 @@ def test_lengths_beyond_what_is_drawn_are_one_bar_but_all_in_the_table():
 def test_a_chart_of_many_sources_draws_the_largest_and_tables_all():
     amount = Amount(documents=1, bytes=100, characters=100, words=20, tokens=30)
     many = {f"source {n:02d}": amount for n in range(15)}
-    chart = compression_chart(with_vocabulary(sources=many))
+    chart = build_compression_chart(with_vocabulary(sources=many))
     assert "source 11" in chart.svg and "source 12" not in chart.svg
     assert "3 sources more below" in chart.caption
     assert len(chart.table.rows) == 15
@@ -134,7 +138,7 @@ def test_a_text_without_tokens_still_has_a_page():
         total=Amount(1), sources={"web": Amount(1)}, languages={"": Amount(1)}, frequencies=[],
         commonest=[], cut=[],
     )  # fmt: skip
-    assert "No token was made" in vocabulary_page(nothing)
+    assert "No token was made" in render_vocabulary_page(nothing)
 
 
 def test_one_is_not_many():

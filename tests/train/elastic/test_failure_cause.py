@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainrig.errors import DataError
-from trainrig.processes.fork_server import how_it_ended
+from trainrig.processes.fork_server import describe_end
 from trainrig.train.checkpoint import DamagedCheckpoint
 from trainrig.train.elastic.failure_cause import (
     describe_out_of_memory,
@@ -93,7 +93,7 @@ def test_a_broken_device_is_told_from_a_program_that_is_wrong(said, broken):
 
 def test_a_process_that_died_is_laid_to_its_node_but_for_want_of_memory():
     assert find_cause({}, {2: "killed by SIGKILL"}, {}, 3).rank == 2
-    assert find_cause({}, {2: how_it_ended(-9, True)}, {}, 3).rank is None
+    assert find_cause({}, {2: describe_end(-9, True)}, {}, 3).rank is None
 
 
 def test_what_the_user_must_mend_is_raised():
@@ -137,7 +137,7 @@ def test_torchs_own_words_for_too_large_a_tensor_are_known():
 
 
 def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then_told_what_to_set():
-    by_kernel, by_hand = how_it_ended(-9, True), how_it_ended(-9, False)
+    by_kernel, by_hand = describe_end(-9, True), describe_end(-9, False)
     patience = RestartPolicy(Faults(max_restarts=9), step=4)
     short = find_cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
     assert short.memory
@@ -148,7 +148,7 @@ def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then
 
 
 def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
-    failure = find_cause({}, {0: "ended with 1", 1: how_it_ended(-9, True)}, {}, 0)
+    failure = find_cause({}, {0: "ended with 1", 1: describe_end(-9, True)}, {}, 0)
     assert failure.memory
     assert failure.problem.startswith("the process of rank 1 died (and 1 more): killed by the kern")
 

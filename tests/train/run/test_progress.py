@@ -112,16 +112,16 @@ def test_a_tail_reads_each_line_once(run, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 20)
     path = f"{run.folder.path}/log.jsonl"
     tail, appender = Tail(path), open_appender(path, "attempt-0001")
-    assert list(tail.lines()) == []
+    assert list(tail.read_new_lines()) == []
     seen = []
     for number in range(12):
         appender.write(f"line {number}\n".encode())
         appender.flush()
-        seen += tail.lines()
+        seen += tail.read_new_lines()
         append_line(path, f"alone {number}\n".encode())
     appender.close()
-    seen += tail.lines()
-    assert list(tail.lines()) == []
+    seen += tail.read_new_lines()
+    assert list(tail.read_new_lines()) == []
     wanted = [f"{what} {number}" for what in ("line", "alone") for number in range(12)]
     assert sorted(line.decode() for line in seen) == sorted(wanted)
 
@@ -131,7 +131,7 @@ def test_a_tail_waits_for_the_end_of_a_line(tmp_path):
     for written, found in ((b"a\nb", [b"a"]), (b"", []), (b"c\n", [b"bc"]), (b"d\n", [b"d"])):
         with (tmp_path / "log.jsonl").open("ab") as file:
             file.write(written)
-        assert list(tail.lines()) == found
+        assert list(tail.read_new_lines()) == found
 
 
 def test_a_tail_does_not_read_again_what_cannot_grow(s3, monkeypatch):
@@ -143,9 +143,9 @@ def test_a_tail_does_not_read_again_what_cannot_grow(s3, monkeypatch):
     appender.flush()
     append_line(path, b"alone\n")
     tail = Tail(path)
-    assert len(list(tail.lines())) == 13
+    assert len(list(tail.read_new_lines())) == 13
     opened = storage.open_read
     monkeypatch.setattr(storage, "open_read", lambda name: read.append(name) or opened(name))
-    assert list(tail.lines()) == []
+    assert list(tail.read_new_lines()) == []
     assert len(read) <= 1  # the newest segment, if it may grow
     appender.close()

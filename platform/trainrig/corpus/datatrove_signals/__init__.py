@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.datatrove_signals.chunks import Chunks, chunks_of
+from trainrig.corpus.datatrove_signals.chunks import Chunks, find_chunks
 from trainrig.corpus.datatrove_signals.lines import (
-    fineweb_lines,
+    measure_fineweb_lines,
+    measure_quality_lines,
     measure_repeated_lines,
     measure_repeated_paragraphs,
-    quality_lines,
 )
 from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS, PREFIX
-from trainrig.corpus.datatrove_signals.repetition import repetition_of
-from trainrig.corpus.datatrove_signals.sentences import sentences_of
-from trainrig.corpus.datatrove_signals.spacy_words import english_words
+from trainrig.corpus.datatrove_signals.repetition import measure_repetition
+from trainrig.corpus.datatrove_signals.sentences import count_sentences
+from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
 from trainrig.corpus.datatrove_signals.token_flags import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
-from trainrig.corpus.datatrove_signals.vocabulary import Tokens, vocabulary_of_this_thread
+from trainrig.corpus.datatrove_signals.vocabulary import Tokens, get_thread_vocabulary
 from trainrig.corpus.rewrite.c4 import C4Lines
-from trainrig.corpus.signals.marks import Marks, marks_of
+from trainrig.corpus.signals.marks import Marks, count_marks
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 
 __all__ = ["DATATROVE_SIGNALS", "measure_datatrove"]
 
@@ -42,86 +42,90 @@ _LOREM_IPSUM, _CURLY_BRACKETS = map(C4Lines.columns.index, ("c4_lorem_ipsum", "c
 
 def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Every column of DATATROVE_SIGNALS for `texts`, taken for English as datatrove takes them."""
-    batch = batch_of(texts)
-    chunks = chunks_of(batch)
-    tokens = vocabulary_of_this_thread().tokens(batch, chunks)
-    marks = marks_of(batch)
+    batch = build_batch(texts)
+    chunks = find_chunks(batch)
+    tokens = get_thread_vocabulary().tokenize(batch, chunks)
+    marks = count_marks(batch)
     columns = (
-        _gopher_quality(batch, chunks, tokens, marks)
-        | _gopher_repetition(batch, chunks, tokens)
-        | _fineweb("", batch, np.diff(_first_tokens(chunks, tokens)), marks)
-        | _c4(texts, batch)
+        _measure_gopher_quality(batch, chunks, tokens, marks)
+        | _measure_gopher_repetition(batch, chunks, tokens)
+        | _measure_fineweb("", batch, np.diff(_find_first_tokens(chunks, tokens)), marks)
+        | _measure_c4(texts, batch)
     )
     return {name: columns[name.removeprefix(PREFIX)] for name in DATATROVE_SIGNALS}
 
 
-def _gopher_quality(
+def _measure_gopher_quality(
     batch: TextBatch, chunks: Chunks, tokens: Tokens, marks: Marks
 ) -> dict[str, NDArray[Any]]:
-    firsts = _first_tokens(chunks, tokens)
+    firsts = _find_first_tokens(chunks, tokens)
     counts = np.diff(firsts)
-    words, characters, lettered, stop_words = _tokens_of_kinds(tokens, firsts)
-    lines = quality_lines(batch)
+    words, characters, lettered, stop_words = _count_token_kinds(tokens, firsts)
+    lines = measure_quality_lines(batch)
     return {
         "words": words,
-        "mean_word_length": _quotients(characters, words),
-        "hashes_per_word": _quotients(marks.hashes, counts),
-        "ellipses_per_word": _quotients(marks.ellipses, counts),
-        "alphabetic_words": _quotients(lettered, counts),
+        "mean_word_length": _divide_counts(characters, words),
+        "hashes_per_word": _divide_counts(marks.hashes, counts),
+        "ellipses_per_word": _divide_counts(marks.ellipses, counts),
+        "alphabetic_words": _divide_counts(lettered, counts),
         "stop_words": stop_words,
-        "bullet_lines": _quotients(lines.bullets, lines.lines),
-        "ellipsis_lines": _quotients(lines.ellipses, lines.lines),
+        "bullet_lines": _divide_counts(lines.bullets, lines.lines),
+        "ellipsis_lines": _divide_counts(lines.ellipses, lines.lines),
     }
 
 
-def _gopher_repetition(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> dict[str, NDArray[Any]]:
+def _measure_gopher_repetition(
+    batch: TextBatch, chunks: Chunks, tokens: Tokens
+) -> dict[str, NDArray[Any]]:
     characters = np.diff(batch.starts_D1)
     lines, paragraphs = measure_repeated_lines(batch), measure_repeated_paragraphs(batch)
-    firsts = _first_tokens(chunks, tokens)
-    repetition = repetition_of(tokens.hashes_T, tokens.lengths_T, firsts)
-    duplicate_lines = _quotients(lines.duplicates, lines.pieces)
+    firsts = _find_first_tokens(chunks, tokens)
+    repetition = measure_repetition(tokens.hashes_T, tokens.lengths_T, firsts)
+    duplicate_lines = _divide_counts(lines.duplicates, lines.pieces)
     duplicate_lines[characters == 0] = 1.0  # datatrove drops an empty text here
     return {
         "duplicate_lines": duplicate_lines,
-        "duplicate_line_characters": _quotients(lines.duplicate_characters, characters),
-        "duplicate_paragraphs": _quotients(paragraphs.duplicates, paragraphs.pieces),
-        "duplicate_paragraph_characters": _quotients(paragraphs.duplicate_characters, characters),
+        "duplicate_line_characters": _divide_counts(lines.duplicate_characters, characters),
+        "duplicate_paragraphs": _divide_counts(paragraphs.duplicates, paragraphs.pieces),
+        "duplicate_paragraph_characters": _divide_counts(
+            paragraphs.duplicate_characters, characters
+        ),
         **{
-            f"top_{n}_gram": _quotients(repetition.tops[:, column], characters)
+            f"top_{n}_gram": _divide_counts(repetition.tops[:, column], characters)
             for column, n in enumerate(TOPS)
         },
         **{
-            f"duplicate_{n}_grams": _quotients(repetition.duplicates[:, column], characters)
+            f"duplicate_{n}_grams": _divide_counts(repetition.duplicates[:, column], characters)
             for column, n in enumerate(DUPLICATES)
         },
     }
 
 
-def _fineweb(
+def _measure_fineweb(
     prefix: str, batch: TextBatch, counts: NDArray[np.int64], marks: Marks
 ) -> dict[str, NDArray[Any]]:
-    lines = fineweb_lines(batch, _is_terminal())
-    terminals = _quotients(lines.terminals, lines.lines)
+    lines = measure_fineweb_lines(batch, _is_terminal())
+    terminals = _divide_counts(lines.terminals, lines.lines)
     terminals[lines.lines == 0] = 0.0  # datatrove drops a blank text here
     return {
         f"{prefix}terminal_lines": terminals,
-        f"{prefix}short_lines": _quotients(lines.short, lines.lines),
-        f"{prefix}fineweb_duplicate_line_characters": _quotients(
+        f"{prefix}short_lines": _divide_counts(lines.short, lines.lines),
+        f"{prefix}fineweb_duplicate_line_characters": _divide_counts(
             lines.duplicate_characters, lines.characters
         ),
-        f"{prefix}new_lines_per_word": _quotients(marks.new_lines, counts),
+        f"{prefix}new_lines_per_word": _divide_counts(marks.new_lines, counts),
     }
 
 
-def _c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
+def _measure_c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
     """What C4's filter counts, and FineWeb's of the text that it leaves."""
     cut, any_end = _ANY_END.apply_to_batch(batch)
     # What drops a page of lines that end as they should also drops one of any lines.
     (suspects,) = np.nonzero(any_end[_LOREM_IPSUM] | any_end[_CURLY_BRACKETS])
-    _, ended = _ENDED.apply_to_batch(batch_of([texts[number] for number in suspects.tolist()]))
-    chunks = chunks_of(cut)
-    tokens = vocabulary_of_this_thread().tokens(cut, chunks)
-    sentences = sentences_of(cut, chunks, tokens)
+    _, ended = _ENDED.apply_to_batch(build_batch([texts[number] for number in suspects.tolist()]))
+    chunks = find_chunks(cut)
+    tokens = get_thread_vocabulary().tokenize(cut, chunks)
+    sentences = count_sentences(cut, chunks, tokens)
     columns: dict[str, NDArray[Any]] = {
         "c4_sentences": sentences[1],
         "c4_sentences_any_end": sentences[0],
@@ -129,22 +133,22 @@ def _c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
     for row, name in ((_LOREM_IPSUM, "lorem_ipsum"), (_CURLY_BRACKETS, "curly_brackets")):
         columns[name], columns[f"{name}_any_end"] = np.zeros_like(any_end[row]), any_end[row]
         columns[name][suspects] = ended[row]
-    counts = np.diff(_first_tokens(chunks, tokens))
-    return columns | _fineweb("c4_", cut, counts, marks_of(cut))
+    counts = np.diff(_find_first_tokens(chunks, tokens))
+    return columns | _measure_fineweb("c4_", cut, counts, count_marks(cut))
 
 
-def _first_tokens(chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
+def _find_first_tokens(chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
     return tokens.firsts_K1[chunks.firsts_D1]
 
 
 @cache
 def _is_terminal() -> NDArray[np.bool_]:
     found = np.zeros(0x110000, np.bool_)
-    found[[ord(character) for character in sorted(english_words().terminals)]] = True
+    found[[ord(character) for character in sorted(load_spacy_words().terminals)]] = True
     return found
 
 
-def _quotients(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
+def _divide_counts(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
     """The quotients of pairs of counts, NaN where the second is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found: NDArray[np.float64] = parts / wholes
@@ -152,7 +156,7 @@ def _quotients(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]
     return found
 
 
-def _tokens_of_kinds(tokens: Tokens, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _count_token_kinds(tokens: Tokens, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
     """[4, D] words that are not symbols alone, their characters, words with letters, stop words."""
     found = np.zeros((4, len(firsts) - 1), np.int64)
     _count(tokens.lengths_T, tokens.flags_T, firsts, found)

@@ -58,7 +58,7 @@ class _Rule(NamedTuple):
     forbids: bool
 
 
-def rules_of(
+def build_rules(
     prefixes: Sequence[str], suffixes: Sequence[str], infixes: Sequence[str]
 ) -> Rules | None:
     """The tables of three lists of regular expressions; None if one of them is of another kind."""
@@ -75,14 +75,16 @@ def rules_of(
             numbers.setdefault(one, len(numbers))
     members = np.zeros((CODES, len(numbers)), np.bool_)
     for one, number in numbers.items():
-        members[_codes(one), number] = True
+        members[_list_codes(one), number] = True
     kinds: dict[bytes, int] = {}
     packed = np.packbits(members, axis=1)
     classes = [kinds.setdefault(row.tobytes(), len(kinds)) for row in packed]
     different = np.frombuffer(b"".join(kinds), np.uint8).reshape(len(kinds), -1)
     holds = np.unpackbits(different, axis=1, count=len(numbers)).T.astype(np.bool_)
     return Rules(
-        np.array(classes, np.int16), np.ascontiguousarray(holds), *_tables(lists, numbers, holds)
+        np.array(classes, np.int16),
+        np.ascontiguousarray(holds),
+        *_build_tables(lists, numbers, holds),
     )
 
 
@@ -103,18 +105,18 @@ def _read(patterns: Iterable[str]) -> Iterator[_Rule | None]:
             )
 
 
-def _codes(one: str) -> list[int]:
+def _list_codes(one: str) -> list[int]:
     if len(one) <= 2:  # itself, or escaped
         return [code for code in [ord(one[-1])] if code < CODES]
-    return [ord(character) for character in re.findall(one, _all_characters())]
+    return [ord(character) for character in re.findall(one, _list_characters())]
 
 
 @functools.cache
-def _all_characters() -> str:
+def _list_characters() -> str:
     return "".join(map(chr, range(CODES)))
 
 
-def _tables(
+def _build_tables(
     lists: Sequence[Sequence[_Rule]], numbers: dict[str, int], holds: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], ...]:
     """What stands in `Rules` after its first two."""

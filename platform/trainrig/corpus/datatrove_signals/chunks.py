@@ -20,7 +20,7 @@ class Chunks(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is K
 
 
-def chunks_of(batch: TextBatch) -> Chunks:
+def find_chunks(batch: TextBatch) -> Chunks:
     """The chunks of each text."""
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)
     places = np.empty((2, room), np.int64)

@@ -17,9 +17,9 @@ from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
 from trainrig.corpus.signals.text_arrays.hashing import (
     allocate_seen,
+    compute_table_size,
     count_again,
     hash_of,
-    table_size,
 )
 
 _NEW_LINE, _RETURN, _BULLET, _DASH, _ELLIPSIS = 0x0A, 0x0D, 0x2022, 0x2D, 0x2026
@@ -46,22 +46,22 @@ class FineWebLines(NamedTuple):
 
 def measure_repeated_lines(batch: TextBatch) -> RepeatedPieces:
     """Of pieces between runs of new lines."""
-    return measure_repeated(batch, _pieces(batch, 1))
+    return measure_repeated(batch, _find_pieces(batch, 1))
 
 
 def measure_repeated_paragraphs(batch: TextBatch) -> RepeatedPieces:
     """Of pieces of the trimmed text between runs of two new lines and more."""
-    return measure_repeated(batch, _pieces(batch, 2))
+    return measure_repeated(batch, _find_pieces(batch, 2))
 
 
-def quality_lines(batch: TextBatch) -> QualityLines:
+def measure_quality_lines(batch: TextBatch) -> QualityLines:
     """How the lines of each text start and end."""
     found = np.zeros((len(QualityLines._fields), len(batch.starts_D1) - 1), np.int64)
     _count_quality(*batch, found)
     return QualityLines(*found)
 
 
-def fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
+def measure_fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
     """How the lines of each text end; `is_terminal` by code point."""
     found = np.zeros((len(FineWebLines._fields), len(batch.starts_D1) - 1), np.int64)
     table = allocate_seen(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
@@ -69,7 +69,7 @@ def fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> FineWebLi
     return FineWebLines(*found)
 
 
-def _pieces(batch: TextBatch, new_lines: int) -> Pieces:
+def _find_pieces(batch: TextBatch, new_lines: int) -> Pieces:
     room = len(batch.codes_C) + len(batch.starts_D1)
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     firsts = np.zeros(len(batch.starts_D1), np.int64)
@@ -151,7 +151,7 @@ def _count_fineweb(
 ) -> None:
     for text in range(len(texts) - 1):
         place, end_of_text = texts[text], texts[text + 1]
-        size = table_size((end_of_text - place) // 2 + 1)
+        size = compute_table_size((end_of_text - place) // 2 + 1)
         while place < end_of_text:
             start = place
             is_blank = True

@@ -12,15 +12,15 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, Repetition
 from trainrig.corpus.signals.text_arrays.hashing import (
     allocate_seen,
+    compute_table_size,
     count_again,
     mix_bits,
-    table_size,
 )
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 
 
-def repetition_of(
+def measure_repetition(
     hashes_T: NDArray[np.uint64], lengths_T: NDArray[np.int32], firsts_D1: NDArray[np.int64]
 ) -> Repetition:
     """What each text repeats, from its tokens."""
@@ -34,12 +34,12 @@ def repetition_of(
     positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     table = allocate_seen(most)
-    _repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
+    _count_repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
     return found
 
 
 @compile_nogil
-def _repetition(
+def _count_repetition(
     hashes: NDArray[np.uint64],
     before: NDArray[np.int64],
     firsts: NDArray[np.int64],
@@ -55,7 +55,7 @@ def _repetition(
     generation = 0
     for text in range(len(firsts) - 1):
         first, end = firsts[text], firsts[text + 1]
-        size = table_size(end - first)
+        size = compute_table_size(end - first)
         alive = end - first
         for token in range(first, end):
             positions[token - first] = token

@@ -14,7 +14,7 @@ _NEW_LINE, _SPACE = 0x0A, 0x20
 _END_MARKS = tuple(map(ord, ".?!\"'"))
 
 
-def sentences_of(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
+def count_sentences(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
     """[2, D] of all lines of each text, and of those that end as C4 wants lines to."""
     found = np.zeros((2, len(batch.starts_D1) - 1), np.int64)
     _count(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from trainrig.corpus.datatrove_signals.affixes import Rules, rules_of
-from trainrig.corpus.datatrove_signals.splitting import Specials, specials_of
+from trainrig.corpus.datatrove_signals.affixes import Rules, build_rules
+from trainrig.corpus.datatrove_signals.splitting import Specials, build_specials
 from trainrig.corpus.datatrove_signals.token_flags import Kinds, TokenFlags
 
 _AT_ONCE = 4_000  # chunks given to spaCy in one text
@@ -57,28 +57,28 @@ class SpacyWords:
         flags = TokenFlags(sentencizer.punct_chars)
         self.terminals = flags.terminals
         self._flags = functools.lru_cache(2**16)(flags.of)
-        self._kinds = flags.kinds
+        self._kinds = flags.build_kinds
 
     @functools.cached_property
     def grammar(self) -> SplittingRules | None:
         """Its rules as tables; None if they are of other kinds than those known here."""
         defaults = self._english.Defaults
-        rules = rules_of(defaults.prefixes, defaults.suffixes, defaults.infixes)
+        rules = build_rules(defaults.prefixes, defaults.suffixes, defaults.infixes)
         if rules is None or self._tokenizer.token_match is not None:
             return None
         cases: Iterable[str] = self._tokenizer.rules
         # A chunk has no white space.
         chunks = sorted(case for case in cases if case.split() == [case])
-        texts = [[token.text for token in tokens] for tokens in self.tokens(chunks)]
-        specials = specials_of(dict(zip(chunks, texts, strict=True)))
+        texts = [[token.text for token in tokens] for tokens in self.tokenize(chunks)]
+        specials = build_specials(dict(zip(chunks, texts, strict=True)))
         return SplittingRules(rules, specials, self._kinds(), self._tokenizer.url_match)
 
-    def tokens(self, chunks: Sequence[str]) -> list[list[Token]]:
+    def tokenize(self, chunks: Sequence[str]) -> list[list[Token]]:
         """The words of each chunk."""
         pieces = (chunks[n : n + _AT_ONCE] for n in range(0, len(chunks), _AT_ONCE))
-        return list(chain.from_iterable(map(self._tokens, pieces)))
+        return list(chain.from_iterable(map(self._tokenize, pieces)))
 
-    def _tokens(self, chunks: Sequence[str]) -> Iterator[list[Token]]:
+    def _tokenize(self, chunks: Sequence[str]) -> Iterator[list[Token]]:
         # A new line is a token of its own, which no special case reaches over.
         with self._vocabulary.memory_zone():
             found: list[list[Token]] = [[]]
@@ -93,6 +93,6 @@ class SpacyWords:
 
 
 @functools.cache
-def english_words() -> SpacyWords:
+def load_spacy_words() -> SpacyWords:
     """The one of this process; a second to make."""
     return SpacyWords()

@@ -31,8 +31,14 @@ from trainrig.corpus.datatrove_signals.affixes import (
     SUFFIXES,
     Rules,
 )
-from trainrig.corpus.signals.text_arrays.batch import batch_of
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, hash_of, mix_bits, table_size
+from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.signals.text_arrays.hashing import (
+    PRIME,
+    SEED,
+    compute_table_size,
+    hash_of,
+    mix_bits,
+)
 
 UNKNOWN, MAYBE_URL = 0, -1  # instead of a number of tokens
 NOT_ASKED, NO_URL, URL = -1, 0, 1
@@ -50,12 +56,12 @@ class Specials(NamedTuple):
     longest: int  # characters
 
 
-def specials_of(tokens: Mapping[str, Sequence[str]]) -> Specials:
+def build_specials(tokens: Mapping[str, Sequence[str]]) -> Specials:
     """The table of the tokens of each chunk."""
-    size = int(table_size(2 * len(tokens)))
+    size = int(compute_table_size(2 * len(tokens)))
     keys, firsts = np.zeros(size, np.uint64), np.full(size, NOTHING, np.int32)
     counts, ends = np.zeros(size, np.int32), list[int]()
-    batch = batch_of(list(tokens))
+    batch = build_batch(list(tokens))
     for number, parts in enumerate(tokens.values()):
         key = hash_of(batch.codes_C, batch.starts_D1[number], batch.starts_D1[number + 1])
         place = int(key) & (size - 1)
@@ -90,20 +96,20 @@ def split_chunk(
     count, cuts = 0, len(ends)  # tokens from the left; starts of suffixes, from the right
     special = np.int64(NOTHING)
     while first < last:
-        special = _special(codes, first, last, specials)
+        special = _find_special(codes, first, last, specials)
         if special != NOTHING:
             break
         prefix = _at(codes, first, first, last, rules, PREFIXES)
         if prefix:
-            special = _special(codes, first + prefix, last, specials)
+            special = _find_special(codes, first + prefix, last, specials)
             if special != NOTHING:
                 first += prefix
                 ends[count] = first
                 count += 1
                 break
-        suffix = _suffix(codes, first + prefix, last, rules)
+        suffix = _measure_suffix(codes, first + prefix, last, rules)
         if suffix:
-            special = _special(codes, first, last - suffix, specials)
+            special = _find_special(codes, first, last - suffix, specials)
             cuts -= 1
             last -= suffix
             ends[cuts] = last
@@ -178,7 +184,7 @@ def _at(
 
 
 @compile_nogil
-def _suffix(codes: NDArray[np.uint32], start: int, end: int, rules: Rules) -> int:
+def _measure_suffix(codes: NDArray[np.uint32], start: int, end: int, rules: Rules) -> int:
     """The length of the longest suffix of `start` to `end`."""
     if start == end:
         return 0
@@ -237,7 +243,7 @@ def _match_rule(
 
 
 @compile_nogil
-def _special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> np.int64:
+def _find_special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> np.int64:
     """Where the special case from `start` to `end` stands in the table; NOTHING if none does."""
     if start >= end or end - start > specials.longest:
         return np.int64(NOTHING)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.affixes import CODES
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 from trainrig.corpus.signals.text_arrays.hashing import hash_of
 
 SYMBOLS_ONLY = 1  # all characters are what datatrove calls punctuation
@@ -63,9 +63,9 @@ class TokenFlags:
             | (PUNCTUATION if is_punctuation else 0)
         )
 
-    def kinds(self) -> Kinds:
-        """The tables for `flags_of`."""
-        batch = batch_of(STOP_WORDS)
+    def build_kinds(self) -> Kinds:
+        """The tables for `compute_flags`."""
+        batch = build_batch(STOP_WORDS)
         edges = pairwise(batch.starts_D1)
         hashes = [hash_of(batch.codes_C, start, end) for start, end in edges]
         flags = np.array([self.of(chr(code)) for code in range(CODES)], np.uint8)
@@ -73,7 +73,7 @@ class TokenFlags:
 
 
 @compile_nogil
-def flags_of(
+def compute_flags(
     codes: NDArray[np.uint32], start: int, end: int, token_hash: np.uint64, kinds: Kinds
 ) -> int:
     """The flags of the token from `start` to `end`, all of whose code points are below CODES."""

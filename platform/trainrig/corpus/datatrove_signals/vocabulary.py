@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.affixes import Rules
 from trainrig.corpus.datatrove_signals.chunks import Chunks
-from trainrig.corpus.datatrove_signals.spacy_words import SplittingRules, Token, english_words
+from trainrig.corpus.datatrove_signals.spacy_words import SplittingRules, Token, load_spacy_words
 from trainrig.corpus.datatrove_signals.splitting import (
     MAYBE_URL,
     NO_URL,
@@ -24,8 +24,8 @@ from trainrig.corpus.datatrove_signals.splitting import (
     Specials,
     split_chunk,
 )
-from trainrig.corpus.datatrove_signals.token_flags import Kinds, flags_of
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
+from trainrig.corpus.datatrove_signals.token_flags import Kinds, compute_flags
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 from trainrig.corpus.signals.text_arrays.hashing import hash_of
 
 _MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
@@ -54,11 +54,11 @@ class ChunkCache:
         self._grammar = grammar  # None: spaCy is asked for every new chunk
         self._forget()
 
-    def tokens(self, batch: TextBatch, chunks: Chunks) -> Tokens:
+    def tokenize(self, batch: TextBatch, chunks: Chunks) -> Tokens:
         """The tokens of each chunk of `batch`."""
         if self._held[0] > _MOST_KNOWN:
             self._forget()
-        places = self._places(batch, chunks)
+        places = self._find_places(batch, chunks)
         firsts = np.zeros(len(places) + 1, np.int64)
         np.cumsum(self._counts[places], out=firsts[1:])
         hashes, lengths, flags = _pool(int(firsts[-1]))
@@ -72,7 +72,7 @@ class ChunkCache:
         self._pool = _pool(_FEWEST_PLACES)
         self._held = np.zeros(2, np.int64)  # chunks, tokens
 
-    def _places(self, batch: TextBatch, chunks: Chunks) -> NDArray[np.int64]:
+    def _find_places(self, batch: TextBatch, chunks: Chunks) -> NDArray[np.int64]:
         """[K] where the chunks are. New ones are learnt."""
         self._make_room(len(chunks.hashes_K))
         places = np.empty(len(chunks.hashes_K), np.int64)
@@ -100,7 +100,7 @@ class ChunkCache:
         )
         (urls,) = np.nonzero(outcomes == MAYBE_URL)
         if len(urls):
-            texts = _texts(batch, asked[urls, 0], asked[urls, 1])
+            texts = _decode_texts(batch, asked[urls, 0], asked[urls, 1])
             answers = np.array(
                 [
                     URL if len(text) <= _LONGEST_URL and grammar.is_url(text) else NO_URL
@@ -168,12 +168,12 @@ class ChunkCache:
     def _ask(
         self, batch: TextBatch, chunks: Chunks, new: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        texts = _texts(batch, chunks.starts_K[new], chunks.ends_K[new])
+        texts = _decode_texts(batch, chunks.starts_K[new], chunks.ends_K[new])
         found = _tokenize_with_spacy(texts)
         tokens = [token for each in found for token in each]
         self._make_room_for_tokens(len(tokens))
         first = int(self._held[1])
-        _copy(_columns(tokens), self._pool, first)
+        _copy(_build_columns(tokens), self._pool, first)
         counts = np.fromiter(map(len, found), np.int64, len(found))
         self._counts[places] = counts
         self._firsts[places] = first + np.cumsum(counts) - counts
@@ -183,11 +183,13 @@ class ChunkCache:
 def _tokenize_with_spacy(texts: Sequence[str]) -> list[list[Token]]:
     step = _LONGEST_GIVEN
     pieces = [[text[at : at + step] for at in range(0, len(text), step)] for text in texts]
-    found = iter(english_words().tokens([piece for each in pieces for piece in each]))
+    found = iter(load_spacy_words().tokenize([piece for each in pieces for piece in each]))
     return [[token for _ in each for token in next(found)] for each in pieces]
 
 
-def _texts(batch: TextBatch, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
+def _decode_texts(
+    batch: TextBatch, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> list[str]:
     return [
         batch.codes_C[start:end].tobytes().decode("utf-32-le", "replace")
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
@@ -203,8 +205,8 @@ def _copy(some: Pool, pool: Pool, first: int) -> None:
     pool[0][first:end], pool[1][first:end], pool[2][first:end] = some
 
 
-def _columns(tokens: list[Token]) -> Pool:
-    batch = batch_of([token.text for token in tokens])
+def _build_columns(tokens: list[Token]) -> Pool:
+    batch = build_batch([token.text for token in tokens])
     hashes = np.empty(len(tokens), np.uint64)
     _hash_all(batch.codes_C, batch.starts_D1, hashes)
     flags = np.fromiter((token.flags for token in tokens), np.uint8, len(tokens))
@@ -214,10 +216,10 @@ def _columns(tokens: list[Token]) -> Pool:
 _of_this_thread = threading.local()
 
 
-def vocabulary_of_this_thread() -> ChunkCache:
+def get_thread_vocabulary() -> ChunkCache:
     """The one of this thread."""
     if not hasattr(_of_this_thread, "vocabulary"):
-        _of_this_thread.vocabulary = ChunkCache(english_words().grammar)
+        _of_this_thread.vocabulary = ChunkCache(load_spacy_words().grammar)
     known: ChunkCache = _of_this_thread.vocabulary
     return known
 
@@ -306,7 +308,7 @@ def _learn(
             end = token_ends[number]
             hashes[token] = hash_of(codes, start, end)
             lengths[token] = end - start
-            flags[token] = flags_of(codes, start, end, hashes[token], kinds)
+            flags[token] = compute_flags(codes, start, end, hashes[token], kinds)
             token, start = token + 1, end
         held[1] = token
 

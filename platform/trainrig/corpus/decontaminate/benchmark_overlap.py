@@ -14,7 +14,7 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.grams import Hits
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
-from trainrig.corpus.signals.shares import STEPS, shares
+from trainrig.corpus.signals.shares import STEPS, compute_shares
 
 _Whole = int | np.int64
 
@@ -119,14 +119,14 @@ class BenchmarkOverlap:
         )
 
 
-def units_of(index: Index, style: BySize) -> NDArray[np.int64]:
+def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
     """How many units each example has."""
     counted = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
     examples = index.examples_B if counted is None else index.examples_B[counted]
     return np.bincount(examples, minlength=len(index.lines_E)).astype(np.int64)
 
 
-def thresholds_of(index: Index, style: BySize) -> list[float]:
+def list_thresholds(index: Index, style: BySize) -> list[float]:
     """The share from which on an example is dirty, for each benchmark."""
     own = style.thresholds if isinstance(style, Llama3) else {}
     return [own.get(name, style.dirty_from) for name in index.names]
@@ -134,18 +134,18 @@ def thresholds_of(index: Index, style: BySize) -> list[float]:
 
 def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
     """The units from which on each example is dirty: shares are rounded to 1e-4 before."""
-    wholes = units_of(index, style)
-    least = np.repeat(thresholds_of(index, style), np.diff(index.firsts))
+    wholes = count_units(index, style)
+    least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
     steps = np.ceil(np.round(least * STEPS, 6))  # the first rounded share that is enough
     near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
     enough = near + 2
     for units in (near + 1, near):
-        enough = np.where(shares(units, wholes) >= least, units, enough)
+        enough = np.where(compute_shares(units, wholes) >= least, units, enough)
     return np.where(wholes > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
 
 
 @compile_nogil
-def _reach(
+def _measure_span(
     word: _Whole,
     place: _Whole,
     order: _Whole,
@@ -215,7 +215,7 @@ def _hold(
         order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
         for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
             place = np.int64(gram_places[index])
-            length = _reach(
+            length = _measure_span(
                 word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
             )
             if length == 0:
@@ -273,7 +273,7 @@ def _spans(
             example = np.int64(examples_B[place])
             if stamps_E[example] != -document:
                 continue
-            length = _reach(
+            length = _measure_span(
                 word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
             )
             if length == 0:

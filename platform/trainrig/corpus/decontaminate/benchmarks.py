@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.corpus.decontaminate.settings import Benchmark, Decontamination, Llama3
 from trainrig.errors import DataError
 
@@ -26,7 +26,7 @@ class Examples:
     texts: tuple[tuple[str, ...], ...]  # of each example
 
 
-def benchmarks_of(settings: Decontamination) -> list[Benchmark]:
+def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
     """All benchmarks, those of the folder behind the others, by name.
 
     Raises DataError for a folder that holds none, for files in it whose fields are not given, and
@@ -44,7 +44,7 @@ def benchmarks_of(settings: Decontamination) -> list[Benchmark]:
             if name not in names:
                 raise DataError(
                     f"decontamination: style.thresholds: no benchmark is named '{name}'"
-                    f"{did_you_mean(name, names)}"
+                    f"{suggest_choice(name, names)}"
                 )
     return found
 
@@ -61,7 +61,7 @@ def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmar
         if name not in paths:
             raise DataError(
                 f"{folder}: `fields` speaks of '{name}', but no file there is named so"
-                f"{did_you_mean(name, sorted(paths))}"
+                f"{suggest_choice(name, sorted(paths))}"
             )
     missing = sorted(set(paths) - set(fields))
     if missing:
@@ -76,24 +76,27 @@ def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmar
 
 def _to_be_given(name: str, path: str) -> str:
     """A line of `fields`, with all that could stand in it."""
-    texts = ", ".join(f'"{key}"' for key in _fields_with_text(next(_objects(path))[1]))
+    texts = ", ".join(f'"{key}"' for key in _list_text_fields(next(_read_objects(path))[1]))
     return f"{json.dumps(name)} = [{texts}]"
 
 
 def fingerprint(settings: Decontamination) -> str:
     """Of all that the settings do not say themselves: names, fields and contents of the files."""
-    found = benchmarks_of(settings)
+    found = list_benchmarks(settings)
     for each in found:
         if not storage.exists(each.path):
-            _content(each.path)  # says why
+            _read_content(each.path)  # says why
     return manifest.digest(
-        [(each.name, each.fields, each.joined, storage.content_key(each.path)) for each in found]
+        [
+            (each.name, each.fields, each.joined, storage.compute_content_key(each.path))
+            for each in found
+        ]
     )
 
 
 def check_examples(settings: Decontamination) -> None:
     """Raise DataError for what is no benchmark: hours before the examples are looked for."""
-    for each in benchmarks_of(settings):
+    for each in list_benchmarks(settings):
         read_examples(each)
 
 
@@ -101,10 +104,12 @@ def read_examples(benchmark: Benchmark) -> Examples:
     """The examples of one file. Raises DataError, with file and line, for what is no example."""
     lines, texts = [], []
     seen = dict.fromkeys(benchmark.fields, False)
-    for number, row in _objects(benchmark.path):
+    for number, row in _read_objects(benchmark.path):
         example: list[str] = []
         for field in benchmark.fields:
-            found = [text for text in _texts(row, field, f"{benchmark.path}: line {number}")]
+            found = [
+                text for text in _iterate_texts(row, field, f"{benchmark.path}: line {number}")
+            ]
             seen[field] |= any(text.strip() for text in found)
             example += found
         lines.append(number)
@@ -115,10 +120,12 @@ def read_examples(benchmark: Benchmark) -> Examples:
     return Examples(benchmark.name, tuple(lines), tuple(texts))
 
 
-def _objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number (from 1) and object of each line that is not blank."""
     empty = True
-    for number, line in enumerate(_content(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(
+        _read_content(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1
+    ):
         if not line.strip():
             continue
         try:
@@ -139,7 +146,7 @@ def _objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path}: empty; a benchmark has an object a line")
 
 
-def _content(path: str) -> bytes:
+def _read_content(path: str) -> bytes:
     try:
         content = storage.read(path)
         return gzip.decompress(content) if content.startswith(_GZIP) else content
@@ -151,17 +158,17 @@ def _content(path: str) -> bytes:
         raise DataError(f"{path}: cannot be read: {error}") from None
 
 
-def _texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]:
+def _iterate_texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]:
     values: Sequence[Any] = (row,)
     there = False
     for key in field.split("."):
-        inner = [value for value in _flat(values) if isinstance(value, dict) and key in value]
+        inner = [value for value in _flatten(values) if isinstance(value, dict) and key in value]
         there = bool(inner)
         values = [value[key] for value in inner]
     if not there:
-        known = sorted(_fields_with_text(row))
-        raise DataError(f"{where}: no field '{field}'{did_you_mean(field, known)}")
-    for value in _flat(values):
+        known = sorted(_list_text_fields(row))
+        raise DataError(f"{where}: no field '{field}'{suggest_choice(field, known)}")
+    for value in _flatten(values):
         if isinstance(value, dict | bool):
             raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, no text")
         if value is not None:
@@ -171,21 +178,21 @@ def _texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]:
 _IN_JSON = {dict: "table (name a field of it as a.b)", bool: "truth value"}
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def _flatten(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, list):
-            yield from _flat(value)
+            yield from _flatten(value)
         else:
             yield value
 
 
-def _fields_with_text(row: dict[str, Any], prefix: str = "") -> list[str]:
+def _list_text_fields(row: dict[str, Any], prefix: str = "") -> list[str]:
     """The names of all fields of `row` that hold a string, those inside others as "a.b"."""
     found: dict[str, None] = {}
     for key, value in row.items():
-        for each in _flat([value]):
+        for each in _flatten([value]):
             if isinstance(each, str):
                 found[prefix + key] = None
             elif isinstance(each, dict):
-                found |= dict.fromkeys(_fields_with_text(each, f"{prefix}{key}."))
+                found |= dict.fromkeys(_list_text_fields(each, f"{prefix}{key}."))
     return list(found)

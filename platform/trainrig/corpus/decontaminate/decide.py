@@ -36,7 +36,7 @@ class Decision:
     fallen: frozenset[int] = frozenset()
     cuts: dict[int, tuple[RemovedSpan, ...]] = field(default_factory=dict)  # of documents that stay
 
-    def counts(self) -> dict[str, Any]:
+    def compute_counts(self) -> dict[str, Any]:
         """Documents that hold a benchmark, in all and for each, and what was done about them.
 
         Sums over splits are those of the corpus.
@@ -64,8 +64,8 @@ def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
     columns = (matches.span_documents, matches.span_starts, matches.span_ends, matches.span_of)
     for document, *span in zip(*(each[acted_on].tolist() for each in columns), strict=True):
         spans[document].append((span[0], span[1], span[2]))
-    examples_of = _examples_by_gram(index) if isinstance(style, GPT3) else _itself
-    touches = tuple(_touches(examples_of, index, spans))
+    examples_of = _build_example_lookup(index) if isinstance(style, GPT3) else _list_itself
+    touches = tuple(_find_touches(examples_of, index, spans))
     if style.remove == "nothing" or not spans:
         return Decision(len(matches.lengths), touches)
     if style.remove == "document":
@@ -75,36 +75,36 @@ def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
         places = [(start, end) for start, end, _ in found]
         length = int(matches.lengths[document])
         if isinstance(style, GPT3):
-            kept = pieces_left(places, length, style)
+            kept = find_kept_pieces(places, length, style)
         else:
-            kept = _between(places, length)
+            kept = _find_gaps(places, length)
         if kept:
             cuts[document] = tuple(
-                RemovedSpan(start, end, CONTAMINATED) for start, end in _between(kept, length)
+                RemovedSpan(start, end, CONTAMINATED) for start, end in _find_gaps(kept, length)
             )
         else:
             fallen.add(document)
     return Decision(len(matches.lengths), touches, frozenset(fallen), cuts)
 
 
-def _itself(example: int) -> tuple[int]:
+def _list_itself(example: int) -> tuple[int]:
     return (example,)
 
 
-def pieces_left(
+def find_kept_pieces(
     collisions: Sequence[tuple[int, int]], length: int, style: GPT3
 ) -> list[tuple[int, int]]:
     """What stays of a document of `length` characters: spans, none if it falls."""
     windows = [
         (max(0, start - style.window), min(length, end + style.window)) for start, end in collisions
     ]
-    pieces = _between(windows, length)
+    pieces = _find_gaps(windows, length)
     if len(pieces) > style.most_pieces:
         return []
     return [piece for piece in pieces if piece[1] - piece[0] >= style.shortest_piece]
 
 
-def _between(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+def _find_gaps(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
     """The spans of a text of `length` characters that none of `spans` covers."""
     found = []
     place = 0
@@ -117,7 +117,7 @@ def _between(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, i
     return found
 
 
-def _touches(
+def _find_touches(
     examples_of: Callable[[int], Sequence[int]],
     index: Index,
     spans: Mapping[int, Sequence[tuple[int, int, int]]],
@@ -142,12 +142,12 @@ def _touches(
     return sorted(found)
 
 
-def _examples_by_gram(index: Index) -> Callable[[int], Sequence[int]]:
+def _build_example_lookup(index: Index) -> Callable[[int], Sequence[int]]:
     """A function of the n-gram: of each benchmark that has it, the first example."""
 
     @functools.cache
     def examples(gram: int) -> list[int]:
-        of = np.unique(index.examples_P[index.texts_B[index.places_of(gram)]])
+        of = np.unique(index.examples_P[index.texts_B[index.find_places(gram)]])
         benchmarks = np.searchsorted(np.array(index.firsts), of, side="right")
         firsts: list[int] = of[np.unique(benchmarks, return_index=True)[1]].tolist()
         return firsts

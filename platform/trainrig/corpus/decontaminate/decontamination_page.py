@@ -5,26 +5,34 @@ from trainrig.corpus.decontaminate.tallies import (
     BenchmarkRow,
     ContaminationTallies,
 )
-from trainrig.report import Details, ReportTable, SampleGroup, Section, Text, TextSample, percent
+from trainrig.report import (
+    Details,
+    ReportTable,
+    SampleGroup,
+    Section,
+    Text,
+    TextSample,
+    format_percent,
+)
 
 
-def contamination_section(summary: ContaminationTallies) -> Section:
+def build_contamination_section(summary: ContaminationTallies) -> Section:
     """What of the benchmarks was in the corpus, what was done about it, and some of it to read."""
     return Section(
         "contamination",
         "Benchmarks in the corpus",
         (
-            Text(_finding(summary)),
-            _documents(summary),
-            _examples(summary),
-            Details("How much of each example was found", (_shares(summary),)),
-            *_common(summary),
-            *_samples(summary),
+            Text(_describe_finding(summary)),
+            _build_document_table(summary),
+            _build_example_table(summary),
+            Details("How much of each example was found", (_build_share_table(summary),)),
+            *_build_common_phrases(summary),
+            *_build_samples(summary),
         ),
     )
 
 
-def _finding(summary: ContaminationTallies) -> str:
+def _describe_finding(summary: ContaminationTallies) -> str:
     touched = [row for row in summary.benchmarks if row.documents]
     unseen = sum(row.not_looked_for for row in summary.benchmarks)
     examples = sum(row.examples for row in summary.benchmarks)
@@ -40,7 +48,7 @@ def _finding(summary: ContaminationTallies) -> str:
     return sentence
 
 
-def _documents(summary: ContaminationTallies) -> ReportTable:
+def _build_document_table(summary: ContaminationTallies) -> ReportTable:
     rows = sorted(summary.benchmarks, key=lambda row: (-row.documents, row.benchmark))
     return ReportTable(
         "Documents that hold a benchmark; one may hold several",
@@ -51,7 +59,7 @@ def _documents(summary: ContaminationTallies) -> ReportTable:
     )
 
 
-def _examples(summary: ContaminationTallies) -> ReportTable:
+def _build_example_table(summary: ContaminationTallies) -> ReportTable:
     return ReportTable(
         "Examples as the corpus held them before anything was removed",
         (
@@ -66,17 +74,17 @@ def _examples(summary: ContaminationTallies) -> ReportTable:
             "only common",
             "too short",
         ),
-        tuple(_cells(row) for row in summary.benchmarks),
+        tuple(_list_cells(row) for row in summary.benchmarks),
     )
 
 
-def _cells(row: BenchmarkRow) -> tuple[str | int, ...]:
+def _list_cells(row: BenchmarkRow) -> tuple[str | int, ...]:
     return (
         row.benchmark,
         row.words,
         row.examples,
         row.found,
-        percent(row.found, row.examples),
+        format_percent(row.found, row.examples),
         row.dirty,
         row.clean,
         row.between,
@@ -85,18 +93,18 @@ def _cells(row: BenchmarkRow) -> tuple[str | int, ...]:
     )
 
 
-def _shares(summary: ContaminationTallies) -> ReportTable:
+def _build_share_table(summary: ContaminationTallies) -> ReportTable:
     examples: dict[str, list[int]] = {}
     for row in summary.shares:
         examples.setdefault(row.benchmark, []).append(row.examples)
     return ReportTable(
         "Examples of which the corpus as a whole holds such a share or more",
-        ("benchmark", *(percent(share, 1) for share in LEAST_SHARES)),
+        ("benchmark", *(format_percent(share, 1) for share in LEAST_SHARES)),
         tuple((name, *numbers) for name, numbers in examples.items()),
     )
 
 
-def _common(summary: ContaminationTallies) -> tuple[Details, ...]:
+def _build_common_phrases(summary: ContaminationTallies) -> tuple[Details, ...]:
     if not summary.common:
         return ()
     table = ReportTable(
@@ -107,7 +115,7 @@ def _common(summary: ContaminationTallies) -> tuple[Details, ...]:
     return (Details("Common phrases, for which nothing was removed", (table,)),)
 
 
-def _samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
+def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
     names = dict.fromkeys(each.benchmark for each in summary.samples)
     if not names:
         return (Text("No document to show."),)

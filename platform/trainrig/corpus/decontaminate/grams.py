@@ -19,7 +19,7 @@ from trainrig.corpus.decontaminate.vocabulary import (
     number_of,
 )
 from trainrig.corpus.decontaminate.words import NormalisedWords
-from trainrig.corpus.signals.text_arrays.hashing import mix_bits, table_size
+from trainrig.corpus.signals.text_arrays.hashing import compute_table_size, mix_bits
 
 NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
 _Whole = int | np.int64
@@ -49,20 +49,20 @@ class Hits(NamedTuple):
     grams: NDArray[np.uint32]
 
 
-def grams_of(
+def index_grams(
     words_B: NDArray[np.uint32], orders_B: NDArray[np.uint8], hashes_V: NDArray[np.uint64]
 ) -> Grams:
     """The n-grams that begin where `orders_B` is not 0, of the vocabulary's words `words_B`."""
     begins = np.flatnonzero(orders_B)
     orders = np.unique(orders_B[begins]).astype(np.int64)
     grams = np.full(len(words_B), NONE, np.uint32)
-    slots = np.zeros(int(table_size(len(begins))), np.uint32)
+    slots = np.zeros(int(compute_table_size(len(begins))), np.uint32)
     firsts = np.empty(len(begins), np.int64)
     count = _number(words_B, orders_B, hashes_V, slots, grams, firsts)
     order = np.argsort(grams[begins], kind="stable")
     sizes = np.bincount(grams[begins], minlength=count) if count else np.zeros(0, np.int64)
-    slots = np.zeros(int(table_size(count)), np.uint32)
-    sieve = np.zeros(int(table_size(count // (2 * _GRAMS_A_PART) + 1)), np.uint64)
+    slots = np.zeros(int(compute_table_size(count)), np.uint32)
+    sieve = np.zeros(int(compute_table_size(count // (2 * _GRAMS_A_PART) + 1)), np.uint64)
     if count:
         _fill(words_B, orders_B, hashes_V, firsts[:count], int(orders[0]), slots, sieve)
     return Grams(
@@ -76,7 +76,7 @@ def grams_of(
     )
 
 
-def hits_in(
+def find_hits(
     grams: Grams, words_B: NDArray[np.uint32], vocabulary: WordNumbers, words: NormalisedWords
 ) -> tuple[Hits, NDArray[np.uint32]]:
     """Every n-gram of benchmarks in texts, and the numbers of the words of texts that have any."""
@@ -110,7 +110,7 @@ def _hash_of(
 
 
 @compile_nogil
-def _bits(key: np.uint64) -> np.uint64:
+def _compute_bits(key: np.uint64) -> np.uint64:
     """The three bits of a part of the sieve that `key` sets."""
     one, six, last = np.uint64(1), np.uint64(6), np.uint64(63)
     return (
@@ -184,7 +184,7 @@ def _fill(
             slot = (slot + 1) & mask
         slots[slot] = gram + 1
         key = mix_bits(_hash_of(words, hashes, place, shortest))
-        sieve[np.int64((key >> np.uint64(18)) & np.uint64(len(sieve) - 1))] |= _bits(key)
+        sieve[np.int64((key >> np.uint64(18)) & np.uint64(len(sieve) - 1))] |= _compute_bits(key)
 
 
 @compile_nogil
@@ -223,7 +223,7 @@ def _find(
             sums[word + 1] = sums[word] * _BASE + hashes[first + word]
         for word in range(words - shortest + 1):
             key = mix_bits(sums[word + shortest] - sums[word] * powers[0])
-            bits = _bits(key)
+            bits = _compute_bits(key)
             if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
             known = 0  # words of the vocabulary from here on

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.decontaminate.benchmarks import Examples, benchmarks_of, read_examples
-from trainrig.corpus.decontaminate.grams import Grams, Hits, grams_of, hits_in
+from trainrig.corpus.decontaminate.benchmarks import Examples, list_benchmarks, read_examples
+from trainrig.corpus.decontaminate.grams import Grams, Hits, find_hits, index_grams
 from trainrig.corpus.decontaminate.settings import Decontamination
-from trainrig.corpus.decontaminate.vocabulary import WordNumbers, vocabulary_of
-from trainrig.corpus.decontaminate.words import NormalisedWords, words_of
+from trainrig.corpus.decontaminate.vocabulary import WordNumbers, build_vocabulary
+from trainrig.corpus.decontaminate.words import NormalisedWords, split_words
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
 _KIND = "benchmark index"
@@ -41,7 +41,7 @@ class Index:
         Some forty bytes a word of them in the file; making it takes a few times that of memory.
         """
         return cls.of_examples(
-            settings, [read_examples(benchmark) for benchmark in benchmarks_of(settings)]
+            settings, [read_examples(benchmark) for benchmark in list_benchmarks(settings)]
         )
 
     @classmethod
@@ -51,32 +51,32 @@ class Index:
         texts = [text for each in benchmarks for example in each.texts for text in example]
         counts = [len(example) for each in benchmarks for example in each.texts]
         examples_P = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
-        words = words_of(texts)
+        words = split_words(texts)
         sizes_P = np.diff(words.firsts_D1)
         longest_E = np.zeros(len(counts), np.int64)
         np.maximum.at(longest_E, examples_P, sizes_P)
         firsts = np.cumsum([0, *(len(each.texts) for each in benchmarks)]).tolist()
         orders = [
-            style.words_for(longest_E[first:end].tolist())
+            style.choose_word_count(longest_E[first:end].tolist())
             for first, end in itertools.pairwise(firsts)
         ]
         by_example = np.repeat(np.array(orders, np.int64), np.diff(firsts))
-        vocabulary, words_B = vocabulary_of(words)
-        orders_B = _orders(words.firsts_D1, by_example[examples_P], style.shortest_whole)
+        vocabulary, words_B = build_vocabulary(words)
+        orders_B = _compute_orders(words.firsts_D1, by_example[examples_P], style.shortest_whole)
         index = cls(
             settings,
             tuple(each.name for each in benchmarks),
             tuple(orders),
             tuple(firsts),
             vocabulary,
-            grams_of(words_B, orders_B, vocabulary.hashes_V),
+            index_grams(words_B, orders_B, vocabulary.hashes_V),
             words_B,
             np.repeat(np.arange(len(texts), dtype=np.uint32), sizes_P),
             words.firsts_D1[1:],
             examples_P,
             np.array([line for each in benchmarks for line in each.lines], np.int64),
         )
-        for array in index.arrays().values():
+        for array in index.collect_arrays().values():
             array.setflags(write=False)  # as those of a file: one compilation does for both
         return index
 
@@ -88,7 +88,7 @@ class Index:
             "orders": self.orders,
             "firsts": self.firsts,
         }
-        write_arrays(path, _KIND, self.arrays(), facts)
+        write_arrays(path, _KIND, self.collect_arrays(), facts)
 
     @classmethod
     def load(cls, path: str) -> "Index":
@@ -104,7 +104,7 @@ class Index:
             **arrays,
         )
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def collect_arrays(self) -> dict[str, NDArray[Any]]:
         """All that is large, by name."""
         return {
             **{f"vocabulary.{name}": each for name, each in self.vocabulary._asdict().items()},
@@ -116,20 +116,22 @@ class Index:
             "lines_E": self.lines_E,
         }
 
-    def hits(self, texts: Sequence[str]) -> tuple[Hits, NormalisedWords, NDArray[np.uint32]]:
+    def search_texts(
+        self, texts: Sequence[str]
+    ) -> tuple[Hits, NormalisedWords, NDArray[np.uint32]]:
         """The n-grams found in `texts`, all words, and the numbers of those of texts with any."""
-        words = words_of(texts)
-        hits, numbers = hits_in(self.grams, self.words_B, self.vocabulary, words)
+        words = split_words(texts)
+        hits, numbers = find_hits(self.grams, self.words_B, self.vocabulary, words)
         return hits, words, numbers
 
-    def places_of(self, gram: int) -> NDArray[np.uint32]:
+    def find_places(self, gram: int) -> NDArray[np.uint32]:
         """The words of benchmarks at which the n-gram begins."""
         first, end = self.grams.firsts_G1[gram : gram + 2]
         return self.grams.places[first:end]
 
-    def gram_text(self, gram: int) -> str:
+    def format_gram(self, gram: int) -> str:
         """The words of an n-gram, as they are compared, with spaces between."""
-        place = self.places_of(gram)[0]
+        place = self.find_places(gram)[0]
         known = self.vocabulary
         found = []
         for word in self.words_B[place : place + self.grams.orders_B[place]].tolist():
@@ -138,12 +140,12 @@ class Index:
             found.append(letters.tobytes().decode("utf-32-le", "surrogatepass"))
         return " ".join(found)
 
-    def gram_words(self, grams: NDArray[np.uint32]) -> NDArray[np.int64]:
+    def count_gram_words(self, grams: NDArray[np.uint32]) -> NDArray[np.int64]:
         """n of each of `grams`."""
         places = self.grams.places[self.grams.firsts_G1[grams]]
         return self.grams.orders_B[places].astype(np.int64)
 
-    def benchmark_of(self, example: int) -> int:
+    def find_benchmark(self, example: int) -> int:
         """Which benchmark has the example."""
         return int(np.searchsorted(self.firsts, example, side="right")) - 1
 
@@ -154,10 +156,10 @@ class Index:
 
     def name_of(self, example: int) -> tuple[str, int]:
         """Benchmark and line (from 1) of an example."""
-        return self.names[self.benchmark_of(example)], int(self.lines_E[example])
+        return self.names[self.find_benchmark(example)], int(self.lines_E[example])
 
 
-def _orders(
+def _compute_orders(
     firsts_P1: NDArray[np.int64], orders_P: NDArray[np.int64], shortest_whole: int
 ) -> NDArray[np.uint8]:
     """n of the n-gram that begins at each word: texts below n, but not too short, are one."""

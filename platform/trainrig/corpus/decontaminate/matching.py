@@ -77,12 +77,12 @@ def match(index: Index, texts: Iterable[str]) -> Matches:
     finder = _Collisions(index) if isinstance(style, GPT3) else _Shares(index, style)
     lengths: list[int] = []
     spans: list[tuple[NDArray[Any], ...]] = [tuple(np.empty(0, kind) for kind in _SPAN)]
-    for batch in _batches(texts):
+    for batch in _iterate_batches(texts):
         documents, *others = finder.spans(batch)
         spans.append((documents + len(lengths), *others))
         lengths += map(len, batch)
     columns = (np.concatenate(each) for each in zip(*spans, strict=True))
-    return Matches(np.array(lengths, np.int64), *finder.units(), *columns)
+    return Matches(np.array(lengths, np.int64), *finder.list_units(), *columns)
 
 
 def merge(index: Index, paths: Iterable[str]) -> Totals:
@@ -109,17 +109,17 @@ class _Collisions:
         self._counts_G = np.zeros(len(index.grams.firsts_G1) - 1, np.uint32)
 
     def spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
-        hits, words, _ = self._index.hits(texts)
-        np.add.at(self._counts_G, _once_a_text(hits), 1)
-        last = hits.words + self._index.gram_words(hits.grams) - 1
+        hits, words, _ = self._index.search_texts(texts)
+        np.add.at(self._counts_G, _list_distinct_grams(hits), 1)
+        last = hits.words + self._index.count_gram_words(hits.grams) - 1
         return hits.texts, hits.grams, words.begins_W[hits.words], words.stops_W[last]
 
-    def units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def list_units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         found = np.flatnonzero(self._counts_G).astype(np.uint32)
         return found, self._counts_G[found]
 
 
-def _once_a_text(hits: Hits) -> NDArray[np.uint32]:
+def _list_distinct_grams(hits: Hits) -> NDArray[np.uint32]:
     """The n-grams of each text, each once a text."""
     order = np.lexsort((hits.grams, hits.texts))
     texts, grams = hits.texts[order], hits.grams[order]
@@ -135,17 +135,17 @@ class _Shares:
         self._index, self._overlap = index, BenchmarkOverlap(index, style)
 
     def spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
-        hits, words, numbers = self._index.hits(texts)
+        hits, words, numbers = self._index.search_texts(texts)
         spans = self._overlap.add(hits, numbers, words.firsts_D1)
         begins, stops = words.begins_W[spans.begins], words.stops_W[spans.stops - 1]
         return spans.documents, spans.examples, begins, stops
 
-    def units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def list_units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         found = np.flatnonzero(self._overlap.marks_B).astype(np.uint32)
         return found, np.ones_like(found)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _iterate_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     characters = 0
     for text in texts:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import NOT_IDENTITY, Settings, did_you_mean
+from trainrig.config import NOT_IDENTITY, Settings, suggest_choice
 
 Remove = Literal["span", "document", "nothing"]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -74,7 +74,7 @@ class GPT3(Settings):
             )
         return self
 
-    def words_for(self, lengths: list[int]) -> int:
+    def choose_word_count(self, lengths: list[int]) -> int:
         """n, from the words of each example's longest text: 95% of examples have an n-gram.
 
         The percentile is that of rank floor(0.05 (examples - 1)), a length that occurs.
@@ -101,7 +101,7 @@ class _BySize(Settings):
     words: int  # words of an n-gram
     dirty_from: Share  # share of an example that must be found for it to be contaminated
 
-    def words_for(self, lengths: list[int]) -> int:
+    def choose_word_count(self, lengths: list[int]) -> int:
         """n, the same for every benchmark."""
         return self.words
 
@@ -190,6 +190,6 @@ class Decontamination(Settings):
         if self.folder is None and isinstance(self.style, Llama3):
             for name in self.style.thresholds:
                 if name not in names:
-                    hint = did_you_mean(name, list(names))
+                    hint = suggest_choice(name, list(names))
                     raise ValueError(f"style.thresholds: no benchmark is named '{name}'{hint}")
         return self

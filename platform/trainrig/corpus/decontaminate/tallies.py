@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.decontaminate.benchmark_overlap import thresholds_of, units_of
+from trainrig.corpus.decontaminate.benchmark_overlap import count_units, list_thresholds
 from trainrig.corpus.decontaminate.decide import Touch
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Totals
 from trainrig.corpus.decontaminate.settings import GPT3, Llama2
-from trainrig.corpus.signals.shares import shares
+from trainrig.corpus.signals.shares import compute_shares
 
 LEAST_SHARES = (0.2, 0.5, 0.7, 0.8, 1.0)  # of an example, at which examples are counted
 COMMON = 20  # n-grams told of
@@ -99,8 +99,8 @@ def tally_contamination(
         counts: the sum of `Decision.counts()` over all splits.
         samples: of all splits; the lowest ids of each benchmark are shown.
     """
-    parts_E, wholes_E = _units(index, totals)
-    shares_E = shares(parts_E, wholes_E)
+    parts_E, wholes_E = _count_found_units(index, totals)
+    shares_E = compute_shares(parts_E, wholes_E)
     kinds = _Kinds(index, totals, shares_E, parts_E)
     rows, by_share = [], []
     for number, name in enumerate(index.names):
@@ -127,12 +127,12 @@ def tally_contamination(
         counts["contaminated_documents"],
         tuple(rows),
         tuple(by_share),
-        tuple(_common(index, totals)),
-        tuple(lowest(samples)),
+        tuple(_list_common_grams(index, totals)),
+        tuple(pick_samples(samples)),
     )
 
 
-def _common(index: Index, totals: Totals) -> list[CommonRow]:
+def _list_common_grams(index: Index, totals: Totals) -> list[CommonRow]:
     style = index.settings.style
     if not isinstance(style, GPT3):
         return []
@@ -140,15 +140,15 @@ def _common(index: Index, totals: Totals) -> list[CommonRow]:
     most = common[np.argsort(-totals.unit_documents[common].astype(np.int64), kind="stable")]
     return [
         CommonRow(
-            index.gram_text(gram),
+            index.format_gram(gram),
             int(totals.unit_documents[gram]),
-            index.name_of(int(index.examples_P[index.texts_B[index.places_of(gram)[0]]]))[0],
+            index.name_of(int(index.examples_P[index.texts_B[index.find_places(gram)[0]]]))[0],
         )
         for gram in most[:COMMON].tolist()
     ]
 
 
-def _units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Units of each example: those that the corpus holds, and all."""
     style, examples_B = index.settings.style, index.examples_B
     if isinstance(style, GPT3):
@@ -157,7 +157,7 @@ def _units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.
         examples, most = examples_B[places], len(index.lines_E)
         return np.bincount(examples[found], minlength=most), np.bincount(examples, minlength=most)
     held = np.bincount(examples_B[totals.unit_documents > 0], minlength=len(index.lines_E))
-    return held, units_of(index, style)
+    return held, count_units(index, style)
 
 
 class _Kinds:
@@ -184,7 +184,7 @@ class _Kinds:
             common_only = found & ~rare
             dirty, clean = found, looked_for & ~found
         else:
-            least = np.repeat(thresholds_of(index, style), np.diff(index.firsts))
+            least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
             dirty = found & (shares_E >= least)
             below = style.clean_below if isinstance(style, Llama2) else least
             clean = looked_for & (shares_E < below)
@@ -212,7 +212,7 @@ def sample(touch: Touch, identity: str, url: str, text: str) -> ContaminatedSamp
     )
 
 
-def lowest(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSample]:
+def pick_samples(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSample]:
     """The SAMPLES documents of the lowest ids for each benchmark: ids are digests, so any."""
     by_benchmark: dict[str, list[ContaminatedSample]] = {}
     for each in samples:

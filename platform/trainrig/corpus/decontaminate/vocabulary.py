@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.words import NormalisedWords
-from trainrig.corpus.signals.text_arrays.hashing import table_size
+from trainrig.corpus.signals.text_arrays.hashing import compute_table_size
 
 UNKNOWN = np.uint32(0xFFFFFFFF)  # the number of a word that no benchmark has
 NOT_ASKED = np.uint32(0xFFFFFFFE)  # of a word whose number nobody has wanted yet
@@ -22,18 +22,18 @@ class WordNumbers(NamedTuple):
     slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
 
 
-def vocabulary_of(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.uint32]]:
+def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.uint32]]:
     """The vocabulary of `words`, and the number of each of them."""
     numbers = np.empty(len(words.ends_W), np.uint32)
     firsts = np.empty(len(words.ends_W), np.int64)  # the first word of each number
-    slots = np.zeros(int(table_size(len(words.ends_W))), np.uint32)
+    slots = np.zeros(int(compute_table_size(len(words.ends_W))), np.uint32)
     count = _number(words.letters_L, words.ends_W, words.hashes_W, slots, numbers, firsts)
     firsts = firsts[:count]
     ends = words.ends_W[firsts]
     begins = np.where(firsts > 0, words.ends_W[firsts - 1], 0) if count else ends
     letters = [words.letters_L[b:e] for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
     hashes = words.hashes_W[firsts]
-    slots = np.zeros(int(table_size(count)), np.uint32)
+    slots = np.zeros(int(compute_table_size(count)), np.uint32)
     _fill(hashes, slots)
     together = np.concatenate([np.empty(0, np.uint32), *letters])
     return WordNumbers(together, np.cumsum(ends - begins), hashes, slots), numbers

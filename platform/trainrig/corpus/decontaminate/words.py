@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 from trainrig.corpus.signals.text_arrays.characters import (
     CAPITAL_I_WITH_DOT,
     CAPITAL_SIGMA,
     DOT_ABOVE,
     SPACE,
     SYMBOL,
-    characters,
+    build_character_tables,
 )
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
@@ -36,16 +36,16 @@ class NormalisedWords(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
 
 
-def words_of(texts: Sequence[str]) -> NormalisedWords:
+def split_words(texts: Sequence[str]) -> NormalisedWords:
     """The words of `texts`."""
-    batch = batch_of(texts)
+    batch = build_batch(texts)
     room = len(batch.codes_C)
     most = room // 2 + len(texts)  # words: white space stands between two of one text
     letters = np.empty(2 * room, np.uint32)  # at most two for a character
     ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
     hashes = np.empty(most, np.uint64)
     firsts = np.zeros(len(texts) + 1, np.int64)
-    lower, sigmas = characters().lower, _sigmas(texts)
+    lower, sigmas = build_character_tables().lower, _lower_sigmas(texts)
     _split_normal_words(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
     count = int(firsts[-1])
     return NormalisedWords(
@@ -58,7 +58,7 @@ def words_of(texts: Sequence[str]) -> NormalisedWords:
     )
 
 
-def _sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
+def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
     """The lower case of each capital sigma, in their order: it hangs on the neighbours."""
     found: list[int] = []
     for text in texts:

@@ -51,7 +51,7 @@ def find(keys: NDArray[np.uint64], paths: Sequence[str], dtype: DTypeLike) -> It
         yield found
 
 
-def parts_for(records: int, dtype: DTypeLike, memory: int) -> int:
+def choose_part_count(records: int, dtype: DTypeLike, memory: int) -> int:
     """Into how many ranges to cut keys of so many records, for `memory` bytes a range.
 
     Sorting takes two copies and an index of 8 bytes.

@@ -36,13 +36,13 @@ from trainrig.corpus.dedup.pairs import shared_keys as sharing
 from trainrig.corpus.dedup.pairs.document_reference import (
     DOCUMENT_KEY,
     SplitIndex,
+    assign_parts,
+    deduplicate_names,
     digest_words,
-    fields_of,
     find_positions,
     find_splits,
     make_refs,
-    one_each,
-    parts_of_keys,
+    select_fields,
 )
 from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 from trainrig.corpus.dedup.pairs.remote_documents import (
@@ -64,13 +64,13 @@ from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.signature_file import load_columns
 from trainrig.corpus.files.arrays import save_arrays
-from trainrig.corpus.urls.key import url_key
+from trainrig.corpus.urls.key import compute_url_key
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
 
 Kind = Literal["url", "text"]
 _REPEAT_KINDS = {"url": BY_URL, "text": BY_TEXT}
-_NO_URL = np.frombuffer(url_key(""), np.uint8)
+_NO_URL = np.frombuffer(compute_url_key(""), np.uint8)
 
 Task = Mapping[str, Any]
 Done = tuple[dict[str, Any], dict[str, FileSum]]
@@ -107,13 +107,13 @@ class DuplicateSearch:
         """Ranks and ids of the documents of a split index."""
         return keep_order(split_index, self.keep)
 
-    def runs(self, name: str, tasks: range) -> list[str]:
+    def list_runs(self, name: str, tasks: range) -> list[str]:
         """Where the runs that a pass wrote lie."""
         return [self.path_of(name, f"{number:05d}.run") for number in tasks]
 
-    def part(self, name: str, tasks: range, number: int, kind: np.dtype[Any]) -> RunPart:
+    def find_part(self, name: str, tasks: range, number: int, kind: np.dtype[Any]) -> RunPart:
         """What the runs that a pass wrote have of a part."""
-        return RunPart.of(self.runs(name, tasks), number, kind)
+        return RunPart.of(self.list_runs(name, tasks), number, kind)
 
     def writing(self, name: str, task: Task) -> contextlib.AbstractContextManager[Run]:
         """A run whose parts are partitions, to be written."""
@@ -129,20 +129,20 @@ class DuplicateSearch:
     def write_by_key(self, name: str, task: Task, rows: Rows) -> None:
         """Write a run whose parts are ranges of the rows' keys."""
         path = self.path_of(name, f"{task['number']:05d}.run")
-        write_run(path, rows, parts_of_keys(rows["key"], len(self.parts)), len(self.parts))
+        write_run(path, rows, assign_parts(rows["key"], len(self.parts)), len(self.parts))
 
     def own_repeats(self, kind: Kind, partition: int) -> Rows:
         """The repeats of a first in the same partition, which may itself repeat one elsewhere."""
-        path = self.runs(f"{kind}-own-repeats", self.partitions)[partition]
+        path = self.list_runs(f"{kind}-own-repeats", self.partitions)[partition]
         return read_part([path], partition, equals.REPEAT)
 
-    def repeats(self, kind: Kind, partition: int) -> NDArray[np.uint64]:
+    def read_repeats(self, kind: Kind, partition: int) -> NDArray[np.uint64]:
         """The refs of all repeats that lie in a partition."""
-        paths = self.runs(f"{kind}-repeats-by-ref", self.parts)
+        paths = self.list_runs(f"{kind}-repeats-by-ref", self.parts)
         elsewhere = read_part(paths, partition, equals.REPEAT)
         return np.concatenate([elsewhere["ref"], self.own_repeats(kind, partition)["ref"]])
 
-    def refs(self, partition: int) -> NDArray[np.uint64]:
+    def compute_ref_bounds(self, partition: int) -> NDArray[np.uint64]:
         """[2] the first ref of a partition, and the one after its last."""
         return make_refs(np.array(self.plan.partitions[partition]), np.zeros(2, np.int64))
 
@@ -159,7 +159,7 @@ def _not_among(gone: NDArray[np.uint64], number: int, split_index: SplitIndex) -
     return there
 
 
-def equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
+def write_equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
     """A row for each document that may repeat another's text, or URL, of another partition.
 
     Those that repeat one of their own are left out: a text that is everywhere has a row for each
@@ -170,7 +170,7 @@ def equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
         tables = [np.empty(0, equals.DIGEST)]
         gone = np.empty(0, np.uint64)
         if kind == "text" and search.urls:
-            gone = search.repeats("url", task["number"])
+            gone = search.read_repeats("url", task["number"])
         for number, split_index in search.own(task["number"]):
             documents = Documents.load(split_index, search.keep)
             names = make_refs(number, np.arange(split_index.count))
@@ -184,7 +184,7 @@ def equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
             rows = equals.digest_rows(words, documents.ranks, documents.ids, names)
             tables.append(rows[wanted])
         rows = np.concatenate(tables)
-        again = equals.repeats(rows)
+        again = equals.find_repeated_documents(rows)
         search.write(f"{kind}-own-repeats", task, again, again["ref"])
         search.write_by_key(f"{kind}-keys", task, rows[~np.isin(rows["ref"], again["ref"])])
         return {}, {}
@@ -192,12 +192,12 @@ def equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
     return write
 
 
-def repeats(search: DuplicateSearch, kind: Kind) -> Work:
+def write_repeats(search: DuplicateSearch, kind: Kind) -> Work:
     """Write each duplicate pair to both documents' partitions."""
 
     def find(task: Task) -> Done:
-        paths = search.runs(f"{kind}-keys", search.partitions)
-        found = equals.repeats(read_part(paths, task["number"], equals.DIGEST))
+        paths = search.list_runs(f"{kind}-keys", search.partitions)
+        found = equals.find_repeated_documents(read_part(paths, task["number"], equals.DIGEST))
         search.write(f"{kind}-repeats-by-ref", task, found, found["ref"])
         search.write(f"{kind}-repeats-by-first", task, found, found["first"])
         return {}, {}
@@ -207,9 +207,9 @@ def repeats(search: DuplicateSearch, kind: Kind) -> Work:
 
 def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Searched]:
     """Which documents of each split index repeat none; of earlier crawls, which of those kept."""
-    gone = search.repeats("text", partition)
+    gone = search.read_repeats("text", partition)
     if search.urls:
-        gone = np.concatenate([gone, search.repeats("url", partition)])
+        gone = np.concatenate([gone, search.read_repeats("url", partition)])
     found = []
     for number, split_index in search.own(partition):
         wanted = _not_among(gone, number, split_index)
@@ -220,11 +220,11 @@ def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Sear
     return found
 
 
-def band_keys(search: DuplicateSearch) -> Work:
+def write_band_keys(search: DuplicateSearch) -> Work:
     """The band keys of the documents that are searched, alone."""
 
     def write(task: Task) -> Done:
-        found, starts = sharing.keys_by_part(
+        found, starts = sharing.group_keys_by_part(
             _list_searched(search, task["number"]), len(search.parts)
         )
         write_grouped(search.path_of("band-keys", f"{task['number']:05d}.run"), found, starts)
@@ -237,9 +237,9 @@ def find_shared_keys(search: DuplicateSearch) -> Work:
     """Which of them more than one document has."""
 
     def compare(task: Task) -> Done:
-        runs = search.runs("band-keys", search.partitions)
+        runs = search.list_runs("band-keys", search.partitions)
         keys = RunPart.of(runs, task["number"], sharing.KEY)
-        starts = np.cumsum([0, *keys.counts(runs)])
+        starts = np.cumsum([0, *keys.count_rows(runs)])
         with writing_run(
             search.path_of("shared-keys", f"{task['number']:05d}.run"), len(runs)
         ) as run:
@@ -249,17 +249,17 @@ def find_shared_keys(search: DuplicateSearch) -> Work:
     return compare
 
 
-def bands(search: DuplicateSearch) -> Work:
+def write_bands(search: DuplicateSearch) -> Work:
     """An entry for each shared key of each document."""
 
     def write(task: Task) -> Done:
-        runs = search.runs("shared-keys", search.parts)
+        runs = search.list_runs("shared-keys", search.parts)
         shared = RunPart.of(runs, task["number"], sharing.SHARED)
-        rows, starts = sharing.entries(
+        rows, starts = sharing.build_entries(
             _list_searched(search, task["number"]),
             lambda split_index: search.order(search.split_indexes[split_index]),
             shared.read(),
-            np.array(shared.counts(runs)),
+            np.array(shared.count_rows(runs)),
         )
         write_grouped(search.path_of("bands", f"{task['number']:05d}.run"), rows, starts)
         return {}, {}
@@ -277,8 +277,10 @@ def find_candidates(search: DuplicateSearch) -> Work:
     earlier = first_earlier << 32 if first_earlier < len(search.split_indexes) else None
 
     def pair(task: Task) -> Done:
-        entries = search.part("bands", search.partitions, task["number"], buckets.ENTRY)
-        pairs = key_ranges.candidates(entries, len(search.parts), search.plan.entries, earlier)
+        entries = search.find_part("bands", search.partitions, task["number"], buckets.ENTRY)
+        pairs = key_ranges.iterate_candidates(
+            entries, len(search.parts), search.plan.entries, earlier
+        )
         with search.writing("candidates", task) as run, search.writing("wanted", task) as wanted:
             remote = DedupBuffer(
                 lambda rows: wanted.add(rows, partition_of[find_splits(rows["ref"])])
@@ -296,7 +298,7 @@ def fetch_remote(search: DuplicateSearch) -> Work:
     """The shingles of the remote documents of other partitions."""
 
     def write(task: Task) -> Done:
-        wanted = search.part("wanted", search.parts, task["number"], REMOTE_DOCUMENT)
+        wanted = search.find_part("wanted", search.parts, task["number"], REMOTE_DOCUMENT)
         with (
             search.writing("remote-keys", task) as names,
             search.writing("remote-shingles", task) as shingles,
@@ -307,10 +309,10 @@ def fetch_remote(search: DuplicateSearch) -> Work:
                     rows, len(search.partitions), search.split_indexes, search.order
                 )
                 names.add_grouped([sets.names], sets.first_names)
-                shingles.add_grouped(sets.shingles(), sets.first_shingles)
+                shingles.add_grouped(sets.iterate_shingles(), sets.first_shingles)
 
             remote = DedupBuffer(flush)
-            for piece in wanted.pieces():
+            for piece in wanted.iterate_pieces():
                 remote.add(piece)
             remote.close()
         return {}, {}
@@ -321,12 +323,12 @@ def fetch_remote(search: DuplicateSearch) -> Work:
 def _read_remote(search: DuplicateSearch, partition: int) -> Iterator[verify_candidates.Sets]:
     """What was carried to a partition, from one after the other, lot by lot."""
     for names_run, shingles_run in zip(
-        search.runs("remote-keys", search.partitions),
-        search.runs("remote-shingles", search.partitions),
+        search.list_runs("remote-keys", search.partitions),
+        search.list_runs("remote-shingles", search.partitions),
         strict=True,
     ):
-        shingles = RunPart.of([shingles_run], partition, verify_candidates.SHINGLE).chunks()
-        for names in RunPart.of([names_run], partition, verify_candidates.SET).chunks():
+        shingles = RunPart.of([shingles_run], partition, verify_candidates.SHINGLE).iterate_chunks()
+        for names in RunPart.of([names_run], partition, verify_candidates.SET).iterate_chunks():
             # Of documents that have none, no shingle was written.
             yield verify_candidates.Sets(
                 names, next(shingles, np.empty(0, verify_candidates.SHINGLE))
@@ -337,13 +339,15 @@ def verify(search: DuplicateSearch) -> Work:
     """The pairs of each split that are alike, as evidence."""
 
     def compare(task: Task) -> Done:
-        there = search.part("candidates", search.parts, task["number"], buckets.CANDIDATE)
-        met = verify_candidates.CandidatePairs.of(buckets.nearest_of_all(there.pieces()))
-        here = slice(*np.searchsorted(met.seconds, search.refs(task["number"])))
+        there = search.find_part("candidates", search.parts, task["number"], buckets.CANDIDATE)
+        met = verify_candidates.CandidatePairs.of(
+            buckets.select_nearest_of_all(there.iterate_pieces())
+        )
+        here = slice(*np.searchsorted(met.seconds, search.compute_ref_bounds(task["number"])))
         refs_here = np.union1d(met.firsts, met.seconds[here])
         own = verify_candidates.gather_sets(refs_here, search.split_indexes, search.order)
         others = itertools.chain([own], _read_remote(search, task["number"]))
-        found, names = verify_candidates.alike(
+        found, names = verify_candidates.find_alike_pairs(
             met, own, others, search.verification.measure, search.floor
         )
         split_indexes = find_splits(found["a"])
@@ -356,7 +360,7 @@ def verify(search: DuplicateSearch) -> Work:
     return compare
 
 
-def edges(search: DuplicateSearch) -> Work:
+def write_edges(search: DuplicateSearch) -> Work:
     """The pairs that decide, where their later document is; how many they are."""
     partition_of = search.plan.partition_of(len(search.split_indexes))
 
@@ -373,9 +377,9 @@ def edges(search: DuplicateSearch) -> Work:
                     rows["reader"].astype(np.int64),
                     partition_of[find_splits(rows["ref"])],
                 )
-                names_run.add(fields_of(rows, DOCUMENT_KEY), readers)
+                names_run.add(select_fields(rows, DOCUMENT_KEY), readers)
                 away = readers != homes
-                remote_run.add(fields_of(rows[away], REMOTE_DOCUMENT), homes[away])
+                remote_run.add(select_fields(rows[away], REMOTE_DOCUMENT), homes[away])
 
             names = DedupBuffer(flush)
             for number, split_index in search.own(task["number"]):
@@ -383,7 +387,7 @@ def edges(search: DuplicateSearch) -> Work:
                     continue
                 for found in evidence.read_pairs(split_index.pairs, number, threshold):
                     alike += len(found[0])
-                    pairs, later, earlier = decision.edges_of(*found)
+                    pairs, later, earlier = decision.build_edges(*found)
                     readers = partition_of[find_splits(later["ref"])]
                     run.add(pairs, readers)
                     for rows, partitions in (
@@ -406,18 +410,20 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
         told, cluster_messages = None, RunPart(decision.CLUSTER_MESSAGE, ())
         if turn:
             before = f"{turn - 1:05d}"
-            told = search.part(
+            told = search.find_part(
                 f"words-{before}", search.partitions, partition, decision.STATE_MESSAGE
             ).read()
-            cluster_messages = search.part(
+            cluster_messages = search.find_part(
                 f"cluster-messages-{before}", search.partitions, partition, decision.CLUSTER_MESSAGE
             )
         decided = decision.decide(
-            one_each(search.part("names", search.partitions, partition, DOCUMENT_KEY).read()),
-            search.part("edges", search.partitions, partition, decision.EDGE).read(),
-            search.refs(partition),
+            deduplicate_names(
+                search.find_part("names", search.partitions, partition, DOCUMENT_KEY).read()
+            ),
+            search.find_part("edges", search.partitions, partition, decision.EDGE).read(),
+            search.compute_ref_bounds(partition),
             told,
-            cluster_messages.pieces,
+            cluster_messages.iterate_pieces,
         )
         search.write(f"decided-{turn:05d}", task, dedup_decisions.of_decided(decided), decided.refs)
         search.write(
@@ -426,9 +432,9 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
             decided.cluster_messages,
             decided.cluster_messages["about"],
         )
-        remote = search.part("remote-documents", search.partitions, partition, REMOTE_DOCUMENT)
+        remote = search.find_part("remote-documents", search.partitions, partition, REMOTE_DOCUMENT)
         with search.writing(f"words-{turn:05d}", task) as words:
-            for piece in remote.pieces():
+            for piece in remote.iterate_pieces():
                 words.add(decided.make_messages(piece["ref"]), piece["reader"].astype(np.int64))
         return {"unsettled": decided.unsettled}, {}
 
@@ -437,15 +443,15 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
 
 def _read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
     """What is decided of the documents of a partition, now or when an earlier crawl was."""
-    path = search.runs(f"decided-{turn:05d}", search.partitions)[partition]
+    path = search.list_runs(f"decided-{turn:05d}", search.partitions)[partition]
     tables = [read_part([path], partition, dedup_decisions.DECISION)]
     for number, split_index in search.own(partition):
         if split_index.earlier:
-            tables.append(_fell_before(number, DedupDecisions.load(split_index.documents)))
+            tables.append(_list_fallen(number, DedupDecisions.load(split_index.documents)))
     return dedup_decisions.in_order(*tables)
 
 
-def _fell_before(split_index: int, there: DedupDecisions) -> Rows:
+def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
     fell = np.flatnonzero(there.kinds != KEPT)
     rows = np.zeros(len(fell), dedup_decisions.DECISION)
     rows["ref"] = make_refs(split_index, fell)
@@ -466,15 +472,17 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
             known = dedup_decisions.in_order(
                 known, _read_propagated(search, "text", partition, known)
             )
-        elsewhere = search.part(f"{kind}-repeats-by-first", search.parts, partition, equals.REPEAT)
-        firsts = equals.one_of_each_first(search.own_repeats(kind, partition))
+        elsewhere = search.find_part(
+            f"{kind}-repeats-by-first", search.parts, partition, equals.REPEAT
+        )
+        firsts = equals.pick_one_per_first(search.own_repeats(kind, partition))
         with search.writing(f"{kind}-told", task) as run:
-            for piece in elsewhere.pieces():
+            for piece in elsewhere.iterate_pieces():
                 rows = dedup_decisions.of_repeats(piece, known, _REPEAT_KINDS[kind])
                 run.add(rows, partition_of[find_splits(rows["ref"])])
-                firsts = equals.one_of_each_first(np.concatenate([firsts, piece]))
+                firsts = equals.pick_one_per_first(np.concatenate([firsts, piece]))
             if kind == "text":
-                paths = search.runs(f"{kind}-repeats-by-ref", search.parts)
+                paths = search.list_runs(f"{kind}-repeats-by-ref", search.parts)
                 there = read_part(paths, partition, equals.REPEAT)
                 firsts = firsts[~np.isin(firsts["first"], there["ref"])]
                 rows = dedup_decisions.of_firsts(firsts, known)
@@ -488,7 +496,7 @@ def _read_propagated(search: DuplicateSearch, kind: Kind, partition: int, known:
     """What becomes of the repeats of a partition, in the order of refs; and of firsts of texts."""
     told = dedup_decisions.in_order(
         read_part(
-            search.runs(f"{kind}-told", search.partitions), partition, dedup_decisions.DECISION
+            search.list_runs(f"{kind}-told", search.partitions), partition, dedup_decisions.DECISION
         )
     )
     own = dedup_decisions.of_own_repeats(
@@ -503,7 +511,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
 
     def finalise_partition(task: Task) -> Done:
         partition = task["number"]
-        decided = search.runs(f"decided-{turn:05d}", search.partitions)[partition]
+        decided = search.list_runs(f"decided-{turn:05d}", search.partitions)[partition]
         tables = [read_part([decided], partition, dedup_decisions.DECISION)]
         known = _read_decided(search, turn, partition)
         kinds: tuple[Kind, ...] = ("text", "url") if search.urls else ("text",)
@@ -514,7 +522,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
         split_indexes = find_splits(rows["ref"])
         counts, clusters = {}, 0
         for number, split_index in search.own(partition):
-            found = _by_position(rows[split_indexes == number], split_index.count)
+            found = _build_decisions(rows[split_indexes == number], split_index.count)
             documents = Documents.from_split_index(split_index)
             # A cluster goes by the lowest id in it.
             names_one = (found.clusters == documents.ids).all(axis=1) & found.clusters.any(axis=1)
@@ -522,7 +530,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
             if split_index.earlier:
                 kept = DedupDecisions.load(split_index.documents).kinds == KEPT
                 falls = np.flatnonzero(kept & (found.kinds != KEPT))
-                arrays = {name: array[falls] for name, array in found.arrays().items()}
+                arrays = {name: array[falls] for name, array in found.collect_arrays().items()}
                 ids = documents.ids[falls]
                 save_arrays(name_revoked_file(search, number), {"ids": ids, **arrays})
                 counts[str(number)] = {"revoked": len(falls)}
@@ -541,7 +549,7 @@ def name_revoked_file(search: DuplicateSearch, split_index: int) -> str:
     return search.path_of("revoked", f"{split_index:05d}.npz")
 
 
-def _by_position(rows: Rows, count: int) -> DedupDecisions:
+def _build_decisions(rows: Rows, count: int) -> DedupDecisions:
     found = DedupDecisions.none(count)
     places = find_positions(rows["ref"])
     found.kinds[places], found.similarities[places] = rows["kind"], rows["similarity"]

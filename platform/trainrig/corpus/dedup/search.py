@@ -7,7 +7,7 @@ from typing import Any
 
 from trainrig.corpus.dedup import passes
 from trainrig.corpus.dedup.passes import DuplicateSearch
-from trainrig.splits import Phase, Split, Work, total
+from trainrig.splits import Phase, Split, Work, sum_counts
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 """Does a pass over tasks, those at least that have left no record; by its name."""
@@ -42,14 +42,14 @@ class DuplicatesFound:
     clusters: int  # of documents that such pairs, or equal texts, hang together by
 
 
-def steps(urls: bool) -> list[str]:
+def list_steps(urls: bool) -> list[str]:
     """The passes in their order; the rounds of the decision are one."""
     return [name for name in _STEPS if urls or not name.startswith("url-")]
 
 
-def nth_step(name: str, urls: bool) -> int:
-    """Which of `steps` the pass of this name is, from 1."""
-    return steps(urls).index(name.rstrip("-0123456789")) + 1
+def find_step_number(name: str, urls: bool) -> int:
+    """Which of `list_steps` the pass of this name is, from 1."""
+    return list_steps(urls).index(name.rstrip("-0123456789")) + 1
 
 
 def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) -> DuplicatesFound:
@@ -61,21 +61,21 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
     def run(name: str, make: Callable[..., Work], tasks: Iterable[int], *more: Any) -> Any:
         splits = [Split(f"{number:05d}", {"number": number}) for number in tasks]
         phase = do(name, functools.partial(make, search, *more), splits)
-        return total(record.counts for record in phase.results(splits))
+        return sum_counts(record.counts for record in phase.read_results(splits))
 
     partitions, parts = search.partitions, search.parts
     for kind in ("url", "text") if search.urls else ("text",):
-        run(f"{kind}-keys", passes.equal_keys, partitions, kind)
-        run(f"{kind}-repeats", passes.repeats, parts, kind)
+        run(f"{kind}-keys", passes.write_equal_keys, partitions, kind)
+        run(f"{kind}-repeats", passes.write_repeats, parts, kind)
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
-        run("band-keys", passes.band_keys, partitions)
+        run("band-keys", passes.write_band_keys, partitions)
         run("shared-keys", passes.find_shared_keys, parts)
-        run("bands", passes.bands, partitions)
+        run("bands", passes.write_bands, partitions)
         run("find-candidates", passes.find_candidates, parts)
         run("fetch-remote", passes.fetch_remote, partitions)
         compared = run("verify", passes.verify, partitions)
-    alike = run("edges", passes.edges, partitions)["alike"]
+    alike = run("edges", passes.write_edges, partitions)["alike"]
     turn = 0
     while run(f"decide-{turn:05d}", passes.decide, partitions, turn)["unsettled"]:
         turn += 1

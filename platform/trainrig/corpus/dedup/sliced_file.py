@@ -25,7 +25,7 @@ def save(path: str, records: Records, bounds: NDArray[np.int64]) -> None:
         np.ascontiguousarray(records).tofile(file)
 
 
-def bounds_of(path: str) -> NDArray[np.int64]:
+def read_bounds(path: str) -> NDArray[np.int64]:
     """Where each slice of the file begins, in records; last, their number. Raises DataError."""
     count = int(_read(path, "<i8", 0, 8)[0])
     return _read(path, "<i8", 8, 16 + 8 * count).astype(np.int64)
@@ -33,7 +33,7 @@ def bounds_of(path: str) -> NDArray[np.int64]:
 
 def load(path: str, dtype: DTypeLike, first: int, end: int) -> Records:
     """The records of the slices `first` up to `end`. Raises DataError for a file cut short."""
-    bounds = bounds_of(path)
+    bounds = read_bounds(path)
     return load_records(path, dtype, len(bounds), int(bounds[first]), int(bounds[end]))
 
 

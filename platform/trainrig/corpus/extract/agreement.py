@@ -9,7 +9,7 @@ _WORD = re.compile(r"\w+")
 _GRAM = 3  # words
 
 
-def shares(blocks: list[str], text: str) -> NDArray[np.int32]:
+def measure_agreement(blocks: list[str], text: str) -> NDArray[np.int32]:
     """Of each block, how many thousandths of its runs of three words are in `text`.
 
     A block of three words or fewer has all or nothing: whether a line of `text` has these words and

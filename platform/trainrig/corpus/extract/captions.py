@@ -22,7 +22,7 @@ from trainrig.corpus.extract.verdict import ScoredBlocks
 _LEAST_WORDS: Final = 5  # shorter lines are repeated for many reasons
 
 
-def without_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
+def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     """`judged` without thumbnails' captions and headings that a kept line of text repeats in full.
 
     A thumbnail is a list item or a link, and the line may stand anywhere; a heading is repeated
@@ -35,7 +35,7 @@ def without_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, WORDS] >= _LEAST_WORDS)
     again &= np.isin(judged.blocks.digests, judged.blocks.digests[text])
-    again |= _headings_said_again(judged)
+    again |= _find_repeated_headings(judged)
     return (
         dataclasses.replace(judged, odds=np.where(again, -1, judged.odds))
         if again.any()
@@ -43,7 +43,7 @@ def without_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     )
 
 
-def _headings_said_again(judged: ScoredBlocks) -> NDArray[np.bool_]:
+def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
     """Which kept headings have all their words again in the kept line after them."""
     numbers = judged.blocks.numbers
     heading = (numbers[:, KIND] >= H1) & (numbers[:, KIND] <= H4)

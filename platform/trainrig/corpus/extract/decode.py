@@ -60,11 +60,11 @@ def decode(page: RawPage) -> str:
         except UnicodeDecodeError:
             pass
     text = page.body.decode("utf-8", "replace")
-    whole, damaged = _counts(text)
+    whole, damaged = _count_characters(text)
     if whole > _DAMAGED * damaged:
         return text
     first = None
-    for encoding in _candidates(page):
+    for encoding in _iterate_encodings(page):
         text = page.body.decode(encoding, "replace")
         if _fits(page.body, encoding, text):
             return text
@@ -83,7 +83,7 @@ def is_binary(page: RawPage, text: str) -> bool:
     return len(_CONTROL.findall(head)) > max(_A_FEW_CONTROLS, _MOST_CONTROLS * len(head))
 
 
-def _candidates(page: RawPage) -> Iterator[str]:
+def _iterate_encodings(page: RawPage) -> Iterator[str]:
     """By header, by the page's own head, by its bytes; the last decodes anything."""
     claimed = map_encoding_to_html5(page.charset, fallback_utf8=False) if page.charset else None
     if claimed:
@@ -94,7 +94,7 @@ def _candidates(page: RawPage) -> Iterator[str]:
 
 
 def _fits(body: bytes, encoding: str, text: str) -> bool:
-    whole, damaged = _counts(text)
+    whole, damaged = _count_characters(text)
     if damaged > whole:
         return False
     if encoding not in _WESTERN:
@@ -104,7 +104,7 @@ def _fits(body: bytes, encoding: str, text: str) -> bool:
     return beyond < _FEW or 2 * side_by_side < beyond
 
 
-def _counts(text: str) -> tuple[int, int]:
+def _count_characters(text: str) -> tuple[int, int]:
     """The characters beyond ASCII that are whole, and those that are damaged."""
     damaged = text.count("\ufffd")
     return len(text) - len(text.encode("ascii", "ignore")) - damaged, damaged

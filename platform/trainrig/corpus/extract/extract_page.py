@@ -13,7 +13,7 @@ from trainrig.corpus.extract.kinds import (
     Resiliparse,
     Trafilatura,
 )
-from trainrig.corpus.extract.metadata import date_of, language_of, title_of
+from trainrig.corpus.extract.metadata import find_date, find_language, find_title
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
 from trainrig.corpus.extract.tidy import tidy
 from trainrig.corpus.extract.tree import parse
@@ -28,10 +28,10 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     if len(page.body) > extractor.max_bytes:
         return NotExtracted("too_large")
     if isinstance(extractor, PlainText):
-        return _plain(page)
+        return _extract_plain(page)
     content_type = page.content_type or detect_mime(page.body)
     if content_type in TEXT_TYPES:
-        return _plain(page)
+        return _extract_plain(page)
     if content_type not in HTML_TYPES:
         return NotExtracted("not_text")
     html = decode(page)
@@ -40,11 +40,11 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     tree = parse(html, extractor)
     if isinstance(tree, NotExtracted):
         return tree
-    text, share = _text_of(tree, html, extractor)
-    return _build_result(text, title_of(tree), language_of(tree), date_of(tree, html), share)
+    text, share = _extract_text(tree, html, extractor)
+    return _build_result(text, find_title(tree), find_language(tree), find_date(tree, html), share)
 
 
-def _plain(page: RawPage) -> Extracted | NotExtracted:
+def _extract_plain(page: RawPage) -> Extracted | NotExtracted:
     text = decode(page)
     return NotExtracted("binary") if is_binary(page, text) else _build_result(text)
 
@@ -56,13 +56,13 @@ def _build_result(
     return Extracted(text, title, language, date, share) if text else NotExtracted("empty")
 
 
-def _text_of(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:
+def _extract_text(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:
     """The text, and the share of the main content that it is, where that is known."""
     if isinstance(extractor, MainContent):
         # Loads numba, which the others have no use for.
-        from trainrig.corpus.extract.main_content import main_content
+        from trainrig.corpus.extract.main_content import extract_main_content
 
-        return main_content(tree, html, extractor)
+        return extract_main_content(tree, html, extractor)
     if isinstance(extractor, Trafilatura):
         return trafilatura_text.extract(html, extractor), None
     assert isinstance(extractor, Resiliparse)

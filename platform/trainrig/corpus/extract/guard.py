@@ -104,7 +104,7 @@ class Guard:
 
     def extract(self, pages: Iterable[RawPage]) -> Iterator[Outcome]:
         """The outcome of each page, in order."""
-        for batch in _batches(pages):
+        for batch in _iterate_batches(pages):
             yield from self._extract_batch(batch)
 
     def _extract_batch(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
@@ -150,7 +150,7 @@ class _Child:
     """
 
     def __init__(self, task: bytes) -> None:
-        self._shared = _memory_file()
+        self._shared = _open_memory_file()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainrig.corpus.extract.guarded", str(self._shared)],
             stdin=subprocess.PIPE,
@@ -210,7 +210,7 @@ class _Child:
         os.close(self._shared)
 
 
-def _memory_file() -> int:
+def _open_memory_file() -> int:
     """A file without a name, in memory where the system has such."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("pages")
@@ -234,7 +234,7 @@ def receive(pipe: IO[bytes]) -> bytes | None:
     return message if len(message) == length else None
 
 
-def _batches(pages: Iterable[RawPage]) -> Iterator[list[RawPage]]:
+def _iterate_batches(pages: Iterable[RawPage]) -> Iterator[list[RawPage]]:
     batch: list[RawPage] = []
     size = 0
     for page in pages:

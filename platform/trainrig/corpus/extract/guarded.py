@@ -30,7 +30,7 @@ def main(shared: int) -> None:
     # Loads what is loaded at first use: no page is to pay for it, nor be blamed.
     extract(RawPage("", "text/html", b"<p>A first page.", "", None), settings)
     _limit_memory(memory)
-    without_pages = most_memory()
+    without_pages = read_peak_memory()
     send(answers, str(without_pages).encode())
     while (message := receive(requests)) is not None:
         pages = pickle.loads(message)
@@ -46,14 +46,14 @@ def main(shared: int) -> None:
                 except MemoryError:
                     os.abort()
                 except Exception:  # whatever a library raises costs its page alone
-                    if most_memory() - without_pages > FULL * memory:
+                    if read_peak_memory() - without_pages > FULL * memory:
                         os.abort()  # some say by other exceptions that there is no memory
                     outcome = NotExtracted("crashed")
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 send(answers, pickle.dumps(outcome))
 
 
-def most_memory() -> int:
+def read_peak_memory() -> int:
     """The most bytes that this process ever held in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -9,7 +9,7 @@ from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import trafilatura_text
 from trainrig.corpus.extract.block_model.trees import Name
-from trainrig.corpus.extract.captions import without_thumbnails
+from trainrig.corpus.extract.captions import remove_thumbnails
 from trainrig.corpus.extract.declarations import is_gutted
 from trainrig.corpus.extract.kinds import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.verdict import ScoredBlocks, judge
@@ -35,7 +35,7 @@ class Content(NamedTuple):
     share: float | None
 
 
-def main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
+def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
     """The text of `tree`'s article; `html` is what it was parsed from."""
     if settings.quality == "fast":
         text = extract_plain_text(
@@ -47,26 +47,28 @@ def main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
         )
         return Content(str(text), None)
     ask = functools.partial(_ask, html) if _may_ask(html, settings) else None
-    return by_blocks(functools.partial(judge, tree), ask, settings.list_bullets)
+    return extract_by_blocks(functools.partial(judge, tree), ask, settings.list_bullets)
 
 
-def by_blocks(judged: Callable[[Name], ScoredBlocks], ask: Ask | None, bullets: bool) -> Content:
+def extract_by_blocks(
+    judged: Callable[[Name], ScoredBlocks], ask: Ask | None, bullets: bool
+) -> Content:
     """The text of the blocks that `judged` gives for each part of a page, and `ask`'s vote."""
     main = best = judged("main")
     if is_gutted(main):
-        return Content(main.whole().text(bullets), 1.0)
-    text, whole = main.text(bullets), None
+        return Content(main.keep_all().format_text(bullets), 1.0)
+    text, whole = main.format_text(bullets), None
     if len(text) < LITTLE:
         whole = judged("whole")
-        other = whole.text(bullets)
+        other = whole.format_text(bullets)
         if len(other) > len(text):
             best, text = whole, other
     if ask is not None and best.certainty < UNSURE:
         best = vote(main, whole or judged("whole"), ask)
-        text = best.text(bullets)
-    once = without_thumbnails(best)
+        text = best.format_text(bullets)
+    once = remove_thumbnails(best)
     if once is not best:
-        text = once.text(bullets)
+        text = once.format_text(bullets)
     return Content(text, _share(best, main))
 
 

@@ -31,19 +31,19 @@ _JSON_KEY = '"datePublished"'
 _FIRST_YEAR = 1990  # of the web
 
 
-def title_of(tree: HTMLTree) -> str:
+def find_title(tree: HTMLTree) -> str:
     """What the page's <title> says, on one line."""
     return " ".join(tidy(tree.title or "").split())
 
 
-def language_of(tree: HTMLTree) -> str:
+def find_language(tree: HTMLTree) -> str:
     """The language that the page claims, as ISO 639 has it: "en" of "en-GB"."""
     root = tree.document.document_element if tree.document else None
     tag = _LANGUAGE_TAG.match((root.getattr("lang") or "").strip().lower()) if root else None
     return tag.group(1) if tag else ""
 
 
-def date_of(tree: HTMLTree, html: str) -> str:
+def find_date(tree: HTMLTree, html: str) -> str:
     """The day of publication that the page names in its head, in JSON-LD or in a <time>."""
     return _from_head(tree.head) or _from_json(html) or _from_time(tree)
 
@@ -54,7 +54,7 @@ def _from_head(head: ElementNode | None) -> str:
         name = meta.getattr("property") or meta.getattr("name") or meta.getattr("itemprop") or ""
         name = name.lower()
         if name in _DATE_NAMES[:best_rank]:
-            found = iso_day(meta.getattr("content") or "")
+            found = parse_day(meta.getattr("content") or "")
             if found:
                 best, best_rank = found, _DATE_NAMES.index(name)
     return best
@@ -64,15 +64,15 @@ def _from_json(html: str) -> str:
     at = html.find(_JSON_KEY)
     after = html[at + len(_JSON_KEY) : at + len(_JSON_KEY) + 60] if at >= 0 else ""
     value = after.lstrip().removeprefix(":").lstrip()
-    return iso_day(value[1:]) if value.startswith('"') else ""
+    return parse_day(value[1:]) if value.startswith('"') else ""
 
 
 def _from_time(tree: HTMLTree) -> str:
     first = tree.body.query_selector("time[datetime]") if tree.body else None
-    return iso_day(first.getattr("datetime") or "") if first else ""
+    return parse_day(first.getattr("datetime") or "") if first else ""
 
 
-def iso_day(text: str) -> str:
+def parse_day(text: str) -> str:
     """The ISO 8601 day that `text` begins with, or ""."""
     day = text.strip()[:10].replace("/", "-")
     if len(day) == 8 and day.isascii() and day.isdigit():

@@ -17,12 +17,12 @@ def parse(html: str, limits: HTMLExtractor) -> HTMLTree | NotExtracted:
     if tags > limits.max_nodes:
         return NotExtracted("too_many_nodes")
     tree = HTMLTree.parse(html)
-    if tags > _TAGS_A_LEVEL * limits.max_depth and _deeper_than(tree, limits.max_depth):
+    if tags > _TAGS_A_LEVEL * limits.max_depth and _is_deeper_than(tree, limits.max_depth):
         return NotExtracted("too_deep")
     return tree
 
 
-def _deeper_than(tree: HTMLTree, levels: int) -> bool:
+def _is_deeper_than(tree: HTMLTree, levels: int) -> bool:
     """Whether any element has that many others around it.
 
     A chain of child selectors asks the library's own code: 100 times as fast as walking the tree. A
@@ -32,12 +32,12 @@ def _deeper_than(tree: HTMLTree, levels: int) -> bool:
     if document is None:
         return False
     shallow = min(levels, _SHALLOW)
-    if document.query_selector(_descendant(shallow)) is None:
+    if document.query_selector(_build_selector(shallow)) is None:
         return False
-    return shallow == levels or document.query_selector(_descendant(levels)) is not None
+    return shallow == levels or document.query_selector(_build_selector(levels)) is not None
 
 
 @functools.cache
-def _descendant(levels: int) -> str:
+def _build_selector(levels: int) -> str:
     # Where there is a deep element there is one that is the first of its parent's.
     return "*>" * levels + "*:first-child"

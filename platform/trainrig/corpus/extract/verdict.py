@@ -11,8 +11,8 @@ from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract.block_model import trees
 from trainrig.corpus.extract.block_model.blocks import CHARACTERS, PageBlocks
-from trainrig.corpus.extract.block_model.features import features
-from trainrig.corpus.extract.block_model.text import lines_of, text_of
+from trainrig.corpus.extract.block_model.features import compute_features
+from trainrig.corpus.extract.block_model.text import extract_lines, format_blocks
 
 _SURE: Final = 3 * trees.SCALE  # log-odds that count as no surer than this
 
@@ -25,23 +25,23 @@ class ScoredBlocks:
     blocks: PageBlocks
     odds: NDArray[np.int32]  # log, times SCALE
 
-    def text(self, bullets: bool) -> str:
+    def format_text(self, bullets: bool) -> str:
         """The blocks that are more likely text than not."""
-        return text_of(self.page, self.blocks, self.kept, bullets)
+        return format_blocks(self.page, self.blocks, self.kept, bullets)
 
     @property
     def kept(self) -> NDArray[np.bool_]:
         """Which blocks are more likely text than not."""
         return self.odds > 0
 
-    def whole(self) -> "ScoredBlocks":
+    def keep_all(self) -> "ScoredBlocks":
         """The same with every block kept."""
         return dataclasses.replace(self, odds=np.ones_like(self.odds))
 
     @property
     def lines(self) -> list[str]:
         """The text of each block."""
-        return lines_of(self.page, self.blocks)
+        return extract_lines(self.page, self.blocks)
 
     @property
     def characters(self) -> NDArray[np.int64]:
@@ -57,12 +57,12 @@ class ScoredBlocks:
 
 def judge(tree: HTMLTree, part: trees.Name) -> ScoredBlocks:
     """The blocks of resiliparse's main content, or of the whole page."""
-    page = minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
+    page = render_minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
     blocks = PageBlocks(page, tree.title or "")
-    return ScoredBlocks(page, blocks, trees.load(part).odds(features(blocks)))
+    return ScoredBlocks(page, blocks, trees.load(part).compute_odds(compute_features(blocks)))
 
 
-def minimal_html(tree: HTMLTree, part: trees.Name) -> str:
+def render_minimal_html(tree: HTMLTree, part: trees.Name) -> str:
     """What the blocks are cut from. The trees were trained on exactly this."""
     return str(
         extract_plain_text(

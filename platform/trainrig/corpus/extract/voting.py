@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.extract.agreement import shares
+from trainrig.corpus.extract.agreement import measure_agreement
 from trainrig.corpus.extract.block_model.trees import SCALE
 from trainrig.corpus.extract.kinds import Favour
 from trainrig.corpus.extract.verdict import ScoredBlocks
@@ -28,18 +28,18 @@ def vote(main: ScoredBlocks, whole: ScoredBlocks, ask: Ask) -> ScoredBlocks:
     Trafilatura is asked for precision, and for balance where precision agrees little with the
     trees. Where it finds nothing, the trees decide.
     """
-    ours = _by_trees(main, whole)
+    ours = _vote_by_trees(main, whole)
     lines = whole.lines
-    precise = _by_text(lines, ask("precision"))
-    if precise is not None and _apart(whole, ours, precise) <= _APART:
+    precise = _vote_by_text(lines, ask("precision"))
+    if precise is not None and _measure_disagreement(whole, ours, precise) <= _APART:
         return ScoredBlocks(whole.page, whole.blocks, ours + precise)
-    balance = _by_text(lines, ask("balance"))
+    balance = _vote_by_text(lines, ask("balance"))
     texts = [each for each in (precise, balance) if each is not None]
     theirs = sum(texts, np.zeros(len(lines), np.int32)) // max(1, len(texts))
     return ScoredBlocks(whole.page, whole.blocks, ours + theirs)
 
 
-def _by_trees(main: ScoredBlocks, whole: ScoredBlocks) -> NDArray[np.int32]:
+def _vote_by_trees(main: ScoredBlocks, whole: ScoredBlocks) -> NDArray[np.int32]:
     """The mean of both, on the blocks of `whole`; `main` is of two minds about those it lacks."""
     places = {digest: at for at, digest in reversed(list(enumerate(main.blocks.digests.tolist())))}
     at = np.array([places.get(digest, -1) for digest in whole.blocks.digests.tolist()], np.int64)
@@ -50,13 +50,15 @@ def _by_trees(main: ScoredBlocks, whole: ScoredBlocks) -> NDArray[np.int32]:
     return np.asarray(both // 2 - np.where(inside, 0, _OUTSIDE), np.int32)
 
 
-def _by_text(lines: list[str], text: str) -> NDArray[np.int32] | None:
+def _vote_by_text(lines: list[str], text: str) -> NDArray[np.int32] | None:
     if not text:
         return None
-    return (2 * shares(lines, text) - 1000) * (_OTHERS // 1000)
+    return (2 * measure_agreement(lines, text) - 1000) * (_OTHERS // 1000)
 
 
-def _apart(whole: ScoredBlocks, ours: NDArray[np.int32], theirs: NDArray[np.int32]) -> int:
+def _measure_disagreement(
+    whole: ScoredBlocks, ours: NDArray[np.int32], theirs: NDArray[np.int32]
+) -> int:
     """Of the characters that either keeps, how many thousandths the other does not."""
     one, other = ours > 0, theirs > 0
     of_either = int(whole.characters[one | other].sum())

@@ -20,5 +20,5 @@ def save_arrays(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
 def load_arrays(path: str, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays `names` of an .npz file, or all; the others are not read."""
     # Closed at once: thousands of files are looked into, and a process may hold about 1024 open.
-    with np.load(storage.local_path(path), allow_pickle=False) as file:
+    with np.load(storage.fetch_local_path(path), allow_pickle=False) as file:
         return {name: file[name] for name in names or file.files}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainrig import storage
 from trainrig.corpus.files.removed_spans import Removed, restore
-from trainrig.corpus.files.row_files import names_in, read_columns
+from trainrig.corpus.files.row_files import read_column_names, read_columns
 from trainrig.manifest import SCRATCH
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ ROW = "row"  # the column of a record's place among those read of its split
 class MeasuredDocuments(Protocol):
     """Measured documents, by split."""
 
-    def chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def iterate_chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of `split` in the order in which their pages were read, a few at a time."""
 
-    def names(self, split: str) -> list[str]:
+    def list_columns(self, split: str) -> list[str]:
         """The columns that there are; none where no row is."""
 
     def read_quarantined(self, split: str) -> bytes:
@@ -43,32 +43,32 @@ class Parts:
     output: str
     numbers: Mapping[str, int]  # of parts, by split; while reading, of none
 
-    def page_file(self, split: str, number: int) -> str:
+    def name_page_file(self, split: str, number: int) -> str:
         """Where the rows of part `number` are."""
         return storage.join(self.output, SCRATCH, PAGES, f"{split}-{number:05d}.parquet")
 
-    def quarantine_file(self, split: str, number: int) -> str:
+    def name_quarantine_file(self, split: str, number: int) -> str:
         """Where what gave no document is."""
         return storage.join(self.output, SCRATCH, QUARANTINE, f"{split}-{number:05d}.jsonl")
 
     def is_done(self, split: str, number: int) -> bool:
         """Whether both files of a part are there."""
-        files = (self.page_file(split, number), self.quarantine_file(split, number))
+        files = (self.name_page_file(split, number), self.name_quarantine_file(split, number))
         return all(storage.exists(path) for path in files)
 
-    def chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def iterate_chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """One part after the other."""
         for number in range(self.numbers[split]):
-            yield read_columns(self.page_file(split, number), columns)
+            yield read_columns(self.name_page_file(split, number), columns)
 
-    def names(self, split: str) -> list[str]:
+    def list_columns(self, split: str) -> list[str]:
         """Those of the first part."""
-        return names_in(self.page_file(split, 0)) if self.numbers[split] else []
+        return read_column_names(self.name_page_file(split, 0)) if self.numbers[split] else []
 
     def read_quarantined(self, split: str) -> bytes:
         """The lines of all parts."""
         parts = range(self.numbers[split])
-        return b"".join(storage.read(self.quarantine_file(split, number)) for number in parts)
+        return b"".join(storage.read(self.name_quarantine_file(split, number)) for number in parts)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DecidedDocuments:
 
     output: str
 
-    def chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def iterate_chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """All rows of the split at once; what was not kept of the dropped is null there."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -86,15 +86,15 @@ class DecidedDocuments:
         tables = []
         for folder in (KEPT, DROPPED):
             path = storage.join(self.output, folder, f"{split}.parquet")
-            there = names_in(path)
+            there = read_column_names(path)
             tables.append(read_columns(path, [name for name in names if name in there]))
         together = pa.concat_tables(tables, promote_options="default")
         in_order = together.take(pc.sort_indices(together, [(ROW, "ascending")]))
         yield _as_read(in_order).select(list(columns))
 
-    def names(self, split: str) -> list[str]:
+    def list_columns(self, split: str) -> list[str]:
         """Those of the kept documents."""
-        return names_in(storage.join(self.output, KEPT, f"{split}.parquet"))
+        return read_column_names(storage.join(self.output, KEPT, f"{split}.parquet"))
 
     def read_quarantined(self, split: str) -> bytes:
         """The lines as they were written."""

@@ -40,7 +40,7 @@ def remove_spans(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Remo
     lowest name; what is then left of the others goes to them. Pieces of one step that touch are
     one. Raises ValueError for a cut that ends after the text.
     """
-    apart = disjoint(cuts)
+    apart = make_disjoint(cuts)
     if apart and apart[-1].end > len(text):
         raise ValueError(f"a cut ends at {apart[-1].end} of a text of {len(text)} characters")
     kept = []
@@ -88,7 +88,7 @@ def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> 
     return carried
 
 
-def disjoint(cuts: Iterable[RemovedSpan]) -> list[RemovedSpan]:
+def make_disjoint(cuts: Iterable[RemovedSpan]) -> list[RemovedSpan]:
     """The same spans, as `remove_spans` has them: each character claimed by one only, in order."""
     apart: list[RemovedSpan] = []
     for each in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):

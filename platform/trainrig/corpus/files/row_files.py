@@ -76,7 +76,7 @@ def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
         return pq.read_table(file, columns=list(columns))
 
 
-def names_in(path: str) -> list[str]:
+def read_column_names(path: str) -> list[str]:
     """The columns of the file at `path`."""
     import pyarrow.parquet as pq
 

@@ -38,9 +38,9 @@ __all__ = [
     "Score",
     "Symbols",
     "Url",
-    "columns_read",
     "find_broken_rules",
-    "first_broken_rule",
+    "find_first_broken_rule",
+    "list_read_columns",
     "need_datatrove",
 ]
 
@@ -76,10 +76,10 @@ _Written = Annotated[
 ]
 
 
-def _without_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
+def _expand_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
     filters: list[Filter] = []
     for each in written:
-        filters.extend(each.filters() if isinstance(each, Preset) else (each,))
+        filters.extend(each.build_filters() if isinstance(each, Preset) else (each,))
     return tuple(filters)
 
 
@@ -87,7 +87,7 @@ def _without_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
 if TYPE_CHECKING:
     Filters = tuple[Filter, ...]
 else:
-    Filters = Annotated[tuple[_Written, ...], AfterValidator(_without_presets)]
+    Filters = Annotated[tuple[_Written, ...], AfterValidator(_expand_presets)]
 
 
 def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
@@ -95,11 +95,11 @@ def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, 
     return {
         f"{each.kind}.{limit.rule}": limit.mark_broken(columns)
         for each in filters
-        for limit in each.limits()
+        for limit in each.iterate_limits()
     }
 
 
-def first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
+def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
     """For each document the reason to drop it, or None to keep it."""
     reasons: list[str | None] = [None] * len(next(iter(columns.values())))
     for rule, broken in find_broken_rules(filters, columns).items():
@@ -108,15 +108,15 @@ def first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str |
     return reasons
 
 
-def columns_read(filters: Iterable[Filter]) -> dict[str, str]:
+def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
     """The columns that the rules are thresholds over, each with the first rule that reads it."""
     read: dict[str, str] = {}
     for each in filters:
-        for limit in each.limits():
+        for limit in each.iterate_limits():
             read.setdefault(limit.signal, f"{each.kind}.{limit.rule}")
     return read
 
 
 def need_datatrove(filters: Iterable[Filter]) -> bool:
     """Whether any rule reads a column that `measure` only has with `datatrove=True`."""
-    return any(column.startswith(PREFIX) for column in columns_read(filters))
+    return any(column.startswith(PREFIX) for column in list_read_columns(filters))

@@ -33,16 +33,16 @@ class C4(CountsWords):
     # Most different bad words, C4's own value being 0; needs the scorer `BadWords`; None: no rule.
     max_bad_words: int | None = Field(default=None, ge=0)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules."""
         any_end = "" if self.terminal_punctuation else "_any_end"
-        yield Limit("sentences", self.column(f"c4_sentences{any_end}"), self.min_sentences)
+        yield Limit("sentences", self.name_column(f"c4_sentences{any_end}"), self.min_sentences)
         # datatrove asks only the lines that the rules before have not dropped.
         lines = any_end if self.words == "datatrove" else ""
         for rule, most in (
             ("lorem_ipsum", self.max_lorem_ipsum),
             ("curly_brackets", self.max_curly_brackets),
         ):
-            yield Limit(rule, self.column(rule + lines), most=most)
+            yield Limit(rule, self.name_column(rule + lines), most=most)
         if self.max_bad_words is not None:
             yield Limit("bad_words", "bad_words", most=self.max_bad_words)

@@ -38,19 +38,19 @@ class FineWeb(CountsWords):
             )
         return self
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules."""
         text = "c4_" if self.after_c4 else ""
         for signal, least, most in (
             ("terminal_lines", self.min_terminal_lines, None),
             ("short_lines", None, self.max_short_lines),
-            (self._duplicates(), None, self.max_duplicate_line_characters),
+            (self._name_duplicates_signal(), None, self.max_duplicate_line_characters),
             ("new_lines_per_word", None, self.max_new_lines_per_word),
         ):
             rule = signal.removeprefix("fineweb_")
-            yield Limit(rule, self.column(text + signal), least, most)
+            yield Limit(rule, self.name_column(text + signal), least, most)
 
-    def _duplicates(self) -> str:
+    def _name_duplicates_signal(self) -> str:
         # datatrove's two filters count them by different lines.
         own = "duplicate_line_characters"
         return f"fineweb_{own}" if self.words == "datatrove" else own

@@ -44,7 +44,7 @@ class GopherQuality(CountsWords):
     # Fewest different stop words of the document's language.
     min_stop_words: int = Field(default=2, ge=0, le=8)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules."""
         own = self.words == "spaces"
         for rule, signal, least, most in (
@@ -64,7 +64,7 @@ class GopherQuality(CountsWords):
         ):
             yield Limit(
                 rule,
-                self.column(signal),
+                self.name_column(signal),
                 least,
                 most,
                 languages=LANGUAGES if own and rule == "stop_words" else None,
@@ -108,9 +108,9 @@ class GopherRepetition(CountsWords):
     # Largest share of characters in repeated 10-grams of words.
     max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules, each named as the signal it limits."""
         for field in type(self).model_fields:
             signal = field.removeprefix("max_")
             if signal != field:
-                yield Limit(signal, self.column(signal), most=getattr(self, field))
+                yield Limit(signal, self.name_column(signal), most=getattr(self, field))

@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings, did_you_mean
-from trainrig.corpus.language import language_codes
+from trainrig.config import Settings, suggest_choice
+from trainrig.corpus.language import list_language_codes
 from trainrig.corpus.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit
 
 
@@ -26,10 +26,10 @@ class Language(Settings):
 
     @model_validator(mode="after")
     def _languages_exist(self) -> Self:
-        known = language_codes()
+        known = list_language_codes()
         for code in self.allowed:
             if code not in known:
-                raise ValueError(f"no language '{code}' in lid.176{did_you_mean(code, known)}")
+                raise ValueError(f"no language '{code}' in lid.176{suggest_choice(code, known)}")
         for code, score in self.min_scores.items():
             if code not in self.allowed:
                 raise ValueError(
@@ -39,7 +39,7 @@ class Language(Settings):
                 raise ValueError(f"min_scores: {code} = {score} is not between 0 and 1")
         return self
 
-    def limits(self) -> Iterator[Limit | Among]:
+    def iterate_limits(self) -> Iterator[Limit | Among]:
         """Which languages, and how sure of them."""
         yield Among("not_allowed", LANGUAGE, self.allowed)
         others = tuple(self.min_scores)

@@ -29,7 +29,7 @@ class Length(Settings):
             )
         return self
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules."""
         yield Limit("too_short", "characters", self.min_characters)
         if self.max_characters is not None:

@@ -18,7 +18,7 @@ class Symbols(Settings):
     # Most punctuation and symbols for each word, English prose having .2; None: no rule.
     max_symbols_per_word: float | None = Field(default=None, ge=0)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules."""
         yield Limit("symbols", "symbols", most=self.max_symbols)
         if self.max_symbols_per_word is not None:
@@ -31,6 +31,6 @@ class RepeatedLines(Settings):
     kind: Literal["RepeatedLines"] = "RepeatedLines"
     max_in_a_row: int = Field(default=3, ge=1)  # most times that a line may come in a row
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rule."""
         yield Limit("in_a_row", "longest_run_of_equal_lines", most=self.max_in_a_row)

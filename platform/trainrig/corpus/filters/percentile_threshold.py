@@ -34,11 +34,11 @@ class PercentileThreshold:
         """
         values = columns[self.signal].astype(np.float64)
         if not self.by_language:
-            return _edge(values, self.share, self.highest, ALL)
+            return _find_threshold(values, self.share, self.highest, ALL)
         thresholds: dict[str, float] = {}
         for language in np.unique(columns[LANGUAGE]):
             own = values[columns[LANGUAGE] == language]
-            thresholds |= _edge(own, self.share, self.highest, str(language))
+            thresholds |= _find_threshold(own, self.share, self.highest, str(language))
         return thresholds
 
     def bind(self, thresholds: Mapping[str, float]) -> "PercentileThreshold":
@@ -61,7 +61,9 @@ class PercentileThreshold:
         return np.asarray(beyond, bool)
 
 
-def _edge(values: NDArray[np.float64], share: float, highest: bool, key: str) -> dict[str, float]:
+def _find_threshold(
+    values: NDArray[np.float64], share: float, highest: bool, key: str
+) -> dict[str, float]:
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
         return {}

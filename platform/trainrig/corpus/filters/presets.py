@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from trainrig.config import Settings, did_you_mean
+from trainrig.config import Settings, suggest_choice
 from trainrig.corpus.filters.c4 import C4
 from trainrig.corpus.filters.fineweb import FineWeb
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
@@ -19,7 +19,7 @@ from trainrig.corpus.filters.language import Language
 from trainrig.corpus.filters.length import Length
 from trainrig.corpus.filters.noise import RepeatedLines, Symbols
 from trainrig.corpus.filters.refinedweb import RefinedWeb
-from trainrig.corpus.language import language_codes
+from trainrig.corpus.language import list_language_codes
 
 NAMES = (
     "c4-datatrove",
@@ -56,10 +56,10 @@ class Preset(Settings):
     @classmethod
     def _exists(cls, name: str) -> str:
         if name not in NAMES:
-            raise ValueError(f"no preset '{name}'{did_you_mean(name, NAMES)}")
+            raise ValueError(f"no preset '{name}'{suggest_choice(name, NAMES)}")
         return name
 
-    def filters(self) -> tuple[Single, ...]:
+    def build_filters(self) -> tuple[Single, ...]:
         """What the name stands for. Raises ValueError where spaCy is asked for and missing."""
         # With only the thresholds written that differ from the filters' own.
         match self.name:
@@ -68,7 +68,7 @@ class Preset(Settings):
             case "c4-datatrove":
                 return (C4(words="datatrove", min_sentences=5),)
             case "ccnet":  # Wenzek et al. 2019, arXiv:1911.00359; perplexity is a model's to say
-                anything = Language(allowed=language_codes(), min_score=0.5)
+                anything = Language(allowed=list_language_codes(), min_score=0.5)
                 return Length(min_characters=300), anything
             case "fineweb":  # Penedo et al. 2024, arXiv:2406.17557, section 3
                 c4 = C4(terminal_punctuation=False, min_sentences=5)

@@ -17,7 +17,7 @@ class RefinedWeb(Settings):
     # Largest share of words that line rules may have removed.
     max_removed_words: float = Field(default=0.05, ge=0, le=1)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rule."""
         most = round(10_000 * self.max_removed_words)
         yield Limit("removed_words", "refinedweb_removed_per_10000", most=most)

@@ -34,7 +34,7 @@ class HasLimits(Protocol):
     def kind(self) -> str:
         """Its name in a run file and in what it drops."""
 
-    def limits(self) -> Iterator[Bound]:
+    def iterate_limits(self) -> Iterator[Bound]:
         """Its rules."""
 
 
@@ -46,10 +46,12 @@ class Rule:
     limit: Bound
 
 
-def rules_of(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
+def list_rules(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
     """All rules in their order; the first that a document breaks is why it falls."""
     return tuple(
-        Rule(f"{each.kind}.{limit.rule}", limit) for each in filters for limit in each.limits()
+        Rule(f"{each.kind}.{limit.rule}", limit)
+        for each in filters
+        for limit in each.iterate_limits()
     )
 
 
@@ -72,7 +74,7 @@ def bind_rules(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...
     )
 
 
-def columns_of(rules: Sequence[Rule]) -> list[str]:
+def list_columns(rules: Sequence[Rule]) -> list[str]:
     """The columns that deciding and telling need."""
     signals = {rule.limit.signal for rule in rules}
     return sorted(signals | {LANGUAGE, BYTES})
@@ -92,7 +94,7 @@ class Verdicts:
             return np.full(self.broken.shape[1], -1, np.int64)
         return np.where(self.broken.any(0), self.broken.argmax(0), -1)
 
-    def reasons(self) -> list[str | None]:
+    def list_reasons(self) -> list[str | None]:
         """The name of the first rule that each document breaks, or None."""
         return [self.rules[index].name if index >= 0 else None for index in self.first.tolist()]
 
@@ -136,13 +138,13 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
     return {"seen": by_language(everything), "passed": by_language(first < 0), "rules": rules}
 
 
-def histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str, int]]:
-    """Signal → index of a bin of `edges_of` → documents, for each signal that a rule bounds."""
+def build_histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str, int]]:
+    """Signal → index of a bin of `choose_edges` → documents, for each signal that a rule bounds."""
     found: dict[str, dict[str, int]] = {}
     for rule in verdicts.rules:
         values = columns[rule.limit.signal]
         if not isinstance(rule.limit, Among) and rule.limit.signal not in found:
-            edges = edges_of(np.issubdtype(values.dtype, np.integer))
+            edges = choose_edges(np.issubdtype(values.dtype, np.integer))
             finite = values[np.isfinite(values)]
             bins = np.clip(np.searchsorted(edges, finite, side="right") - 1, 0, len(edges) - 1)
             counts = np.bincount(bins, minlength=len(edges))
@@ -150,7 +152,7 @@ def histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str, int]
     return found
 
 
-def edges_of(counts: bool) -> NDArray[np.float64]:
+def choose_edges(counts: bool) -> NDArray[np.float64]:
     """The lower edges of the bins of a column of counts, or of another; the last bin is open."""
     return INTEGER_EDGES if counts else EDGES
 

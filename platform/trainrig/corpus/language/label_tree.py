@@ -40,7 +40,7 @@ def label_tree(counts: Sequence[int]) -> LabelTree:
 
 
 @compile_nogil
-def likeliest(
+def find_likeliest(
     left: NDArray[np.int64],
     right: NDArray[np.int64],
     output: NDArray[np.float32],

@@ -51,16 +51,16 @@ class _Cursor:
         self.place += layout.size
         return found
 
-    def array(self, dtype: str, count: int) -> NDArray[np.generic]:
+    def read_array(self, dtype: str, count: int) -> NDArray[np.generic]:
         found = np.frombuffer(self.data, dtype, count, self.place)
         self.place += found.nbytes
         return found
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         self.place += 1
         return self.data[self.place - 1]
 
-    def line(self) -> bytes:
+    def read_line(self) -> bytes:
         end = self.data.index(b"\0", self.place)
         found, self.place = self.data[self.place : end], end + 1
         return found
@@ -84,7 +84,7 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     entries, _, _, _, pruned = cursor.take(_COUNTS)
     words, labels, label_counts = [], [], []
     for _ in range(entries):
-        name = cursor.line()
+        name = cursor.read_line()
         count, is_label = cursor.take(_ENTRY)
         if is_label:
             labels.append(name.decode().removeprefix(_LABEL))
@@ -92,15 +92,15 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
         else:
             words.append(_decode_name(name))
     n_gram_rows = np.full(buckets, -1, np.int32)
-    kept = cursor.array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
+    kept = cursor.read_array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
     n_gram_rows[kept[:, 0]] = kept[:, 1] + len(words)
-    if not cursor.byte():
+    if not cursor.read_byte():
         raise DataError(f"{path}: not a compressed model (.ftz)")
     rows = _read_quantised_matrix(cursor)
-    if cursor.byte():
+    if cursor.read_byte():
         raise DataError(f"{path}: a compressed output; only the input may be")
     height, width = cursor.take(_SHAPE)
-    output = cursor.array("<f4", height * width).reshape(height, width).astype(np.float32)
+    output = cursor.read_array("<f4", height * width).reshape(height, width).astype(np.float32)
     return FastTextModel(
         words, labels, label_counts, rows, n_gram_rows, output, int(shortest), int(longest)
     )
@@ -114,13 +114,13 @@ def _decode_name(name: bytes) -> str | None:
 
 
 def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
-    has_norms = cursor.byte()
+    has_norms = cursor.read_byte()
     height, _ = cursor.take(_SHAPE)
     (codes_size,) = cursor.take(struct.Struct("<i"))
-    codes = cursor.array("u1", codes_size).reshape(height, -1)
+    codes = cursor.read_array("u1", codes_size).reshape(height, -1)
     rows = _decode(codes, cursor)
     if has_norms:
-        norms = cursor.array("u1", height).reshape(height, 1)
+        norms = cursor.read_array("u1", height).reshape(height, 1)
         rows = rows * _decode(norms, cursor)
     return np.ascontiguousarray(rows)
 
@@ -128,7 +128,7 @@ def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
 def _decode(codes: NDArray[np.generic], cursor: _Cursor) -> NDArray[np.float32]:
     """Rows of centroids: a row has a code for each run of channels; the last run may be short."""
     channels, runs, run, last_run = cursor.take(struct.Struct("<4i"))
-    centroids = cursor.array("<f4", channels * _CENTROIDS).astype(np.float32)
+    centroids = cursor.read_array("<f4", channels * _CENTROIDS).astype(np.float32)
     parts = []
     for number in range(runs):
         width = run if number < runs - 1 else last_run

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LETTER, SPACE
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits, table_size
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, compute_table_size, mix_bits
 
 _OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
 _BORDERS = (ord("<"), ord(">"))
@@ -80,7 +80,7 @@ def own_words(
     hashes: NDArray[np.uint64], rows: Sequence[int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """`Rows.words` and `Rows.word_rows` of words with these hashes."""
-    size = int(table_size(len(hashes)))
+    size = int(compute_table_size(len(hashes)))
     words, word_rows = np.zeros(size, np.uint64), np.full(size, _FREE, np.int32)
     for key, row in zip(hashes, rows, strict=True):
         at = _own_word(words, word_rows, key)
@@ -101,7 +101,7 @@ class WordRows(NamedTuple):
 
 
 @compile_nogil
-def text_vector(
+def sum_word_rows(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     start: int,
@@ -266,7 +266,7 @@ def _add_n_grams(
     for number in range(kept):
         word, bit = n_grams[number] >> _64, np.uint64(n_grams[number] & _63)
         below = bits[word] & ((_1 << bit) - _1)
-        n_grams[number] = n_gram_rows[before[word] + _ones(below)]
+        n_grams[number] = n_gram_rows[before[word] + _count_ones(below)]
     for number in range(kept):
         row = n_grams[number]
         for channel in range(len(total)):
@@ -285,7 +285,7 @@ def _own_word(words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.u
 
 
 @compile_nogil
-def _ones(bits: np.uint64) -> np.int64:
+def _count_ones(bits: np.uint64) -> np.int64:
     """How many bits are set: each step adds up neighbours of twice the width."""
     bits -= bits >> _1 & np.uint64(0x5555555555555555)
     pairs = np.uint64(0x3333333333333333)

@@ -54,7 +54,7 @@ def _align_length(length: int) -> int:
 def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
     """The arrays, read-only, and the facts. DataError for a file of another kind, or torn."""
     try:
-        local = storage.local_path(path)
+        local = storage.fetch_local_path(path)
         size = local.stat().st_size
         with local.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -16,7 +16,7 @@ from pydantic import Field
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.scores import Scores
-from trainrig.corpus.models.toxicity import ANY, entries_of
+from trainrig.corpus.models.toxicity import ANY, read_entries
 from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 
 _WORD = re.compile(r"\w+")
@@ -37,10 +37,11 @@ class BadWords(Settings):
     # Column to write the number of different entries to.
     column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
 
-    def content(self) -> dict[str, str]:
+    def read_content_keys(self) -> dict[str, str]:
         """What the scores depend on besides these settings. Raises FileNotFoundError."""
         return {
-            language: storage.content_key(path) for language, path in sorted(self._paths.items())
+            language: storage.compute_content_key(path)
+            for language, path in sorted(self._paths.items())
         }
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
@@ -60,18 +61,18 @@ class BadWords(Settings):
 
 def _number(text: str, path: str, anywhere: bool) -> int:
     if anywhere:
-        return sum(entry in text for entry in entries_of(path))
-    by_word = _patterns(path)
+        return sum(entry in text for entry in read_entries(path))
+    by_word = _compile_patterns(path)
     # Most texts have no first word of any entry.
     words = by_word.keys() & {"", *_WORD.findall(text)}
     return sum(bool(entry.search(text)) for word in sorted(words) for entry in by_word[word])
 
 
 @functools.cache
-def _patterns(path: str) -> Mapping[str, Sequence[re.Pattern[str]]]:
+def _compile_patterns(path: str) -> Mapping[str, Sequence[re.Pattern[str]]]:
     """Entries by their first word; "" where they have none."""
     found: dict[str, list[re.Pattern[str]]] = {}
-    for entry in entries_of(path):
+    for entry in read_entries(path):
         word = _WORD.search(entry)
         pattern = re.compile(rf"(?<!\w){re.escape(entry)}(?!\w)")
         found.setdefault(word[0] if word else "", []).append(pattern)

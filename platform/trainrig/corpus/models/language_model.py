@@ -15,10 +15,10 @@ from trainrig.corpus.models.array_file import open_arrays, write_arrays
 from trainrig.corpus.models.kneser_ney.arpa import ENDINGS, read_arpa, write_arpa
 from trainrig.corpus.models.kneser_ney.counting import CHUNK, Counter
 from trainrig.corpus.models.kneser_ney.estimate import estimate
-from trainrig.corpus.models.kneser_ney.levels import levels
+from trainrig.corpus.models.kneser_ney.levels import build_levels
 from trainrig.corpus.models.kneser_ney.ngrams import SPECIAL, UNKNOWN, Ids
 from trainrig.corpus.models.kneser_ney.trie import Trie
-from trainrig.corpus.models.subwords import TextEncoder, tokenizer_of
+from trainrig.corpus.models.subwords import TextEncoder, build_word_tokenizer
 from trainrig.errors import DataError
 
 KIND = "n-gram model"
@@ -49,7 +49,7 @@ class LanguageModel:
         cutter = TextEncoder(tokenizer, where)
         ids = {word: number for number, word in enumerate(vocabulary)}
         # The name of a special word in a text is not that word.
-        names = [name if name not in SPECIAL else SPECIAL[UNKNOWN] for name in cutter.names()]
+        names = [name if name not in SPECIAL else SPECIAL[UNKNOWN] for name in cutter.list_pieces()]
         word_of = np.array([ids.get(name, UNKNOWN) for name in names], np.uint32)
         if not word_of.any():
             raise DataError(
@@ -57,7 +57,7 @@ class LanguageModel:
             )
         return cls(trie, vocabulary, tokenizer, cutter, word_of, facts)
 
-    def perplexity(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def compute_perplexity(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """10^(-log10 p / length) of each text; NaN for one without a line.
 
         p is the probability of all its sentences, and length the number of their pieces, with one
@@ -95,7 +95,7 @@ class LanguageModel:
         """
         if path.endswith(ENDINGS):
             trie, vocabulary = read_arpa(path)
-            text = tokenizer_of(vocabulary) if tokenizer is None else _text(tokenizer)
+            text = build_word_tokenizer(vocabulary) if tokenizer is None else _read_text(tokenizer)
             return cls.of(trie, vocabulary, text, tokenizer or path, {})
         arrays, facts = open_arrays(path, KIND)
         words = json.loads(arrays.pop("vocabulary").tobytes())
@@ -103,7 +103,7 @@ class LanguageModel:
         return cls.of(Trie(**arrays), words, text, path, facts)
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return storage.read(path).decode()
     except FileNotFoundError:
@@ -121,14 +121,14 @@ def train(
     texts without a word.
     """
     cutter = TextEncoder(tokenizer, "tokenizer")
-    names = cutter.names()
+    names = cutter.list_pieces()
     counted = [name not in SPECIAL for name in names]
     # Pieces by their own numbers while nobody knows which will come.
     word_of = np.where(counted, np.arange(len(names)) + len(SPECIAL), UNKNOWN).astype(np.uint32)
     total = {"texts": 0, "bytes": 0, "pieces": 0}
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         counter = Counter(order, Path(folder), chunk)
-        for batch in _batches(texts):
+        for batch in _iterate_batches(texts):
             stream, begins = cutter.encode_sentences(batch, word_of)
             if len(stream):
                 counter.add(stream)
@@ -144,7 +144,7 @@ def train(
     compact[: len(SPECIAL)] = range(len(SPECIAL))
     compact[came] = np.arange(len(came)) + len(SPECIAL)
     vocabulary = [*SPECIAL, *(names[number - len(SPECIAL)] for number in came)]
-    made = estimate(levels(compact[backward_nM], seen_M, len(vocabulary)), least)
+    made = estimate(build_levels(compact[backward_nM], seen_M, len(vocabulary)), least)
     sizes = np.diff(made.trie.levels).tolist()
     facts = {
         "discounts": [list(each) for each in made.discounts],
@@ -155,7 +155,7 @@ def train(
     return LanguageModel.of(made.trie, vocabulary, tokenizer, "tokenizer", facts)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _iterate_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     for text in texts:
         batch.append(text)

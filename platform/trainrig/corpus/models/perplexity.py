@@ -32,31 +32,35 @@ class Perplexity(Settings):
     # Column to write the perplexity to.
     column: str = Field(default="perplexity", pattern=r"^[a-z][a-z0-9_]*$")
 
-    def content(self) -> dict[str, str]:
+    def read_content_keys(self) -> dict[str, str]:
         """What the scores depend on besides these settings. Raises FileNotFoundError."""
         paths = self.path if isinstance(self.path, dict) else {"": self.path}
-        keys = {language: storage.content_key(path) for language, path in sorted(paths.items())}
-        return keys | ({"tokenizer": storage.content_key(self.tokenizer)} if self.tokenizer else {})
+        keys = {
+            language: storage.compute_content_key(path) for language, path in sorted(paths.items())
+        }
+        return keys | (
+            {"tokenizer": storage.compute_content_key(self.tokenizer)} if self.tokenizer else {}
+        )
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
         """The perplexity of each text, in steps of 1/10000. Raises DataError for a bad model."""
         if isinstance(self.path, str):
-            return quantise_scores(_model(self.path, self.tokenizer).perplexity(texts))
+            return quantise_scores(_load_model(self.path, self.tokenizer).compute_perplexity(texts))
         found = np.full(len(texts), np.nan)
         for language, path in sorted(self.path.items()):
             of = [number for number, each in enumerate(languages) if each == language]
             if of:
-                model = _model(path, self.tokenizer)
-                found[of] = model.perplexity([texts[number] for number in of])
+                model = _load_model(path, self.tokenizer)
+                found[of] = model.compute_perplexity([texts[number] for number in of])
         return quantise_scores(found)
 
 
 @functools.cache
-def _model(path: str, tokenizer: str | None) -> LanguageModel:
+def _load_model(path: str, tokenizer: str | None) -> LanguageModel:
     return LanguageModel.open(path, tokenizer if path.endswith(ENDINGS) else None)
 
 
-def cutoffs(
+def find_cutoffs(
     perplexities: NDArray[np.float64],
     languages: Sequence[str],
     shares: tuple[float, float] = (0.3, 0.6),
@@ -76,7 +80,7 @@ def cutoffs(
     return found
 
 
-def buckets(
+def assign_buckets(
     perplexities: NDArray[np.float64],
     languages: Sequence[str],
     cuts: Mapping[str, tuple[float, float]],

@@ -98,11 +98,13 @@ def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[st
                 normalizers.Replace(tokenizers.Regex(r"\d"), "0"),
             ]
         )
-    tokenizer.train_from_iterator((line for text in sample for line in lines(text)), trainer)
+    tokenizer.train_from_iterator(
+        (line for text in sample for line in iterate_lines(text)), trainer
+    )
     return str(tokenizer.to_str())
 
 
-def tokenizer_of(vocabulary: Sequence[str]) -> str:
+def build_word_tokenizer(vocabulary: Sequence[str]) -> str:
     """The JSON of a tokenizer that cuts at white space, for a model that names none."""
     ids = {word: number for number, word in enumerate(vocabulary)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[UNKNOWN]))
@@ -118,7 +120,7 @@ def read_tokenizer(text: str, where: str) -> tokenizers.Tokenizer:
         raise DataError(f"{where}: no tokenizer.json: {error}") from None
 
 
-def lines(text: str) -> Iterator[str]:
+def iterate_lines(text: str) -> Iterator[str]:
     """The sentences of a text, white space folded, without lone surrogates (UTF-8 has none)."""
     for line in text.encode("utf-8", "ignore").decode().split("\n"):
         if folded := " ".join(line.split()):
@@ -140,7 +142,7 @@ class TextEncoder:
         self._known: dict[str, list[int]] = {}  # pieces of words met before
         self.pieces = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def names(self) -> list[str]:
+    def list_pieces(self) -> list[str]:
         """The pieces by their numbers."""
         return [self._tokenizer.id_to_token(number) or "" for number in range(self.pieces)]
 
@@ -150,7 +152,8 @@ class TextEncoder:
         `word_of` is the model's word for each piece.
         """
         sentences = [
-            [line.split(" ") if self._by_word else [line] for line in lines(text)] for text in texts
+            [line.split(" ") if self._by_word else [line] for line in iterate_lines(text)]
+            for text in texts
         ]
         known = self._encode_units(set().union(*itertools.chain.from_iterable(sentences)))
         ids: list[int] = []

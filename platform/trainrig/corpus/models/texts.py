@@ -7,7 +7,7 @@ from pydantic import Field
 
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.corpus.read import ReadSettings, Unreadable, files_of, pieces, read
+from trainrig.corpus.read import ReadSettings, Unreadable, cut_pieces, find_files, read
 from trainrig.errors import DataError
 
 
@@ -20,14 +20,16 @@ class TextFiles(Settings):
 
     def fingerprint(self) -> str:
         """Of the contents. Raises DataError if a path names nothing."""
-        return manifest.digest([storage.content_key(file.path) for file in files_of(self.paths)])
+        return manifest.digest(
+            [storage.compute_content_key(file.path) for file in find_files(self.paths)]
+        )
 
     def read(self) -> Iterator[str]:
         """The texts, in the order of the files. What cannot be read is passed over.
 
         Raises DataError for files that hold pages, not texts.
         """
-        for group in pieces(files_of(self.paths), self.reading):
+        for group in cut_pieces(find_files(self.paths), self.reading):
             for piece in group:
                 for page in read(piece, self.reading):
                     if isinstance(page, Unreadable):

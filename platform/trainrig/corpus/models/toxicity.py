@@ -37,10 +37,11 @@ class WordList(Settings):
     # Column to write the share of words to.
     column: str = Field(default="toxic_words", pattern=r"^[a-z][a-z0-9_]*$")
 
-    def content(self) -> dict[str, str]:
+    def read_content_keys(self) -> dict[str, str]:
         """What the scores depend on besides these settings. Raises FileNotFoundError."""
         return {
-            language: storage.content_key(path) for language, path in sorted(self._paths.items())
+            language: storage.compute_content_key(path)
+            for language, path in sorted(self._paths.items())
         }
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
@@ -61,8 +62,8 @@ def _share(text: str, language: str, paths: Mapping[str, str]) -> float:
     if path is None:
         return np.nan
     if language in UNSPACED:
-        return _measure_covered_characters(text.casefold(), _pattern(path))
-    return _measure_covered_words(_TOKEN.findall(text.casefold()), _phrases(path))
+        return _measure_covered_characters(text.casefold(), _compile_pattern(path))
+    return _measure_covered_words(_TOKEN.findall(text.casefold()), _load_phrases(path))
 
 
 def _measure_covered_words(
@@ -92,7 +93,7 @@ def _measure_covered_characters(text: str, pattern: re.Pattern[str]) -> float:
 
 
 @functools.cache
-def entries_of(path: str) -> tuple[str, ...]:
+def read_entries(path: str) -> tuple[str, ...]:
     """What the list at `path` holds, case folded, sorted. Raises DataError for a bad list."""
     try:
         text = storage.read(path).decode("utf-8-sig")
@@ -100,29 +101,29 @@ def entries_of(path: str) -> tuple[str, ...]:
         raise DataError(f"{path}: no such file; name a list of words, one entry a line") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; save it so") from None
-    found = tuple(sorted({entry for entry in _lines(text) if _TOKEN.search(entry)}))
+    found = tuple(sorted({entry for entry in _iterate_entries(text) if _TOKEN.search(entry)}))
     if not found:
         raise DataError(f"{path}: no entry; write words or phrases, one a line")
     return found
 
 
-def _lines(text: str) -> Iterator[str]:
+def _iterate_entries(text: str) -> Iterator[str]:
     for line in text.split("\n"):
         if line.strip() and not line.startswith("# "):
             yield " ".join(line.casefold().split())
 
 
 @functools.cache
-def _phrases(path: str) -> Mapping[str, Sequence[Sequence[str]]]:
+def _load_phrases(path: str) -> Mapping[str, Sequence[Sequence[str]]]:
     """Entries by their first token, longest first."""
     found: dict[str, list[list[str]]] = {}
-    for entry in entries_of(path):
+    for entry in read_entries(path):
         tokens = _TOKEN.findall(entry)
         found.setdefault(tokens[0], []).append(tokens)
     return {first: sorted(each, key=len, reverse=True) for first, each in found.items()}
 
 
 @functools.cache
-def _pattern(path: str) -> re.Pattern[str]:
-    longest_first = sorted(entries_of(path), key=lambda entry: (-len(entry), entry))
+def _compile_pattern(path: str) -> re.Pattern[str]:
+    longest_first = sorted(read_entries(path), key=lambda entry: (-len(entry), entry))
     return re.compile("|".join(map(re.escape, longest_first)))

@@ -84,13 +84,13 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     )
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
-    made.save(stage.path(CLASSIFIER_FILE))
+    made.save(stage.build_path(CLASSIFIER_FILE))
     # Here, as `check` imports this module and would load matplotlib for it.
-    from trainrig.corpus.models.classifier.classifier_page import classifier_page
+    from trainrig.corpus.models.classifier.classifier_page import render_classifier_page
 
-    storage.write(stage.path(REPORT_PAGE), classifier_page(made.facts).encode())
+    storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(made.facts).encode())
     counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}
     tell(1, 1)
     return _finish(stage, made.facts, counts, [CLASSIFIER_FILE])
@@ -106,11 +106,11 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
     if isinstance(run.pieces, TokenizerFile):
         if not storage.exists(run.pieces.path):
             raise DataError(f"{run.pieces.path}: no such file; name a tokenizer.json")
-        inputs["pieces.path"] = storage.content_key(run.pieces.path)
+        inputs["pieces.path"] = storage.compute_content_key(run.pieces.path)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         tokenizer = make_tokenizer(run.pieces, _sample(run.texts.read(), run.sample_bytes))
         tell(1, 3)
         least = run.least_counts or (1,) * run.order
@@ -118,7 +118,7 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
     tell(2, 3)
     names = [NGRAMS_FILE, ARPA_FILE] if run.arpa else [NGRAMS_FILE]
     for name in names:
-        made.save(stage.path(name))
+        made.save(stage.build_path(name))
     counts = {name: made.facts[name] for name in ("texts", "bytes", "pieces", "n_grams")}
     tell(3, 3)
     return _finish(stage, made.facts, counts, names)
@@ -137,6 +137,6 @@ def _sample(texts: Iterator[str], most: int) -> Iterator[str]:
 def _finish(
     stage: Stage, facts: Mapping[str, Any], counts: Mapping[str, Any], names: list[str]
 ) -> Manifest:
-    storage.write(stage.path(REPORT), json.dumps(facts, indent=1, sort_keys=True).encode())
-    files = {name: manifest.file_sum(stage.path(name)) for name in [*names, REPORT]}
+    storage.write(stage.build_path(REPORT), json.dumps(facts, indent=1, sort_keys=True).encode())
+    files = {name: manifest.compute_file_sum(stage.build_path(name)) for name in [*names, REPORT]}
     return stage.finish(counts, files)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from trainrig import storage
-from trainrig.corpus.read.files import File, files_of, first_bytes
+from trainrig.corpus.read.files import File, find_files, read_first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.pieces import InputPiece, as_json, from_json, pieces
+from trainrig.corpus.read.pieces import InputPiece, as_json, cut_pieces, from_json
 from trainrig.corpus.read.plain import read_page, read_text
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields, ReadSettings
@@ -24,7 +24,7 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
     with storage.open_read(piece.path) as stream:
         if piece.format in ("warc", "arc"):
             grammar: ArchiveGrammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
-            magic = first_bytes(piece.path, 4)
+            magic = read_first_bytes(piece.path, 4)
             yield from read_archive(stream, piece.name, grammar, magic, begin, end)
         elif piece.format == "jsonl":
             yield from read_jsonl(stream, piece.name, reading.fields, begin, end)
@@ -47,8 +47,8 @@ __all__ = [
     "ReadSettings",
     "Unreadable",
     "as_json",
-    "files_of",
+    "cut_pieces",
+    "find_files",
     "from_json",
-    "pieces",
     "read",
 ]

@@ -9,7 +9,7 @@ HEAD = 2**18  # bytes that are enough to tell
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def encoding_of(head: bytes) -> str | None:
+def find_encoding(head: bytes) -> str | None:
     """The encoding of a file that begins with `head`; None for what is no text.
 
     By byte-order mark, as UTF-8 if it is that (no other text looks so by chance), else by guess.

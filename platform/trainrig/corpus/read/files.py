@@ -29,7 +29,7 @@ class File:
     bytes: int
 
 
-def files_of(patterns: Sequence[str]) -> list[File]:
+def find_files(patterns: Sequence[str]) -> list[File]:
     """The files that paths, patterns (`*`, `?` and `[` are wild, `*` also across `/`) and folders
     name, each once, in the order of their names. Of a folder, those whose names end as one of
     NAMES.
@@ -38,14 +38,14 @@ def files_of(patterns: Sequence[str]) -> list[File]:
     """
     found: dict[str, File] = {}
     for pattern in patterns:
-        for file in _matching(pattern):
+        for file in _find_matching(pattern):
             known = found.get(file.path)
             if known is None or file.name < known.name:
                 found[file.path] = file
     return sorted(found.values(), key=lambda file: (file.name, file.path))
 
 
-def first_bytes(path: str, count: int) -> bytes:
+def read_first_bytes(path: str, count: int) -> bytes:
     """The first `count` bytes of the file at `path`, or all. Of an object in S3 no more is sent."""
     buffer = bytearray(count)
     return bytes(buffer[: storage.read_into(path, 0, memoryview(buffer))])
@@ -60,26 +60,26 @@ def format_by_name(name: str) -> str | None:
     return next((kind for kind, ending in endings if name.endswith(ending)), None)
 
 
-def _matching(pattern: str) -> list[File]:
+def _find_matching(pattern: str) -> list[File]:
     if not pattern.startswith(storage.S3):
         pattern = str(Path(pattern))  # "./a" and "a" are one file
     if storage.exists(pattern):
-        return [File(pattern, pattern.rpartition("/")[2], storage.size(pattern))]
+        return [File(pattern, pattern.rpartition("/")[2], storage.measure_size(pattern))]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     if wild is None:
         return _in_folder(pattern)
     folder = pattern[:wild].rpartition("/")[0]
-    sizes = _sizes(folder)
+    sizes = _list_sizes(folder)
     found = [path for path in sizes if fnmatch.fnmatchcase(path, pattern)]
     if not found:
         raise DataError(
             f"{pattern}: matches none of the {len(sizes):,} files below {folder or '.'}"
         )
-    return [File(path, _below(folder, path), sizes[path]) for path in found]
+    return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 
 
 def _in_folder(folder: str) -> list[File]:
-    sizes = _sizes(folder)
+    sizes = _list_sizes(folder)
     if not sizes:
         raise DataError(
             f"{folder}: no such file, and no folder of files; `paths` names files and folders, "
@@ -92,13 +92,13 @@ def _in_folder(folder: str) -> list[File]:
             f"{folder}: none of its {len(sizes):,} files is named as what is read from folders "
             f"({endings}); name files by a pattern, and set `format`"
         )
-    return [File(path, _below(folder, path), sizes[path]) for path in found]
+    return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 
 
-def _sizes(folder: str) -> dict[str, int]:
+def _list_sizes(folder: str) -> dict[str, int]:
     sizes = storage.list_sizes(folder or ".")
     return sizes if folder else {path.removeprefix("./"): size for path, size in sizes.items()}
 
 
-def _below(folder: str, path: str) -> str:
+def _strip_folder(folder: str, path: str) -> str:
     return path.removeprefix(f"{folder.rstrip('/')}/") if folder else path

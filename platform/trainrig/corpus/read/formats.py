@@ -9,7 +9,7 @@ from typing import cast
 from fastwarc.stream_io import ZstdReader
 
 from trainrig.corpus.read.encoding import is_wide
-from trainrig.corpus.read.files import NAMES, File, first_bytes, format_by_name
+from trainrig.corpus.read.files import NAMES, File, format_by_name, read_first_bytes
 from trainrig.corpus.read.settings import Format, ReadSettings
 from trainrig.corpus.read.web_archives import arc, warc
 from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record
@@ -29,8 +29,8 @@ _HTML = re.compile(
 
 def recognise(file: File) -> Format:
     """The format of `file`. Raises DataError, with what would work, where nothing tells."""
-    packed = first_bytes(file.path, _HEAD)
-    by_content = _by_content(unpack_head(packed))
+    packed = read_first_bytes(file.path, _HEAD)
+    by_content = _recognise_content(unpack_head(packed))
     format_ = by_content or format_by_name(file.name)
     if format_ is None:
         raise DataError(
@@ -42,12 +42,12 @@ def recognise(file: File) -> Format:
 
 def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
     """Whether parts of the file, which is no Parquet, can be read without what is before them."""
-    head = first_bytes(path, _HEAD)
+    head = read_first_bytes(path, _HEAD)
     if format_ in ("warc", "arc"):
         grammar = warc.GRAMMAR if format_ == "warc" else arc.GRAMMAR
         if head.startswith(GZIP_MAGIC):
             return any(
-                has_a_member_for_each_record(io.BytesIO(first_bytes(path, count)), grammar)
+                has_a_member_for_each_record(io.BytesIO(read_first_bytes(path, count)), grammar)
                 for count in _FIRST_MEMBERS
             )
         return not head.startswith(ZSTD_MAGIC)
@@ -71,7 +71,7 @@ def unpack_head(head: bytes) -> bytes:
     return head
 
 
-def _by_content(head: bytes) -> Format | None:
+def _recognise_content(head: bytes) -> Format | None:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from trainrig.corpus.read.lines import lines
+from trainrig.corpus.read.lines import iterate_lines
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
-from trainrig.corpus.read.rows import page_of
+from trainrig.corpus.read.rows import build_page
 from trainrig.corpus.read.settings import Fields
 from trainrig.corpus.read.web_archives.packed import Unpacked
 
@@ -19,28 +19,28 @@ def read_jsonl(
     """The texts of the lines that begin in [begin, end), which is all of a packed file.
 
     Blank lines pass in silence. Unreadable: "too_large", "not_utf8", "bad_json", "not_an_object",
-    and what `page_of` has; once, behind all else, for a packed stream that is "truncated" or
+    and what `page` has; once, behind all else, for a packed stream that is "truncated" or
     damaged.
     """
     unpacked = None if begin or end is not None else Unpacked(stream)
     source = stream if unpacked is None else cast(BinaryIO, unpacked)
-    for start, line in lines(source, begin, end):
+    for start, line in iterate_lines(source, begin, end):
         where = f"{name}: line at byte {start}"
         if line is None:
             yield Unreadable(where, "too_large")
             continue
         line = line.removeprefix(_MARK) if start == 0 else line
         if line.strip():
-            row = _object(line)
+            row = _parse_object(line)
             if isinstance(row, str):
                 yield Unreadable(where, row)
             else:
-                yield page_of(row, fields, where)
+                yield build_page(row, fields, where)
     if unpacked is not None and unpacked.reason:
         yield Unreadable(name, unpacked.reason)
 
 
-def _object(line: bytes) -> dict[str, Any] | str:
+def _parse_object(line: bytes) -> dict[str, Any] | str:
     """The object in `line`, or why there is none."""
     try:
         value = json.loads(line.decode())

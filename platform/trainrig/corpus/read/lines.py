@@ -15,12 +15,12 @@ class Line(NamedTuple):
     text: bytes | None
 
 
-def lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
+def iterate_lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
     """The lines that begin in [begin, end). A stream that cannot seek is read from 0 only."""
     at = begin
     if begin:
         stream.seek(begin - 1)
-        at += _rest_of_line(stream) - 1  # of the line before, at least its end
+        at += _skip_line(stream) - 1  # of the line before, at least its end
     while end is None or at < end:
         text = stream.readline(LARGEST_BODY + 1)
         if not text:
@@ -30,10 +30,10 @@ def lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[
             at += len(text)
         else:
             yield Line(at, None)
-            at += len(text) + (0 if text.endswith(b"\n") else _rest_of_line(stream))
+            at += len(text) + (0 if text.endswith(b"\n") else _skip_line(stream))
 
 
-def _rest_of_line(stream: BinaryIO) -> int:
+def _skip_line(stream: BinaryIO) -> int:
     """Read on to behind the next line end; how many bytes that were."""
     count = 0
     while text := stream.readline(_BLOCK):

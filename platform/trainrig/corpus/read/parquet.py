@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import storage
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
-from trainrig.corpus.read.rows import page_of
+from trainrig.corpus.read.rows import build_page
 from trainrig.corpus.read.settings import Fields
 from trainrig.errors import DataError
 
@@ -17,7 +17,7 @@ _ROWS = 256  # unpacked at a time
 _BUFFER = 2**20  # bytes of a column read at a time: row groups may be larger than memory
 
 
-def row_group_bytes(path: str, fields: Fields) -> list[int]:
+def measure_row_groups(path: str, fields: Fields) -> list[int]:
     """Bytes, as stored, of what is read of each row group; none if the file is damaged.
 
     Raises DataError for columns that are named and not there.
@@ -28,7 +28,7 @@ def row_group_bytes(path: str, fields: Fields) -> list[int]:
         except (pa.ArrowException, OSError) as error:
             _raise_if_not_damage(error)
             return []
-        wanted = set(_columns(file, path, fields))
+        wanted = set(_select_columns(file, path, fields))
         found = []
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
@@ -48,7 +48,7 @@ def read_parquet(
 ) -> Iterator[RawPage | Unreadable]:
     """The texts of the row groups [begin, end).
 
-    Unreadable: what `page_of` has, and "damaged_parquet" for a file or a row group. Raises
+    Unreadable: what `page` has, and "damaged_parquet" for a file or a row group. Raises
     DataError for columns that are named and not there.
     """
     try:
@@ -57,7 +57,7 @@ def read_parquet(
         _raise_if_not_damage(error)
         yield Unreadable(name, "damaged_parquet")
         return
-    columns = _columns(file, name, fields)
+    columns = _select_columns(file, name, fields)
     groups = file.metadata.num_row_groups
     row = sum(file.metadata.row_group(number).num_rows for number in range(begin))
     for number in range(begin, groups if end is None else end):
@@ -65,7 +65,7 @@ def read_parquet(
         try:
             for batch in file.iter_batches(_ROWS, row_groups=[number], columns=columns):
                 for values in batch.to_pylist():
-                    yield page_of(values, fields, f"{name}: row {row}")
+                    yield build_page(values, fields, f"{name}: row {row}")
                     row += 1
         except (pa.ArrowException, OSError) as error:
             _raise_if_not_damage(error)
@@ -83,10 +83,10 @@ def _raise_if_not_damage(error: Exception) -> None:
         raise error
 
 
-def _columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
+def _select_columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
     """Those of the named columns that are there. Raises DataError for one that has to be."""
     there = file.schema_arrow.names
-    wanted = fields.names()
+    wanted = fields.list_columns()
     optional = {"url", "id", "date"} - fields.model_fields_set
     missing = [
         column
@@ -95,7 +95,7 @@ def _columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
     ]
     if missing:
         raise DataError(
-            f"{name}: no column '{missing[0]}'{did_you_mean(missing[0], there)}; say in `fields` "
+            f"{name}: no column '{missing[0]}'{suggest_choice(missing[0], there)}; say in `fields` "
             "which column holds what"
         )
     return [column for column in wanted if column in there]

@@ -56,19 +56,19 @@ def from_json(values: Mapping[str, Any]) -> InputPiece:
     return InputPiece(**values)
 
 
-def pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputPiece]]:
+def cut_pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputPiece]]:
     """Groups of pieces of about one size, in the order of `files`.
 
     Looks at the first bytes of each file (a Parquet file's last). Raises DataError for a file that
     is not recognised.
     """
-    size = reading.piece_bytes or size_of_pieces(files)
+    size = reading.piece_bytes or choose_piece_size(files)
     with ThreadPoolExecutor(_THREADS) as threads:
         cut = list(threads.map(lambda file: _cut_file(file, reading, size), files))
     return list(_group_pieces(itertools.chain.from_iterable(cut), size))
 
 
-def size_of_pieces(files: Sequence[File]) -> int:
+def choose_piece_size(files: Sequence[File]) -> int:
     """Bytes that a piece of `files` has about, where the run file says nothing of it."""
     share = sum(file.bytes for file in files) // PIECES
     return min(max(share, SMALLEST_PIECE), LARGEST_PIECE)
@@ -82,9 +82,9 @@ def _cut_file(file: File, reading: ReadSettings, size: int) -> list[tuple[InputP
     if number < 2:
         return [(whole, file.bytes)]
     if format_ == "parquet":
-        from trainrig.corpus.read.parquet import row_group_bytes  # loads pyarrow
+        from trainrig.corpus.read.parquet import measure_row_groups  # loads pyarrow
 
-        return _by_row_groups(whole, row_group_bytes(file.path, reading.fields), size)
+        return _cut_by_row_groups(whole, measure_row_groups(file.path, reading.fields), size)
     if not can_be_cut(file.path, format_, reading):
         return [(whole, file.bytes)]
     cuts = [file.bytes * n // number for n in range(number)]
@@ -95,19 +95,19 @@ def _cut_file(file: File, reading: ReadSettings, size: int) -> list[tuple[InputP
     ]
 
 
-def _by_row_groups(
+def _cut_by_row_groups(
     whole: InputPiece, bytes_of: Sequence[int], size: int
 ) -> list[tuple[InputPiece, int]]:
     found = []
     begin = 0
-    for group in _runs(bytes_of, size):
+    for group in _iterate_runs(bytes_of, size):
         piece = dataclasses.replace(whole, begin=begin, end=begin + len(group))
         found.append((piece, sum(group)))
         begin += len(group)
     return found or [(whole, 0)]
 
 
-def _runs(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
+def _iterate_runs(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Neighbours together as long as they are at most `limit` in sum."""
     run: list[int] = []
     for size in sizes:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote
 
-from trainrig.corpus.read.encoding import HEAD, encoding_of, is_wide
-from trainrig.corpus.read.lines import Line, lines
+from trainrig.corpus.read.encoding import HEAD, find_encoding, is_wide
+from trainrig.corpus.read.lines import Line, iterate_lines
 from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.settings import ReadSettings
 from trainrig.corpus.read.web_archives.packed import Unpacked
@@ -19,7 +19,7 @@ _SPACE = b" \t\r\n\v\f"
 
 def read_page(stream: BinaryIO, name: str, base_url: str) -> Iterator[RawPage | Unreadable]:
     """A file that is one page of HTML. Unreadable: "too_large", "truncated", "damaged_gzip"…"""
-    yield _whole(stream, name, base_url, "text/html", None)
+    yield _read_whole(stream, name, base_url, "text/html", None)
 
 
 def read_text(
@@ -30,14 +30,14 @@ def read_text(
     Unreadable: "not_text", "too_large"; of a packed file "truncated", "damaged_gzip"…
     """
     head = Unpacked(stream).read(HEAD)
-    encoding = reading.encoding or encoding_of(head)
+    encoding = reading.encoding or find_encoding(head)
     stream.seek(0)
     if encoding is None:
         if begin == 0:
             yield Unreadable(name, "not_text")
         return
     if reading.documents == "file":
-        yield _whole(stream, name, reading.base_url, "text/plain", reading.encoding)
+        yield _read_whole(stream, name, reading.base_url, "text/plain", reading.encoding)
         return
     source, unpacked = stream, None
     if begin == 0 and end is None:
@@ -46,8 +46,12 @@ def read_text(
     if is_wide(head, reading.encoding):
         source = cast(BinaryIO, io.BufferedReader(_Recoded(source, encoding)))
         encoding = "utf-8"
-    url = _url(reading.base_url, name)
-    cut = lines(source, begin, end) if reading.documents == "line" else blocks(source, begin, end)
+    url = _build_url(reading.base_url, name)
+    cut = (
+        iterate_lines(source, begin, end)
+        if reading.documents == "line"
+        else iterate_blocks(source, begin, end)
+    )
     for start, text in cut:
         if text is None:
             yield Unreadable(f"{name}: {reading.documents} at byte {start}", "too_large")
@@ -57,11 +61,11 @@ def read_text(
         yield Unreadable(name, unpacked.reason)
 
 
-def blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
+def iterate_blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
     """Lines up to a blank one, together; those whose first line begins in [begin, end)."""
     skipping = begin > 0 and _begins_inside(stream, begin)
     block = _Block()
-    for at, line in lines(stream, begin):
+    for at, line in iterate_lines(stream, begin):
         if not block.size and end is not None and at >= end:
             return
         if line is not None and not line.strip():
@@ -97,7 +101,7 @@ class _Block:
 
 def _begins_inside(stream: BinaryIO, begin: int) -> bool:
     """Whether the line before the first that begins at `begin` or after is not blank."""
-    first = next(lines(stream, begin), None)
+    first = next(iterate_lines(stream, begin), None)
     if first is None:
         return True
     at, ends = first.start, 0
@@ -113,7 +117,7 @@ def _begins_inside(stream: BinaryIO, begin: int) -> bool:
     return False  # nothing but blank lines before it
 
 
-def _whole(
+def _read_whole(
     stream: BinaryIO, name: str, base_url: str, content_type: str, encoding: str | None
 ) -> RawPage | Unreadable:
     unpacked = Unpacked(stream)
@@ -122,10 +126,10 @@ def _whole(
         return Unreadable(name, "too_large")
     if unpacked.reason:
         return Unreadable(name, unpacked.reason)
-    return RawPage(_url(base_url, name), content_type, body, "", encoding)
+    return RawPage(_build_url(base_url, name), content_type, body, "", encoding)
 
 
-def _url(base_url: str, name: str) -> str:
+def _build_url(base_url: str, name: str) -> str:
     """The file's place below `base_url`; without one it is the root of a file system."""
     return f"{base_url.rstrip('/') or 'file://'}/{quote(name, safe='/~@!$&()*+,;=:')}"
 

@@ -12,7 +12,7 @@ from trainrig.corpus.read.settings import Fields
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone; UTF-8 has no bytes for them
 
 
-def page_of(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | Unreadable:
+def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | Unreadable:
     """The page in `row`. Unreadable: "no_text" (or null), "text_is_no_string", "too_large"."""
     text = row.get(fields.text if fields.html is None else fields.html)
     if text is None:

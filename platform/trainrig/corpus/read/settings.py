@@ -25,7 +25,7 @@ class Fields(Settings):
     date: str = "date"  # key or column of the date
     metadata: tuple[str, ...] = ()  # further keys or columns to keep beside the document, as text
 
-    def names(self) -> list[str]:
+    def list_columns(self) -> list[str]:
         """All that are read, each once."""
         body = self.html if self.html is not None else self.text
         return list(dict.fromkeys([body, self.url, self.id, self.date, *self.metadata]))

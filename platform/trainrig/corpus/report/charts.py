@@ -10,15 +10,15 @@ from trainrig.corpus.limits import Limit
 from trainrig.corpus.report.histogram import draw_histogram
 from trainrig.corpus.report.tallies import BinRow, CurationTallies, StepRow
 from trainrig.figures import C1, C2, BarPart, BarRow
-from trainrig.report import Chart, ReportTable, percent, short
+from trainrig.report import Chart, ReportTable, format_percent, format_short
 
 MOST_ROWS = 14  # in a chart; its table has all
 ROW_HEIGHT = 34  # CSS pixels
 
 
-def steps_chart(tallies: CurationTallies, seen: int) -> Chart:
+def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
     """What each step dropped: the first to do so, and what it alone would have besides."""
-    steps = steps_in_all(tallies.steps)
+    steps = sum_steps(tallies.steps)
     order = sorted(steps, key=lambda step: (-steps[step][0], -steps[step][1], step))
     drawn = [step for step in order if steps[step][1]][:MOST_ROWS]
     rows = [
@@ -34,8 +34,9 @@ def steps_chart(tallies: CurationTallies, seen: int) -> Chart:
         BarPart("dropped before, breaks it too", C2, hatched=True),
     )
     worst = order[0]
+    most = steps[worst][0]
     return Chart(
-        f"{worst} drops the most: {steps[worst][0]:,} documents, {percent(steps[worst][0], seen)}",
+        f"{worst} drops the most: {most:,} documents, {format_percent(most, seen)}",
         figures.draw(
             partial(figures.plot_rows, rows=rows, parts=parts, x_label="documents"),
             70 + ROW_HEIGHT * len(rows),
@@ -44,11 +45,11 @@ def steps_chart(tallies: CurationTallies, seen: int) -> Chart:
         caption=f"n = {seen:,} documents. Steps are tried in the order of the run file, and copies "
         "are looked for among what is left. "
         + (f"The {len(drawn)} largest of {len(order)} steps." if len(order) > len(drawn) else ""),
-        table=steps_table(tallies.steps),
+        table=build_steps_table(tallies.steps),
     )
 
 
-def steps_in_all(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
+def sum_steps(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
     """Step → documents that it was the first to drop, and that it would drop by itself."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
@@ -57,7 +58,7 @@ def steps_in_all(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
     return {step: (first, any_) for step, (first, any_) in sums.items()}
 
 
-def steps_table(rows: Sequence[StepRow]) -> ReportTable:
+def build_steps_table(rows: Sequence[StepRow]) -> ReportTable:
     """Documents and bytes by step, in the order of the steps."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
@@ -70,17 +71,17 @@ def steps_table(rows: Sequence[StepRow]) -> ReportTable:
     )
 
 
-def signal_charts(
+def build_signal_charts(
     tallies: CurationTallies, rules: Mapping[str, Sequence[Rule]]
 ) -> tuple[Chart, ...]:
     """The distribution of each bounded signal, its bounds drawn in."""
     by_signal: dict[str, list[BinRow]] = defaultdict(list)
     for row in tallies.bins:
         by_signal[row.signal].append(row)
-    return tuple(_signal_chart(signal, rows, rules) for signal, rows in by_signal.items())
+    return tuple(_build_signal_chart(signal, rows, rules) for signal, rows in by_signal.items())
 
 
-def _signal_chart(
+def _build_signal_chart(
     signal: str, rows: Sequence[BinRow], rules: Mapping[str, Sequence[Rule]]
 ) -> Chart:
     bins: dict[tuple[float, float | None], int] = defaultdict(int)
@@ -99,7 +100,7 @@ def _signal_chart(
     )
     documents = sum(bins.values())
     return Chart(
-        f"{signal}: {_bounds_in_words(bounds)}",
+        f"{signal}: {_describe_bounds(bounds)}",
         draw_histogram(ordered, [bound for bound, _ in bounds]),
         label=f"Histogram of {signal} with its bounds.",
         caption=f"n = {documents:,} documents, all sources; a bar is a bin of the table.",
@@ -111,5 +112,5 @@ def _signal_chart(
     )
 
 
-def _bounds_in_words(bounds: Sequence[tuple[float, str]]) -> str:
-    return ", ".join(f"at {side} {short(bound)}" for bound, side in bounds) or "no bound"
+def _describe_bounds(bounds: Sequence[tuple[float, str]]) -> str:
+    return ", ".join(f"at {side} {format_short(bound)}" for bound, side in bounds) or "no bound"

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from trainrig import report
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters.rule_verdicts import Rule
-from trainrig.corpus.report.charts import signal_charts, steps_chart, steps_in_all
-from trainrig.corpus.report.differences import differences
+from trainrig.corpus.report.charts import build_signal_charts, build_steps_chart, sum_steps
+from trainrig.corpus.report.differences import find_differences
 from trainrig.corpus.report.duplicate_samples import EXCERPT
-from trainrig.corpus.report.hosts import hosts_section, warning
+from trainrig.corpus.report.hosts import build_hosts_section, describe_doubtful
 from trainrig.corpus.report.match_chart import match_chart
 from trainrig.corpus.report.tallies import BYTES_PER_TOKEN, CurationTallies, SampleRow
 from trainrig.report import (
@@ -25,13 +25,13 @@ from trainrig.report import (
     Section,
     Text,
     TextSample,
-    duration,
-    percent,
+    format_duration,
+    format_percent,
+    format_short,
 )
-from trainrig.report import short as shortened
 
 
-def curation_page(
+def render_curation_page(
     summary: CurationTallies,
     counts: Mapping[str, Any],
     rules: Mapping[str, Sequence[Rule]],
@@ -48,17 +48,17 @@ def curation_page(
     seen = counts["documents_extracted"]
     page = report.ReportPage(
         title="Curation",
-        verdict=_verdict(summary, counts),
-        figures=_key_figures(counts, cost),
+        verdict=_build_verdict(summary, counts),
+        figures=_build_key_figures(counts, cost),
         sections=(
             Section("dropped", "What fell, and why", _chart_dropped(summary, seen)),
-            Section("sources", "By source and language", (_sources(summary),)),
-            Section("signals", "Where the thresholds lie", _signals(summary, rules)),
-            Section("samples", "What fell, to read", _samples(summary)),
-            _copies(summary, near),
+            Section("sources", "By source and language", (_build_source_table(summary),)),
+            Section("signals", "Where the thresholds lie", _build_signal_details(summary, rules)),
+            Section("samples", "What fell, to read", _build_samples(summary)),
+            _build_copies_section(summary, near),
             *more,
-            hosts_section(summary.hosts),
-            Section("quarantine", "What gave no document", (_quarantine(summary),)),
+            build_hosts_section(summary.hosts),
+            Section("quarantine", "What gave no document", (_build_quarantine_table(summary),)),
         ),
         commands=(
             report.PageCommand(
@@ -69,60 +69,62 @@ def curation_page(
         ),
         provenance=provenance,
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> report.Verdict:
+def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> report.Verdict:
     kept, came = counts["documents_kept"], counts["documents_in"]
-    idle = [step for step, (_, any_) in steps_in_all(summary.steps).items() if not any_]
+    idle = [step for step, (_, any_) in sum_steps(summary.steps).items() if not any_]
     warnings = []
     if idle:
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
         warnings.append(f"{rules} would drop nothing: {some}.")
-    if thin := warning(summary.hosts):
+    if thin := describe_doubtful(summary.hosts):
         warnings.append(f"{thin[0].upper()}{thin[1:]}: see the part on extraction.")
     lost = sum(row.records for row in summary.quarantine)
     if lost > came / 2:
         warnings.append(
-            f"{percent(lost, came)} of the records gave no document: see the last part."
+            f"{format_percent(lost, came)} of the records gave no document: see the last part."
         )
     state: Literal["done", "warning"] = "warning" if lost > came / 2 else "done"
-    sentence = f"{kept:,} of {came:,} records were kept as documents: {percent(kept, came)}."
+    sentence = f"{kept:,} of {came:,} records were kept as documents: {format_percent(kept, came)}."
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _key_figures(
+def _build_key_figures(
     counts: Mapping[str, Any], cost: Mapping[str, float]
 ) -> tuple[report.KeyFigure, ...]:
     kept, came = counts["documents_kept"], counts["documents_in"]
     a_second = came / cost["cpu_seconds"] if cost["cpu_seconds"] else 0.0
     return (
-        report.KeyFigure("Records in", f"{came:,}", "", f"{shortened(cost['page_bytes'])} bytes"),
+        report.KeyFigure(
+            "Records in", f"{came:,}", "", f"{format_short(cost['page_bytes'])} bytes"
+        ),
         report.KeyFigure(
             "Extracted",
             f"{counts['documents_extracted']:,}",
             "documents",
-            f"{percent(counts['documents_extracted'], came)} of the records",
+            f"{format_percent(counts['documents_extracted'], came)} of the records",
         ),
         report.KeyFigure(
             "Kept",
             f"{kept:,}",
             "documents",
-            f"{percent(kept, counts['documents_extracted'])} of those extracted",
+            f"{format_percent(kept, counts['documents_extracted'])} of those extracted",
         ),
         report.KeyFigure(
             "Text kept",
-            shortened(counts["bytes_kept"]),
+            format_short(counts["bytes_kept"]),
             "bytes",
-            f"about {shortened(counts['bytes_kept'] / BYTES_PER_TOKEN)} tokens of "
+            f"about {format_short(counts['bytes_kept'] / BYTES_PER_TOKEN)} tokens of "
             f"{BYTES_PER_TOKEN} bytes",
         ),
         report.KeyFigure(
             "Speed",
-            shortened(a_second),
+            format_short(a_second),
             "records/s a core",
-            f"{duration(cost['cpu_seconds'])} of CPU to read, extract and measure",
+            f"{format_duration(cost['cpu_seconds'])} of CPU to read, extract and measure",
         ),
         report.KeyFigure(
             "Memory",
@@ -136,10 +138,10 @@ def _key_figures(
 def _chart_dropped(summary: CurationTallies, seen: int) -> tuple[Chart | Text, ...]:
     if not any(row.any_documents for row in summary.steps):
         return (Text("Nothing: no rule was set, or no document breaks one."),)
-    return (steps_chart(summary, seen),)
+    return (build_steps_chart(summary, seen),)
 
 
-def _sources(summary: CurationTallies) -> ReportTable:
+def _build_source_table(summary: CurationTallies) -> ReportTable:
     return ReportTable(
         "Documents and bytes; tokens are estimated at "
         f"{BYTES_PER_TOKEN} bytes, which another language or vocabulary changes",
@@ -159,7 +161,7 @@ def _sources(summary: CurationTallies) -> ReportTable:
                 row.language,
                 row.seen_documents,
                 row.kept_documents,
-                percent(row.kept_documents, row.seen_documents),
+                format_percent(row.kept_documents, row.seen_documents),
                 row.seen_bytes,
                 row.kept_bytes,
                 round(row.kept_bytes / BYTES_PER_TOKEN),
@@ -169,16 +171,16 @@ def _sources(summary: CurationTallies) -> ReportTable:
     )
 
 
-def _signals(
+def _build_signal_details(
     summary: CurationTallies, rules: Mapping[str, Sequence[Rule]]
 ) -> tuple[Details | Text, ...]:
-    charts = signal_charts(summary, rules)
+    charts = build_signal_charts(summary, rules)
     if not charts:
         return (Text("No rule bounds a number."),)
     return tuple(Details(chart.title, (chart,)) for chart in charts)
 
 
-def _samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
+def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     by_step: dict[str, list[SampleRow]] = defaultdict(list)
     for row in summary.samples:
         by_step[row.step].append(row)
@@ -193,12 +195,12 @@ def _samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     )
 
 
-def _copies(summary: CurationTallies, near: MinHash) -> Section:
+def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
     blocks: list[Chart | Details | Text] = [match_chart(near)]
     if summary.pairs:
         blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
     for row in summary.pairs:
-        gone, stayed = differences(row.text, row.kept_text)
+        gone, stayed = find_differences(row.text, row.kept_text)
         if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
             gone, stayed = gone[:-1], stayed[:-1]
         fell = TextSample(row.url, row.text, "fell", gone)
@@ -208,7 +210,7 @@ def _copies(summary: CurationTallies, near: MinHash) -> Section:
     return Section("copies", "Near-duplicates", tuple(blocks))
 
 
-def _quarantine(summary: CurationTallies) -> ReportTable | Text:
+def _build_quarantine_table(summary: CurationTallies) -> ReportTable | Text:
     if not summary.quarantine:
         return Text("Every record gave a document.")
     return ReportTable(

@@ -7,7 +7,7 @@ _WORD = re.compile(r"\S+")
 Span = tuple[int, int]
 
 
-def differences(one: str, other: str) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def find_differences(one: str, other: str) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """The spans of `one` that `other` does not have, and the reverse; whole words, in order."""
     words = [list(_WORD.finditer(text)) for text in (one, other)]
     first_text, second_text = ([word.group() for word in each] for each in words)

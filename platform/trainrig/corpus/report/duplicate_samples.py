@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, KEPT
-from trainrig.corpus.dedup.pairs.document_reference import id_texts
+from trainrig.corpus.dedup.pairs.document_reference import format_ids
 from trainrig.corpus.files.arrays import load_arrays
 
 MOST = 3  # pairs told of
@@ -38,7 +38,7 @@ class LikePairs:
         fell = fell[np.isin(there["repeated"][fell, 0], kept[:, 0])]
         order = np.lexsort((there["ids"][fell, 1], there["ids"][fell, 0]))
         chosen = fell[order][:MOST]
-        ids, partners = id_texts(there["ids"][chosen]), id_texts(there["repeated"][chosen])
+        ids, partners = format_ids(there["ids"][chosen]), format_ids(there["repeated"][chosen])
         self._partners = dict(zip(ids, partners, strict=True))
         self._similarities = dict(zip(ids, there["similarities"][chosen].tolist(), strict=True))
         self._rows: dict[str, dict[str, str]] = {}

@@ -5,23 +5,25 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def why_nothing_was_read(counts: Mapping[str, Any]) -> str:
+def explain_nothing_read(counts: Mapping[str, Any]) -> str:
     """What became of the records, none of which gave a document; `counts` are of the reading."""
     reasons = Counter(counts["quarantined"])
     if not reasons:
         return "the inputs hold no page"
     return (
-        f"none of {reasons.total():,} records gave a document ({_most(reasons)}); name other files "
-        "in `paths`, or another `extractor`"
+        f"none of {reasons.total():,} records gave a document ({_format_most_common(reasons)}); "
+        "name other files in `paths`, or another `extractor`"
     )
 
 
-def why_nothing_was_kept(counts: Mapping[str, Any]) -> str:
+def explain_nothing_kept(counts: Mapping[str, Any]) -> str:
     """What documents fell by, all of which did; `counts` are those of the manifest."""
     reasons = Counter(counts["dropped_by"])
     documents = counts["documents_extracted"]
-    return f"of {documents:,} documents most fell by {_most(reasons)}; loosen `filters`"
+    return (
+        f"of {documents:,} documents most fell by {_format_most_common(reasons)}; loosen `filters`"
+    )
 
 
-def _most(reasons: Counter[str]) -> str:
+def _format_most_common(reasons: Counter[str]) -> str:
     return ", ".join(f"{reason} {number:,}" for reason, number in reasons.most_common(3))

@@ -7,7 +7,7 @@ matplotlib each took about 70 ms, most of the time of a small curation.
 import math
 from collections.abc import Sequence
 
-from trainrig.report import short
+from trainrig.report import format_short
 
 Bin = tuple[tuple[float, float | None], int]  # from, to below (None: no end), documents
 WIDTH, HEIGHT = 420, 180  # CSS pixels, as those of `figures.draw` are wide
@@ -26,10 +26,10 @@ def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
     """
     edges = [(least, least * 2 if below is None else below) for (least, below), _ in bins]
     furthest = max([most for _, most in edges] + list(bounds))
-    scaled = _itself if max(most for _, most in edges) <= SHARE else scale_symlog
+    scaled = _scale_linear if max(most for _, most in edges) <= SHARE else scale_symlog
     highest = max(number for _, number in bins)
     y_ticks = _round_ticks(highest * MARGIN, whole=True)
-    left = 25 + max(_width(short(tick)) for tick in y_ticks)
+    left = 25 + max(_estimate_width(format_short(tick)) for tick in y_ticks)
     x_unit = (RIGHT - left) / (scaled(furthest) * MARGIN)
     y_unit = (BOTTOM - TOP) / (highest * MARGIN)
 
@@ -39,15 +39,16 @@ def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
     def y(documents: float) -> float:
         return BOTTOM - documents * y_unit
 
-    linear = scaled is _itself
+    linear = scaled is _scale_linear
     parts = [
-        _x_tick(x(at), f"{at:g}" if linear else short(at)) for at in _x_ticks(furthest, linear)
+        _draw_x_tick(x(at), f"{at:g}" if linear else format_short(at))
+        for at in _choose_x_ticks(furthest, linear)
     ]
-    parts += [_y_tick(left, y(tick), short(tick)) for tick in y_ticks]
-    parts.append(_y_label("documents"))
+    parts += [_draw_y_tick(left, y(tick), format_short(tick)) for tick in y_ticks]
+    parts.append(_draw_y_label("documents"))
     for (least, most), (_, number) in zip(edges, bins, strict=True):
-        parts.append(_bar(x(least), x(most), y(number)))
-    parts += [_draw_bound(x(bound), short(bound)) for bound in bounds]
+        parts.append(_draw_bar(x(least), x(most), y(number)))
+    parts += [_draw_bound(x(bound), format_short(bound)) for bound in bounds]
     parts.append(f'<path d="M {left:.2f} {TOP} V {BOTTOM} H {RIGHT}" style="{LINE}" />')
     body = "\n".join(parts)
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
@@ -59,11 +60,11 @@ def scale_symlog(value: float) -> float:
     return value / 0.9 if value <= 1 else 1 / 0.9 + math.log10(value)
 
 
-def _itself(value: float) -> float:
+def _scale_linear(value: float) -> float:
     return value
 
 
-def _x_ticks(furthest: float, linear: bool) -> list[float]:
+def _choose_x_ticks(furthest: float, linear: bool) -> list[float]:
     if linear:
         return _round_ticks(furthest * MARGIN)
     powers = range(math.floor(math.log10(furthest)) + 1)
@@ -83,32 +84,32 @@ def _round_ticks(most: float, whole: bool = False) -> list[float]:
     return [round(count * step, 12) for count in range(int(most / step) + 1)]
 
 
-def _width(text: str) -> float:
+def _estimate_width(text: str) -> float:
     """Of a number in DejaVu Sans, about: points and spaces are half as wide as digits."""
     return sum(3.5 if letter in ".,\u00a0 " else 7.0 for letter in text)
 
 
-def _x_tick(x: float, label: str) -> str:
+def _draw_x_tick(x: float, label: str) -> str:
     return (
         f'<path d="M {x:.2f} {BOTTOM + 3.5} V {TOP}" style="{LINE}" />'
         f'<text style="{TEXT} middle" x="{x:.2f}" y="174.36">{label}</text>'
     )
 
 
-def _y_label(text: str) -> str:
+def _draw_y_label(text: str) -> str:
     place = f"11.36 {(TOP + BOTTOM) / 2:.2f}"
     turned = f'transform="translate({place}) rotate(-90)"'
     return f'<text style="{TEXT} middle" {turned}>{text}</text>'
 
 
-def _y_tick(left: float, y: float, label: str) -> str:
+def _draw_y_tick(left: float, y: float, label: str) -> str:
     return (
         f'<path d="M {left - 3.5:.2f} {y:.2f} H {RIGHT}" style="{LINE}" />'
         f'<text style="{TEXT} end" x="{left - 7:.2f}" y="{y + 4.18:.2f}">{label}</text>'
     )
 
 
-def _bar(left: float, right: float, top: float) -> str:
+def _draw_bar(left: float, right: float, top: float) -> str:
     place = f'x="{left:.2f}" y="{top:.2f}" width="{right - left:.2f}" height="{BOTTOM - top:.2f}"'
     return f'<rect {place} style="fill: var(--c1)" />'
 

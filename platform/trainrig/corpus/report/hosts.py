@@ -25,7 +25,7 @@ class HostRow:
     below: int  # documents whose share is below FAR_BELOW
 
 
-def host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
+def build_host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
     """The hosts, those of the lowest median first; `told`: documents by host and percent kept."""
     shares = {
         host: Counter({int(percent): documents for percent, documents in counts.items()})
@@ -53,14 +53,14 @@ def _median(counts: Counter[int]) -> int:
     raise AssertionError("a host without pages")
 
 
-def doubtful(rows: Sequence[HostRow]) -> list[HostRow]:
+def find_doubtful(rows: Sequence[HostRow]) -> list[HostRow]:
     """Those hosts of enough pages whose median is far below 1."""
     return [row for row in rows if row.documents >= ENOUGH and row.median_share < FAR_BELOW]
 
 
-def warning(rows: Sequence[HostRow]) -> str | None:
+def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
     """One sentence about the doubtful hosts; None if there is none."""
-    found = doubtful(rows)
+    found = find_doubtful(rows)
     if not found:
         return None
     named = ", ".join(f"{row.host} {row.median_share:.2f}" for row in found[:3])
@@ -71,7 +71,7 @@ def warning(rows: Sequence[HostRow]) -> str | None:
     )
 
 
-def hosts_section(rows: Sequence[HostRow]) -> Section:
+def build_hosts_section(rows: Sequence[HostRow]) -> Section:
     """The hosts whose pages lost most, worst first."""
     return Section("extraction", "How much of the pages was extracted", (_block(rows),))
 

@@ -5,17 +5,17 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from trainrig import figures
-from trainrig.corpus.dedup.signatures.minhash import MinHash, curve
+from trainrig.corpus.dedup.signatures.minhash import MinHash, compute_match_curve
 from trainrig.figures import C1, C2, MUTED
-from trainrig.report import Chart, ReportTable, percent
+from trainrig.report import Chart, ReportTable, format_percent
 
 _HEIGHT = 200  # CSS pixels
 
 
 def match_chart(settings: MinHash) -> Chart:
     """The curve, with the threshold drawn in."""
-    similarities, probabilities = curve(settings)
-    found = percent(settings.candidate_probability(settings.threshold), 1)
+    similarities, probabilities = compute_match_curve(settings)
+    found = format_percent(settings.compute_candidate_probability(settings.threshold), 1)
     steps = slice(0, None, 5)
     return Chart(
         f"{found} of the pairs at the threshold are compared",
@@ -38,7 +38,7 @@ def match_chart(settings: MinHash) -> Chart:
 
 
 def _plot_curve(ax: Axes, settings: MinHash) -> Axes:
-    ax.plot(*curve(settings), color=C1, linewidth=2.2)
+    ax.plot(*compute_match_curve(settings), color=C1, linewidth=2.2)
     ax.axvline(settings.threshold, color=C2, linewidth=1.5)
     ax.annotate(
         f"threshold {settings.threshold:g}",

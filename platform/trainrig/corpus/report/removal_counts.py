@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.corpus.decontaminate.decontamination_page import contamination_section
+from trainrig.corpus.decontaminate.decontamination_page import build_contamination_section
 from trainrig.corpus.decontaminate.tallies import ContaminationTallies
 from trainrig.corpus.dedup.substrings import RepeatedText
 from trainrig.corpus.report.tallies import TALLIES
 from trainrig.manifest import FileSum
-from trainrig.report import Details, ReportTable, SampleGroup, Section, Text, TextSample, percent
+from trainrig.report import (
+    Details,
+    ReportTable,
+    SampleGroup,
+    Section,
+    Text,
+    TextSample,
+    format_percent,
+)
 
 MOST = 10  # passages shown of a kind
 
@@ -60,9 +68,9 @@ class RemovalCounts:
         below = f"{TALLIES}/cut.json"
         path = storage.join(folder, below)
         storage.write(path, json.dumps(dataclasses.asdict(self), indent=1).encode())
-        return {below: manifest.file_sum(path)}
+        return {below: manifest.compute_file_sum(path)}
 
-    def counts(self) -> dict[str, dict[str, int]]:
+    def compute_counts(self) -> dict[str, dict[str, int]]:
         """What the manifest says of it, nothing where there is nothing to say."""
         if not self.rows:
             return {}
@@ -74,16 +82,16 @@ class RemovalCounts:
         found = {row.benchmark: row.documents for row in of_benchmarks if row.documents}
         return {"cut": dict(cut), **({"contaminated_by": found} if self.contamination else {})}
 
-    def sections(self) -> tuple[Section, ...]:
+    def build_sections(self) -> tuple[Section, ...]:
         """The parts of the page."""
         found = []
         if self.rows:
-            found.append(Section("cut", "What was cut out of documents", self._blocks()))
+            found.append(Section("cut", "What was cut out of documents", self._build_blocks()))
         if self.contamination:
-            found.append(contamination_section(self.contamination))
+            found.append(build_contamination_section(self.contamination))
         return tuple(found)
 
-    def _blocks(self) -> tuple[ReportTable | Details | Text, ...]:
+    def _build_blocks(self) -> tuple[ReportTable | Details | Text, ...]:
         table = ReportTable(
             "Documents that reached each step, and what it took from them; the column `cut` of a "
             "kept document has it",
@@ -97,7 +105,7 @@ class RemovalCounts:
                     row.unit,
                     row.size,
                     row.size_cut,
-                    percent(row.size_cut, row.size),
+                    format_percent(row.size_cut, row.size),
                 )
                 for row in self.rows
             ),

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
-from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, edges_of
-from trainrig.corpus.report.hosts import HostRow, host_rows
+from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, choose_edges
+from trainrig.corpus.report.hosts import HostRow, build_host_rows
 from trainrig.manifest import FileSum
 
 TALLIES = "tallies"
@@ -119,10 +119,10 @@ class CurationTallies:
         ):
             below = f"{TALLIES}/{name}.parquet"
             path = storage.join(folder, below)
-            table = pa.Table.from_pylist([asdict(row) for row in rows], _schema(model))
+            table = pa.Table.from_pylist([asdict(row) for row in rows], _build_schema(model))
             with storage.atomic_file(path) as temporary:
                 pq.write_table(table, temporary, compression="zstd")
-            files[below] = manifest.file_sum(path)
+            files[below] = manifest.compute_file_sum(path)
         return files
 
 
@@ -134,7 +134,7 @@ _TYPES = {
 }
 
 
-def _schema(model: type[Any]) -> pa.Schema:
+def _build_schema(model: type[Any]) -> pa.Schema:
     return pa.schema(
         [(name, _TYPES[_name_of(kind)]) for name, kind in model.__annotations__.items()]
     )
@@ -162,9 +162,9 @@ def tally_curation(
         integers: the signals whose histograms are cut as counts.
     """
     return CurationTallies(
-        steps=tuple(_steps(rules["tally"], written["copies"])),
-        sources=tuple(_sources(rules["tally"], written["kept"])),
-        bins=tuple(_bins(rules["histograms"], integers)),
+        steps=tuple(_build_step_rows(rules["tally"], written["copies"])),
+        sources=tuple(_build_source_rows(rules["tally"], written["kept"])),
+        bins=tuple(_build_bin_rows(rules["histograms"], integers)),
         quarantine=tuple(
             QuarantineRow(reason, records)
             for reason, records in sorted(
@@ -177,11 +177,11 @@ def tally_curation(
             for each in found
         ),
         pairs=tuple(PairRow(**pair) for pair in pairs),
-        hosts=host_rows(written["hosts"]),
+        hosts=build_host_rows(written["hosts"]),
     )
 
 
-def _steps(tally: Mapping[str, Any], copies: Mapping[str, Any]) -> list[StepRow]:
+def _build_step_rows(tally: Mapping[str, Any], copies: Mapping[str, Any]) -> list[StepRow]:
     rows = [
         StepRow(
             rule,
@@ -205,7 +205,7 @@ def _steps(tally: Mapping[str, Any], copies: Mapping[str, Any]) -> list[StepRow]
     ]
 
 
-def _sources(tally: Mapping[str, Any], kept: Mapping[str, Any]) -> list[SourceRow]:
+def _build_source_rows(tally: Mapping[str, Any], kept: Mapping[str, Any]) -> list[SourceRow]:
     rows = []
     for source, of_source in tally.items():
         for language, seen in of_source["seen"].items():
@@ -215,11 +215,11 @@ def _sources(tally: Mapping[str, Any], kept: Mapping[str, Any]) -> list[SourceRo
     return rows
 
 
-def _bins(histograms: Mapping[str, Any], integers: frozenset[str]) -> list[BinRow]:
+def _build_bin_rows(histograms: Mapping[str, Any], integers: frozenset[str]) -> list[BinRow]:
     rows = []
     for source, signals in histograms.items():
         for signal, counts in signals.items():
-            edges = edges_of(signal in integers)
+            edges = choose_edges(signal in integers)
             for number, documents in sorted((int(key), value) for key, value in counts.items()):
                 below = float(edges[number + 1]) if number + 1 < len(edges) else None
                 rows.append(BinRow(signal, source, float(edges[number]), below, documents))

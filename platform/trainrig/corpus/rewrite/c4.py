@@ -18,16 +18,16 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
+from trainrig.corpus.signals.c4_lines import count_words, find_line, remove_citations
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
-from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE, characters
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
+from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE, build_character_tables
 from trainrig.corpus.signals.text_arrays.phrases import (
     JAVASCRIPT,
     LOREM_IPSUM,
     POLICY,
+    find_phrases,
     may_have_phrases,
-    phrases_in,
 )
 
 _END_MARKS, _APOSTROPHE, _NEW_LINE = (0x2E, 0x3F, 0x21, 0x22), 0x27, 0x0A  # . ? ! " '
@@ -81,7 +81,7 @@ class C4Lines(Settings):
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
         """`text` without what falls, and the counts. Not idempotent: "[[1]2]" is cut twice."""
-        left, counts = self.apply_to_batch(batch_of([text]))
+        left, counts = self.apply_to_batch(build_batch([text]))
         kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
         return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
 
@@ -99,7 +99,7 @@ class C4Lines(Settings):
         )
         kept = TextBatch(*map(np.empty_like, batch))
         counts = np.zeros((len(self.columns), len(batch.starts_D1) - 1), np.int64)
-        _apply_rules(*batch, characters().lower, rules, *kept, counts)
+        _apply_rules(*batch, build_character_tables().lower, rules, *kept, counts)
         end = kept.starts_D1[-1]
         return TextBatch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
 
@@ -136,18 +136,18 @@ def _apply_rules(
         place, first = texts[text], to
         speaks = may_have_phrases(codes, place, texts[text + 1])
         while place < texts[text + 1]:
-            line = line_at(codes, classes, place, texts[text + 1])
+            line = find_line(codes, classes, place, texts[text + 1])
             place = line.after
             if line.longest > rules.max_word_length:
                 counts[_LONG, text] += 1
                 continue
             some, kinds, start, end, words = codes, classes, line.start, line.end, line.words
             if rules.citations and line.may_cite:
-                some, kinds, cited = without_citations(codes, classes, start, end)
+                some, kinds, cited = remove_citations(codes, classes, start, end)
                 counts[_CITED, text] += cited
                 start, end = 0, len(some)
                 if not rules.words_before_citations_are_cut:
-                    words = words_in(kinds)
+                    words = count_words(kinds)
             if rules.ended and not _is_ended(some, start, end, rules.apostrophe_ends):
                 counts[_UNENDED, text] += 1
                 continue
@@ -156,7 +156,7 @@ def _apply_rules(
                 continue
             # What a citation parted can be a phrase without it.
             looks = speaks or (rules.citations and line.may_cite)
-            phrases = phrases_in(some, lower, start, end) if looks else 0
+            phrases = find_phrases(some, lower, start, end) if looks else 0
             counts[_LOREM, text] += phrases & LOREM_IPSUM != 0
             if phrases & rules.topics & JAVASCRIPT:
                 counts[_JAVASCRIPT, text] += 1

@@ -31,7 +31,7 @@ class LineShapes:
     def of(cls, text: str) -> "LineShapes":
         """The shapes of the lines of `text`."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        return cls(*_count(codes, _classes(), text.count("\n") + 1))
+        return cls(*_count(codes, _build_classes(), text.count("\n") + 1))
 
 
 @compile_nogil
@@ -61,7 +61,7 @@ def _count(codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int) ->
 
 
 @functools.cache
-def _classes() -> NDArray[np.uint8]:
+def _build_classes() -> NDArray[np.uint8]:
     classes = np.zeros(_PLANES + 1, np.uint8)
     for code in range(_PLANES):
         sign = chr(code)

@@ -53,7 +53,7 @@ class Normalise(Settings):
             text, places = pattern.subn(by, text)
             counts[column] += places
 
-        rare = _rare(text)
+        rare = _find_rare(text)
         if self.line_ends and _LINE_END.search(rare):
             replace("normalised_line_ends", _LINE_END, "\n")
         if self.invisible and _INVISIBLE.search(rare):
@@ -76,7 +76,7 @@ class Normalise(Settings):
         return text, counts
 
 
-def _rare(text: str) -> str:
+def _find_rare(text: str) -> str:
     """The characters of `text` that are not plain ones of ASCII: what most steps look for."""
     rest = text.encode("utf-8", "surrogatepass").translate(None, _PLAIN)
     return rest.decode("utf-8", "surrogatepass")

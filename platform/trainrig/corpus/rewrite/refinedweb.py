@@ -73,7 +73,7 @@ class RefinedWebLines(Settings):
         counts = dict.fromkeys(self.columns, 0)
         shapes = LineShapes.of(text)
         before = int(shapes.words.sum())
-        if (phrases := self._phrases_in(text)) is not None:
+        if (phrases := self._find_phrase_pattern(text)) is not None:
             text, counts["refinedweb_cuts"] = self._remove_phrases(text, phrases)
             shapes = LineShapes.of(text)
         lines = text.split("\n")
@@ -111,12 +111,12 @@ class RefinedWebLines(Settings):
                     broken[at] = _COUNTERS
         return broken
 
-    def _phrases_in(self, text: str) -> re.Pattern[str] | None:
+    def _find_phrase_pattern(self, text: str) -> re.Pattern[str] | None:
         """What to cut; None where `text` has none of it, which costs far less to find out."""
         phrases = (*self.prefixes, *self.suffixes, *self.anywhere)
         folded = _fold_case(text)
         if any(_fold_case(phrase) in folded for phrase in phrases):
-            return _pattern(self.prefixes, self.suffixes, self.anywhere)
+            return _compile_pattern(self.prefixes, self.suffixes, self.anywhere)
         return None
 
     def _remove_phrases(self, text: str, phrases: re.Pattern[str]) -> tuple[str, int]:
@@ -124,7 +124,7 @@ class RefinedWebLines(Settings):
         kept, cuts = [], 0
         for line in text.split("\n"):
             if len(line.split()) <= self.short_line and phrases.search(line.strip()):
-                line = _without(phrases, line.strip())
+                line = _cut_phrases(phrases, line.strip())
                 cuts += 1
                 if not line:
                     continue
@@ -169,7 +169,7 @@ def _fold_case(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass").lower()
 
 
-def _without(phrases: re.Pattern[str], line: str) -> str:
+def _cut_phrases(phrases: re.Pattern[str], line: str) -> str:
     times = 1
     while times:  # what a cut brings together can be a phrase again
         line, times = phrases.subn("", line)
@@ -178,7 +178,7 @@ def _without(phrases: re.Pattern[str], line: str) -> str:
 
 
 @functools.cache
-def _pattern(
+def _compile_pattern(
     prefixes: tuple[str, ...], suffixes: tuple[str, ...], anywhere: tuple[str, ...]
 ) -> re.Pattern[str]:
     def whole(phrases: tuple[str, ...]) -> str:

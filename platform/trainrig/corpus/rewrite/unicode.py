@@ -33,10 +33,10 @@ class RepairUnicode(Settings):
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
         """`text` repaired line by line, and the counts. Idempotent."""
         repaired, composed = 0, 0
-        if suspects := suspect_lines(text):
+        if suspects := find_suspect_lines(text):
             lines = text.split("\n")
             for at in suspects:
-                fixed = fixing()(lines[at])
+                fixed = load_fixer()(lines[at])
                 if fixed != lines[at]:
                     by_nfc = fixed == unicodedata.normalize("NFC", lines[at])
                     composed, repaired = composed + by_nfc, repaired + (not by_nfc)
@@ -46,12 +46,12 @@ class RepairUnicode(Settings):
         return text, {"unicode_repaired_lines": repaired, "unicode_composed_lines": composed}
 
 
-def suspect_lines(text: str) -> list[int]:
+def find_suspect_lines(text: str) -> list[int]:
     """The numbers of all lines that ftfy might repair, from 0, and of few others."""
     if text.isascii():
         return []
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    classes = _classes().take(codes, mode="clip")
+    classes = _build_classes().take(codes, mode="clip")
     suspect = (classes & _ALONE).view(bool)
     beside, foreign = (classes & _BESIDE).view(bool), classes < _ASCII
     suspect[1:] |= (beside[1:] & foreign[:-1]) | (beside[:-1] & foreign[1:])
@@ -70,7 +70,7 @@ def suspect_lines(text: str) -> list[int]:
 
 
 @functools.cache
-def fixing() -> Callable[[str], str]:
+def load_fixer() -> Callable[[str], str]:
     """All of ftfy that repairs; nothing of what it can also change to its taste."""
     # Loaded when first asked for: a tenth of a second, and most processes repair nothing.
     import ftfy
@@ -90,7 +90,7 @@ def fixing() -> Callable[[str], str]:
 
 
 @functools.cache
-def _classes() -> NDArray[np.uint8]:
+def _build_classes() -> NDArray[np.uint8]:
     """Of each code point: whether it is a sign alone, or beside another that is not ASCII."""
     from ftfy.badness import MOJIBAKE_CATEGORIES
 
@@ -100,13 +100,13 @@ def _classes() -> NDArray[np.uint8]:
     harmless = {"common", "lower_common", "upper_common", "kaomoji"}
     for name, signs in MOJIBAKE_CATEGORIES.items():
         if name not in harmless:
-            classes[_codes(signs)] = _BESIDE
-    classes[_codes("°ÙØЂ")] = _BESIDE
-    classes[_codes("ÂÃŒœ\x80-\x9f\ud800-\udfff")] = _ALONE | _BESIDE
+            classes[_list_codes(signs)] = _BESIDE
+    classes[_list_codes("°ÙØЂ")] = _BESIDE
+    classes[_list_codes("ÂÃŒœ\x80-\x9f\ud800-\udfff")] = _ALONE | _BESIDE
     return classes
 
 
-def _codes(signs: str) -> list[int]:
+def _list_codes(signs: str) -> list[int]:
     """The code points of what stands between the brackets of a regular expression."""
     every_sign = "".join(map(chr, range(0x80, _BASIC)))
     return [ord(sign) for sign in re.findall(f"[{signs}]", every_sign)]

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.signals.c4 import c4_of
-from trainrig.corpus.signals.line_ends import line_ends_of
-from trainrig.corpus.signals.marks import marks_of
-from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, repetition_of
-from trainrig.corpus.signals.pieces import lines_and_paragraphs, measure_repeated
-from trainrig.corpus.signals.shares import shares
+from trainrig.corpus.signals.c4 import count_c4
+from trainrig.corpus.signals.line_ends import count_line_ends
+from trainrig.corpus.signals.marks import count_marks
+from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, measure_repetition
+from trainrig.corpus.signals.pieces import find_lines_and_paragraphs, measure_repeated
+from trainrig.corpus.signals.shares import compute_shares
 from trainrig.corpus.signals.stop_words import stop_words_in
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
-from trainrig.corpus.signals.text_arrays.words import words_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
+from trainrig.corpus.signals.text_arrays.words import split_words
 
 __all__ = ["SIGNALS", "measure"]
 
@@ -76,54 +76,58 @@ def measure(
     """
     if len(texts) != len(languages):
         raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
-    batch = batch_of(texts) if batch is None else batch
+    batch = build_batch(texts) if batch is None else batch
     characters = np.diff(batch.starts_D1)
-    words = words_of(batch, languages)
+    words = split_words(batch, languages)
     firsts = words.firsts_D1
     counts = np.diff(firsts)
     word_characters = words.before_W1[firsts[1:]] - words.before_W1[firsts[:-1]]
     lettered = np.concatenate([[0], np.cumsum(words.lettered_W)])
-    marks = marks_of(batch)
-    line_places, paragraph_places = lines_and_paragraphs(batch)
-    ends = line_ends_of(batch, line_places)
+    marks = count_marks(batch)
+    line_places, paragraph_places = find_lines_and_paragraphs(batch)
+    ends = count_line_ends(batch, line_places)
     lines = measure_repeated(batch, line_places)
     paragraphs = measure_repeated(batch, paragraph_places)
-    repetition = repetition_of(words)
-    c4 = c4_of(batch)
+    repetition = measure_repetition(words)
+    c4 = count_c4(batch)
     return {
         "characters": characters,
         "words": counts,
         "lines": lines.pieces,
-        "mean_word_length": shares(word_characters, counts),
-        "hashes_per_word": shares(marks.hashes, counts),
-        "ellipses_per_word": shares(marks.ellipses, counts),
-        "new_lines_per_word": shares(marks.new_lines, counts),
-        "symbols_per_word": shares(marks.symbols, counts),
-        "symbols": shares(marks.symbols, characters),
-        "alphabetic_words": shares(lettered[firsts[1:]] - lettered[firsts[:-1]], counts),
+        "mean_word_length": compute_shares(word_characters, counts),
+        "hashes_per_word": compute_shares(marks.hashes, counts),
+        "ellipses_per_word": compute_shares(marks.ellipses, counts),
+        "new_lines_per_word": compute_shares(marks.new_lines, counts),
+        "symbols_per_word": compute_shares(marks.symbols, counts),
+        "symbols": compute_shares(marks.symbols, characters),
+        "alphabetic_words": compute_shares(lettered[firsts[1:]] - lettered[firsts[:-1]], counts),
         "stop_words": stop_words_in(words, languages),
-        "bullet_lines": shares(ends.bullets, lines.pieces),
-        "ellipsis_lines": shares(ends.ellipses, lines.pieces),
-        "terminal_lines": shares(ends.terminals, lines.pieces),
-        "short_lines": shares(ends.short, lines.pieces),
+        "bullet_lines": compute_shares(ends.bullets, lines.pieces),
+        "ellipsis_lines": compute_shares(ends.ellipses, lines.pieces),
+        "terminal_lines": compute_shares(ends.terminals, lines.pieces),
+        "short_lines": compute_shares(ends.short, lines.pieces),
         "longest_run_of_equal_lines": lines.longest_run,
         "c4_sentences": c4.sentences,
         "c4_sentences_any_end": c4.sentences_any_end,
         "lorem_ipsum": c4.lorem_ipsum,
         "curly_brackets": marks.curly_brackets,
-        "duplicate_lines": shares(lines.duplicates, lines.pieces),
-        "duplicate_line_characters": shares(lines.duplicate_characters, lines.characters),
-        "duplicate_paragraphs": shares(paragraphs.duplicates, paragraphs.pieces),
-        "duplicate_paragraph_characters": shares(
+        "duplicate_lines": compute_shares(lines.duplicates, lines.pieces),
+        "duplicate_line_characters": compute_shares(lines.duplicate_characters, lines.characters),
+        "duplicate_paragraphs": compute_shares(paragraphs.duplicates, paragraphs.pieces),
+        "duplicate_paragraph_characters": compute_shares(
             paragraphs.duplicate_characters, paragraphs.characters
         ),
         **{
             # Occurrences that overlap can have more characters than there are.
-            f"top_{n}_gram": np.minimum(1.0, shares(repetition.tops[:, column], word_characters))
+            f"top_{n}_gram": np.minimum(
+                1.0, compute_shares(repetition.tops[:, column], word_characters)
+            )
             for column, n in enumerate(TOPS)
         },
         **{
-            f"duplicate_{n}_grams": shares(repetition.duplicates[:, column], word_characters)
+            f"duplicate_{n}_grams": compute_shares(
+                repetition.duplicates[:, column], word_characters
+            )
             for column, n in enumerate(DUPLICATES)
         },
     }

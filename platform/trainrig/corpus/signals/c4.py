@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
+from trainrig.corpus.signals.c4_lines import count_words, find_line, remove_citations
 from trainrig.corpus.signals.line_ends import ends_in_dots
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
-from trainrig.corpus.signals.text_arrays.characters import SPACE, characters
+from trainrig.corpus.signals.text_arrays.characters import SPACE, build_character_tables
 from trainrig.corpus.signals.text_arrays.phrases import (
     JAVASCRIPT,
     LOREM_IPSUM,
     POLICY,
+    find_phrases,
     may_have_phrases,
-    phrases_in,
 )
-from trainrig.corpus.signals.text_arrays.sentences import sentences_in
+from trainrig.corpus.signals.text_arrays.sentences import count_sentences
 
 _MAX_WORD_LENGTH = 1000
 _MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # of its authors' code, and of datatrove
@@ -36,10 +36,10 @@ class C4Counts(NamedTuple):
     lorem_ipsum: NDArray[np.int64]  # lines that have it
 
 
-def c4_of(batch: TextBatch) -> C4Counts:
+def count_c4(batch: TextBatch) -> C4Counts:
     """What the lines that C4 keeps have."""
     found = np.zeros((len(C4Counts._fields), len(batch.starts_D1) - 1), np.int64)
-    _count(*batch, characters().lower, found)
+    _count(*batch, build_character_tables().lower, found)
     return C4Counts(*found)
 
 
@@ -55,14 +55,14 @@ def _count(
         place = texts[text]
         speaks = may_have_phrases(codes, place, texts[text + 1])
         while place < texts[text + 1]:
-            line = line_at(codes, classes, place, texts[text + 1])
+            line = find_line(codes, classes, place, texts[text + 1])
             place = line.after
             if line.words == 0:
                 continue
             start, end, words = line.start, line.end, line.words
             if line.may_cite:
-                cut, kinds, _ = without_citations(codes, classes, start, end)
-                counts = _of_line(cut, kinds, 0, len(cut), words, words_in(kinds), True, lower)
+                cut, kinds, _ = remove_citations(codes, classes, start, end)
+                counts = _of_line(cut, kinds, 0, len(cut), words, count_words(kinds), True, lower)
             else:
                 counts = _of_line(codes, classes, start, end, words, words, speaks, lower)
             found[2, text] += counts[2]
@@ -84,7 +84,7 @@ def _of_line(
 ) -> tuple[int, int, int]:
     """What the line adds to each count. `words_before` the citations were cut out; without
     `speaks` it has no phrase."""
-    phrases = phrases_in(codes, lower, start, end) if speaks else 0
+    phrases = find_phrases(codes, lower, start, end) if speaks else 0
     has_lorem_ipsum = 1 if phrases & LOREM_IPSUM else 0
     if words_before < _MIN_WORDS_ANY_END or phrases & (JAVASCRIPT | POLICY):
         return 0, 0, has_lorem_ipsum
@@ -94,5 +94,5 @@ def _of_line(
         first += 1
     while first < last and classes[last - 1] & SPACE:
         last -= 1
-    sentences = sentences_in(codes, classes, first, last) if first < last else 0
+    sentences = count_sentences(codes, classes, first, last) if first < last else 0
     return sentences if ended and words >= _MIN_WORDS else 0, sentences, has_lorem_ipsum

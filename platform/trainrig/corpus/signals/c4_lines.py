@@ -28,7 +28,7 @@ class C4Line(NamedTuple):
 
 
 @compile_nogil
-def line_at(
+def find_line(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
 ) -> C4Line:
     """The line that begins at `place`."""
@@ -57,7 +57,7 @@ def line_at(
 
 
 @compile_nogil
-def words_in(classes: NDArray[np.uint16]) -> int:
+def count_words(classes: NDArray[np.uint16]) -> int:
     """Runs of characters without white space."""
     words = 0
     in_word = False
@@ -69,7 +69,7 @@ def words_in(classes: NDArray[np.uint16]) -> int:
 
 
 @compile_nogil
-def without_citations(
+def remove_citations(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
     """The line without [1], [], [edit] and [citation needed]; and how many there were."""
@@ -77,7 +77,7 @@ def without_citations(
     count, citations = 0, 0
     place = start
     while place < end:
-        length = _citation(codes, place, end) if codes[place] == _OPEN else 0
+        length = _measure_citation(codes, place, end) if codes[place] == _OPEN else 0
         if length == 0:
             kept[count] = place
             count += 1
@@ -89,7 +89,7 @@ def without_citations(
 
 
 @compile_nogil
-def _citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
+def _measure_citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
     """The length of the citation at `start`; 0 if there is none."""
     place = start + 1
     while place < end and _is_decimal(codes[place]):

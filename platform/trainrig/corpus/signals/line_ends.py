@@ -23,7 +23,7 @@ class LineEnds(NamedTuple):
     short: NDArray[np.int64]  # of at most SHORT_LINE characters
 
 
-def line_ends_of(batch: TextBatch, lines: Pieces) -> LineEnds:
+def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
     """The kinds of lines of each text."""
     found = np.zeros((len(LineEnds._fields), len(batch.starts_D1) - 1), np.int64)
     _count(batch.codes_C, batch.classes_C, *lines, found)

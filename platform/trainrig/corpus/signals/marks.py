@@ -22,7 +22,7 @@ class Marks(NamedTuple):
     curly_brackets: NDArray[np.int64]  # "{"
 
 
-def marks_of(batch: TextBatch) -> Marks:
+def count_marks(batch: TextBatch) -> Marks:
     """The signs of each text."""
     found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
     _count(*batch, found)

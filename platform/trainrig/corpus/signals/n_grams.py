@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.hashing import (
     allocate_seen,
+    compute_table_size,
     count_again,
     mix_bits,
-    table_size,
 )
 from trainrig.corpus.signals.text_arrays.words import BatchWords
 
@@ -30,7 +30,7 @@ class Repetition(NamedTuple):
     duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that came before, n = 5 to 10
 
 
-def repetition_of(words: BatchWords) -> Repetition:
+def measure_repetition(words: BatchWords) -> Repetition:
     """What each text repeats.
 
     Of equally frequent n-grams the longest is the top one; one that occurs once is none.
@@ -46,12 +46,14 @@ def repetition_of(words: BatchWords) -> Repetition:
     table = allocate_seen(most)
     positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
-    _repetition(words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found)
+    _count_repetition(
+        words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found
+    )
     return found
 
 
 @compile_nogil
-def _repetition(
+def _count_repetition(
     hashes: NDArray[np.uint64],
     before: NDArray[np.int64],
     firsts: NDArray[np.int64],
@@ -67,7 +69,7 @@ def _repetition(
     generation = 0
     for text in range(len(firsts) - 1):
         first, end = firsts[text], firsts[text + 1]
-        size = table_size(end - first)
+        size = compute_table_size(end - first)
         alive = end - first
         for word in range(first, end):
             positions[word - first] = word

@@ -14,9 +14,9 @@ from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SPACE
 from trainrig.corpus.signals.text_arrays.hashing import (
     allocate_seen,
+    compute_table_size,
     count_again,
     hash_of,
-    table_size,
 )
 
 _NEW_LINE = 10
@@ -40,7 +40,7 @@ class RepeatedPieces(NamedTuple):
     longest_run: NDArray[np.int64]  # of pieces equal to the one before
 
 
-def lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
+def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     """The lines and the paragraphs of each text."""
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
     starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
@@ -109,7 +109,7 @@ def _count_repeated(
 ) -> None:
     for text in range(len(firsts) - 1):
         first, end = firsts[text], firsts[text + 1]
-        size = table_size(end - first)
+        size = compute_table_size(end - first)
         characters, duplicates, duplicate_characters, run, longest = 0, 0, 0, 0, 0
         before = np.uint64(0)
         for piece in range(first, end):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 STEPS = 10_000
 
 
-def shares(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
+def compute_shares(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
     """`round(part / whole, 4)` of each pair of integers, to the last bit; 0 where whole is 0."""
     parts, wholes = parts.astype(np.int64), wholes.astype(np.int64)
     safe = np.maximum(wholes, 1)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.text_arrays.batch import batch_of
-from trainrig.corpus.signals.text_arrays.hashing import mix_bits, table_size
-from trainrig.corpus.signals.text_arrays.words import BatchWords, words_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.signals.text_arrays.hashing import compute_table_size, mix_bits
+from trainrig.corpus.signals.text_arrays.words import BatchWords, split_words
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {
     "ar": ("في", "من", "على", "إلى", "أن", "التي", "عن", "مع"),
@@ -69,29 +69,29 @@ def stop_words_in(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
     known = np.fromiter((numbers.get(each, -1) for each in languages), np.int64, len(languages))
     found = np.zeros(len(languages), np.int64)
-    _count(words.hashes_W, words.firsts_D1, known, *_table(), found)
+    _count(words.hashes_W, words.firsts_D1, known, *_build_table(), found)
     return found
 
 
 @functools.cache
-def _table() -> _Table:
+def _build_table() -> _Table:
     listed = [
         (language, number, word)
         for language, words in enumerate(STOP_WORDS.values())
         for number, word in enumerate(words)
     ]
-    size = int(table_size(len(listed)))
+    size = int(compute_table_size(len(listed)))
     table = _Table(np.zeros(size, np.uint64), np.full(size, -1, np.int64))
-    hashes = words_of(batch_of([word for *_, word in listed]), [""] * len(listed)).hashes_W
+    hashes = split_words(build_batch([word for *_, word in listed]), [""] * len(listed)).hashes_W
     for (language, number, _), word in zip(listed, hashes, strict=True):
-        key = np.uint64(_key(word, language))
+        key = np.uint64(_hash_key(word, language))
         place = _place(*table, key)
         table.keys[place], table.numbers[place] = key, number
     return table
 
 
 @compile_nogil
-def _key(word: np.uint64, language: int) -> np.uint64:
+def _hash_key(word: np.uint64, language: int) -> np.uint64:
     return mix_bits(word + np.uint64(language))
 
 
@@ -117,7 +117,7 @@ def _count(
             continue
         met = np.uint64(0)  # a bit for each word of the list
         for word in range(firsts[text], firsts[text + 1]):
-            place = _place(keys, numbers, _key(words[word], languages[text]))
+            place = _place(keys, numbers, _hash_key(words[word], languages[text]))
             if numbers[place] >= 0:
                 bit = np.uint64(1) << np.uint64(numbers[place])
                 if met & bit == np.uint64(0):

@@ -16,15 +16,15 @@ from trainrig.corpus.filters.rule_verdicts import (
     Rule,
     Thresholds,
     bind_rules,
-    columns_of,
+    build_histograms,
     decide,
-    histograms,
-    rules_of,
+    list_columns,
+    list_rules,
     select_unbound,
     tally,
 )
 from trainrig.corpus.limits import LANGUAGE
-from trainrig.corpus.models.perplexity import cutoffs
+from trainrig.corpus.models.perplexity import find_cutoffs
 from trainrig.corpus.row_schema import DOCUMENT, pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.manifest import FileSum
@@ -34,14 +34,16 @@ PathBuilder = Callable[..., str]
 """The location of a file of this decision, by the names of its folders and its own."""
 
 
-def rules_for(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
+def list_source_rules(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
     """What the documents of `source` are held to, in order."""
-    return rules_of((*source.filters, run.pii))
+    return list_rules((*source.filters, run.pii))
 
 
-def columns_decided_by(run: Curation) -> set[str]:
+def list_deciding_columns(run: Curation) -> set[str]:
     """The columns that what becomes of the documents of `run` depends on."""
-    rules = {name for source in run.sources for name in columns_of(rules_for(run, source))}
+    rules = {
+        name for source in run.sources for name in list_columns(list_source_rules(run, source))
+    }
     bucket = {run.buckets.signal} if run.buckets else set()
     return {*DOCUMENT.names, *rules, *bucket, *run.keep_rule.columns}
 
@@ -52,16 +54,16 @@ def find_thresholds(
     """Source → where the cuts fall that its documents themselves set; reads those columns alone."""
     found: dict[str, Thresholds] = {}
     for index, source in enumerate(run.sources):
-        rules = select_unbound(rules_for(run, source))
+        rules = select_unbound(list_source_rules(run, source))
         if rules:
             names = sorted({LANGUAGE, *(rule.limit.signal for rule in rules)})
             chunks = (
                 chunk
                 for split in splits
                 if split.task["source"] == index
-                for chunk in pool.chunks(split.name, names)
+                for chunk in pool.iterate_chunks(split.name, names)
             )
-            table = _together(run, names, chunks)
+            table = _concatenate(run, names, chunks)
             columns = {name: as_numpy(table[name]) for name in names}
             found[source.name] = {
                 rule.name: rule.limit.resolve(columns)
@@ -78,11 +80,11 @@ def find_bucket_thresholds(
     if run.buckets is None:
         return {}
     names = [LANGUAGE, run.buckets.signal]
-    chunks = (chunk for each in splits for chunk in pool.chunks(each.name, names))
-    table = _together(run, names, chunks)
+    chunks = (chunk for each in splits for chunk in pool.iterate_chunks(each.name, names))
+    table = _concatenate(run, names, chunks)
     languages = as_numpy(table[LANGUAGE]).tolist()
     values = as_numpy(table[run.buckets.signal]).astype(np.float64)
-    return cutoffs(values, languages, run.buckets.shares)
+    return find_cutoffs(values, languages, run.buckets.shares)
 
 
 def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBuilder) -> Work:
@@ -91,19 +93,22 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         source = run.sources[task["source"]]
-        rules = bind_rules(rules_for(run, source), thresholds.get(source.name, {}))
-        names = columns_of(rules)
-        table = _together(run, names, pool.chunks(task["name"], names))
+        rules = bind_rules(list_source_rules(run, source), thresholds.get(source.name, {}))
+        names = list_columns(rules)
+        table = _concatenate(run, names, pool.iterate_chunks(task["name"], names))
         columns = {name: as_numpy(table[name]) for name in names}
         verdicts = decide(rules, columns, len(table))
         save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
         by_source = {source.name: tally(verdicts, columns)}
-        return {"tally": by_source, "histograms": {source.name: histograms(verdicts, columns)}}, {}
+        return {
+            "tally": by_source,
+            "histograms": {source.name: build_histograms(verdicts, columns)},
+        }, {}
 
     return judge
 
 
-def _together(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]) -> pa.Table:
+def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]) -> pa.Table:
     """The chunks as one table, which has its columns even if a split has no document."""
     empty = pool_schema(run).empty_table().select(list(names))
     return pa.concat_tables([empty, *chunks])
@@ -126,6 +131,6 @@ def read_verdicts(
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
     """The rows of a split, chunk by chunk, each with the first rules that they break."""
     first, at = read_first_broken(path_of, split), 0
-    for rows in pool.chunks(split, columns):
+    for rows in pool.iterate_chunks(split, columns):
         yield rows, first[at : at + len(rows)]
         at += len(rows)

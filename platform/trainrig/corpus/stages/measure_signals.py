@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainrig.corpus.datatrove_signals import measure_datatrove
-from trainrig.corpus.document import document_id
+from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.language import identify_all
 from trainrig.corpus.read import RawPage
@@ -20,7 +20,7 @@ from trainrig.corpus.rewrite.pii import PII, MaskedSpan, mask
 from trainrig.corpus.row_schema import pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 
 
@@ -51,31 +51,31 @@ def measure_pages(
         else:
             numbers.append(number)
             taken.append((page, extracted))
-    written, counts = _rewritten(source, [extracted.text for _, extracted in taken])
+    written, counts = _rewrite(source, [extracted.text for _, extracted in taken])
     masked = [mask(text, run.pii) for text in written]
     texts = [text for text, _ in masked]
-    batch = batch_of(texts)
+    batch = build_batch(texts)
     languages, language_scores = identify_all(texts, batch)
     columns: dict[str, Any] = {
-        "id": [document_id(source.name, page.url, page.body) for page, _ in taken],
+        "id": [compute_document_id(source.name, page.url, page.body) for page, _ in taken],
         "url": [mask_url(page.url, run.pii) for page, _ in taken],
         "text": texts,
         "source": [source.name] * len(taken),
         "language": languages,
         "date": [page.date for page, _ in taken],
-        "metadata": [_metadata(page, extracted, run.pii) for page, extracted in taken],
+        "metadata": [_format_metadata(page, extracted, run.pii) for page, extracted in taken],
         "row": numbers,
         "bytes": [len(text.encode()) for text in texts],
         "language_score": language_scores,
         "extracted_share": [extracted.share for _, extracted in taken],
-        "pii": [_places(spans) for _, spans in masked],
+        "pii": [_list_places(spans) for _, spans in masked],
         "pii_finds": [len(spans) for _, spans in masked],
     }
     columns |= measure(texts, languages, batch)
     if run.needs_datatrove:
         columns |= measure_datatrove(texts)
     if run.urls != UrlLists():
-        columns |= _url_signals(run.urls).measure([page.url for page, _ in taken])
+        columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
     columns |= {each.column: each.score(texts, languages) for each in run.scorers}
     schema = pool_schema(run)
     columns |= {name: counts.get(name) for name in schema.names if name not in columns}
@@ -85,12 +85,12 @@ def measure_pages(
 
 
 @functools.lru_cache(maxsize=1)
-def _url_signals(lists: UrlLists) -> UrlSignals:
+def _load_url_signals(lists: UrlLists) -> UrlSignals:
     """The lists, read once a process."""
     return UrlSignals(lists)
 
 
-def _rewritten(
+def _rewrite(
     source: CurationSource, texts: Sequence[str]
 ) -> tuple[list[str], dict[str, list[int]]]:
     """The texts after all rewrites of `source`, and what those changed, by column."""
@@ -105,7 +105,7 @@ def _rewritten(
     return list(texts), counts
 
 
-def _metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
+def _format_metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
     """What the page and its file say beside the text, as a JSON object."""
     said = {
         **page.metadata,
@@ -118,7 +118,7 @@ def _metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
     return json.dumps(told, ensure_ascii=False)
 
 
-def _places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
+def _list_places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
     return [{"kind": span.kind, "start": span.start, "length": span.length} for span in spans]
 
 

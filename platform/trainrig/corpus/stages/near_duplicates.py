@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
-from trainrig.config import identity
+from trainrig.config import extract_identity
 from trainrig.corpus.dedup.decisions.documents import COPIES, Documents
 from trainrig.corpus.dedup.decisions.keep import KeepFeatures
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts, id_words
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids, parse_ids
 from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
 from trainrig.corpus.dedup.passes import DuplicateSearch, name_revoked_file
 from trainrig.corpus.dedup.search import DuplicatesFound
@@ -64,7 +64,7 @@ _REVOKED = pa.schema(
 log = logging.getLogger(__name__)
 
 
-def paths_of(folder: str, split: str) -> dict[str, str]:
+def build_paths(folder: str, split: str) -> dict[str, str]:
     """Where each part of what is known of a split lies, below `folder`."""
     return {
         part: storage.join(folder, part, f"{split}.{ending}") for part, ending in _PARTS.items()
@@ -93,10 +93,10 @@ def save_documents(
             for name in (run.keep_rule.columns if columns else ())
         },
     )
-    paths = paths_of(folder, split)
+    paths = build_paths(folder, split)
     Documents(
-        id_words(signatures.ids.tolist()),
-        run.keep_rule.ranks(measured),
+        parse_ids(signatures.ids.tolist()),
+        run.keep_rule.rank_documents(measured),
         signatures.digests,
         signatures.urls,
     ).save(paths["documents"])
@@ -104,8 +104,8 @@ def save_documents(
     return {
         "documents": len(signatures.ids),
         "shingles": len(signatures.shingles),
-        "documents_bytes": storage.size(paths["documents"]),
-        "signatures_bytes": storage.size(paths["signatures"]),
+        "documents_bytes": storage.measure_size(paths["documents"]),
+        "signatures_bytes": storage.measure_size(paths["signatures"]),
     }
 
 
@@ -114,9 +114,9 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
     left = {split.name for split in phase.find_unfinished(splits)}
     done = [split for split in splits if split.name not in left]
     there = storage.list_sizes(folder) if done else {}
-    for record in phase.results(done):
+    for record in phase.read_results(done):
         for part in ("documents", "signatures"):
-            path = paths_of(folder, record.name)[part]
+            path = build_paths(folder, record.name)[part]
             wanted = record.counts[f"{part}_bytes"]
             if there.get(path) != wanted:
                 log.warning(
@@ -158,14 +158,14 @@ def search_for(
 
 def _of_signatures(run: Curation) -> dict[str, Any]:
     """What two crawls must have in common to be compared."""
-    near = identity(run.near_duplicates)
+    near = extract_identity(run.near_duplicates)
     kept = {name: value for name, value in near.items() if name not in _LATER_OF_SIGNATURES}
-    return {"near_duplicates": kept, "keep_rule": identity(run.keep_rule)}
+    return {"near_duplicates": kept, "keep_rule": extract_identity(run.keep_rule)}
 
 
 def _fingerprint_pairs(run: Curation) -> str:
     """Fingerprint of all that pairs follow from; the inputs are the output's own."""
-    whole = identity(run)
+    whole = extract_identity(run)
     for name in _LATER:
         whole.pop(name)
     for source in whole["sources"]:
@@ -184,7 +184,7 @@ def pairs_are_known(run: Curation) -> bool:
     if there["format"] != FORMAT or there["signed"] != _fingerprint_pairs(run):
         return False
     folder = storage.join(run.output, FOLDER)
-    needed = [paths_of(folder, name)["signatures"] for name in there["splits"]]
+    needed = [build_paths(folder, name)["signatures"] for name in there["splits"]]
     return not run.index or set(needed) <= set(storage.list_files(folder))
 
 
@@ -219,7 +219,7 @@ def write_index(
     if run.against:
         _write_revoked(run, storage.join(folder, REVOKED), search)
         names.append(REVOKED)
-    return {name: manifest.file_sum(storage.join(folder, name)) for name in names}
+    return {name: manifest.compute_file_sum(storage.join(folder, name)) for name in names}
 
 
 def keep_files(
@@ -232,11 +232,11 @@ def keep_files(
     }
     if run.index:
         sources["signatures"] = split_index.signatures
-    targets = paths_of(storage.join(folder, FOLDER), split_index.name)
+    targets = build_paths(storage.join(folder, FOLDER), split_index.name)
     files = {}
     for part, source in sources.items():
         with storage.atomic_file(targets[part]) as temporary:
-            shutil.copyfile(storage.local_path(source), temporary)
+            shutil.copyfile(storage.fetch_local_path(source), temporary)
         files[f"{FOLDER}/{part}/{targets[part].rpartition('/')[2]}"] = targets[part]
     return files
 
@@ -257,13 +257,13 @@ def check_earlier(run: Curation) -> dict[str, str]:
     return found
 
 
-def earlier_split_indexes(run: Curation) -> list[SplitIndex]:
+def list_earlier_split_indexes(run: Curation) -> list[SplitIndex]:
     """The documents of the outputs that `run` is held to."""
     split_indexes = []
     for crawl, path in enumerate(run.against):
         splits = _index_of(run, path, manifest.read_manifest(path))["splits"]
         for name, (count, shingles) in sorted(splits.items()):
-            paths = paths_of(storage.join(path, FOLDER), name)
+            paths = build_paths(storage.join(path, FOLDER), name)
             split_indexes.append(
                 SplitIndex(name, crawl, True, **paths, count=count, shingles=shingles)
             )
@@ -279,7 +279,7 @@ def _index_of(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
             f"{path}: its index has format {index['format']}, but this trainrig reads up to "
             f"{FORMAT}; upgrade it"
         )
-    if differing := manifest.difference_of(index["made_with"], _of_signatures(run)):
+    if differing := manifest.describe_table_difference(index["made_with"], _of_signatures(run)):
         raise DataError(
             f"{path}: its index was made otherwise ({differing}), so nothing can be held to it; "
             "set the same here, or curate it again"
@@ -301,9 +301,9 @@ def _write_revoked(run: Curation, path: str, search: DuplicateSearch) -> None:
                 pa.table(
                     {
                         "against": np.full(len(found["ids"]), split_index.crawl),
-                        "id": id_texts(found["ids"]),
+                        "id": format_ids(found["ids"]),
                         "dropped_by": [COPIES[kind - 1] for kind in found["kinds"].tolist()],
-                        "duplicate_of": id_texts(found["repeated"]),
+                        "duplicate_of": format_ids(found["repeated"]),
                         "similarity": pa.array(found["similarities"], from_pandas=True),
                     },
                     _REVOKED,

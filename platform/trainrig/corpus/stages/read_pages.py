@@ -38,7 +38,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage's max
 Record = RawPage | Unreadable
 
 
-def reading(run: Curation) -> Work:
+def read_all_pages(run: Curation) -> Work:
     """The work of the pass."""
     schema = pool_schema(run)
     files = Parts(run.output, {})
@@ -54,11 +54,13 @@ def reading(run: Curation) -> Work:
         for part in split_records(records):
             if not files.is_done(name, parts):
                 found = _measure_part(run, source, part, first, extractors.of(source))
-                with writing(files.page_file(name, parts), schema) as file:
+                with writing(files.name_page_file(name, parts), schema) as file:
                     file.add(found.rows)
-                storage.write(files.quarantine_file(name, parts), _lines(found.quarantined))
-            documents += _rows_in(files.page_file(name, parts))
-            reasons.update(_reasons_in(files.quarantine_file(name, parts)))
+                storage.write(
+                    files.name_quarantine_file(name, parts), _format_lines(found.quarantined)
+                )
+            documents += _count_rows(files.name_page_file(name, parts))
+            reasons.update(_read_reasons(files.name_quarantine_file(name, parts)))
             parts, first = parts + 1, first + len(part)
             size += sum(len(record.body) for record in part if isinstance(record, RawPage))
         ended = time.process_time() + extractors.cpu_seconds
@@ -145,15 +147,15 @@ def _measure_part(
     return MeasuredPages(found.rows, dict(sorted((found.quarantined | unreadable).items())))
 
 
-def _rows_in(path: str) -> int:
+def _count_rows(path: str) -> int:
     with storage.open_read(path) as file:
         return int(pq.read_metadata(file).num_rows)
 
 
-def _reasons_in(path: str) -> list[str]:
+def _read_reasons(path: str) -> list[str]:
     return [json.loads(line)["reason"] for line in storage.read(path).splitlines()]
 
 
-def _lines(quarantined: Mapping[int, Mapping[str, str]]) -> bytes:
+def _format_lines(quarantined: Mapping[int, Mapping[str, str]]) -> bytes:
     lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in quarantined.values())
     return "".join(lines).encode("utf-8", "surrogatepass")

@@ -36,7 +36,7 @@ from trainrig.corpus.decontaminate import (
 from trainrig.corpus.decontaminate.tallies import (
     ContaminatedSample,
     ContaminationTallies,
-    lowest,
+    pick_samples,
     sample,
     tally_contamination,
 )
@@ -45,11 +45,11 @@ from trainrig.corpus.dedup.decisions.keep import KeepRule
 from trainrig.corpus.dedup.lines import (
     COMMON_LINES,
     CommonLines,
-    common_lines,
+    choose_line_range_count,
     count_lines,
     cut_lines,
+    find_common_lines,
 )
-from trainrig.corpus.dedup.lines import ranges_for as ranges_for_lines
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.pairs.partition_plan import MIB
 from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
@@ -57,22 +57,22 @@ from trainrig.corpus.dedup.substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
     RepeatedText,
+    choose_anchor_range_count,
+    choose_partition_count,
     count_anchors,
     cut_substrings,
     find_repeated_anchors,
     find_repeats,
     gather_pieces,
-    partitions_for,
     read_repeated_texts,
 )
-from trainrig.corpus.dedup.substrings import ranges_for as ranges_for_anchors
 from trainrig.corpus.files.arrays import save_arrays
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.manifest import FileSum
-from trainrig.splits import Phase, Split, Work, total
+from trainrig.splits import Phase, Split, Work, sum_counts
 
 BENCHMARKS_INDEX, BENCHMARKS_TOTALS = "benchmarks.index", "benchmarks.totals"
 
@@ -115,23 +115,23 @@ class SpanRemoval:
         repeated_texts: Mapping[str, Sequence[RepeatedText]] = {}
         contamination = None
         if run.common_lines or run.exact_substrings:
-            work = functools.partial(_numbering, split_indexes, run.keep_rule, self.path_of)
+            work = functools.partial(_number_documents, split_indexes, run.keep_rule, self.path_of)
             self.do("numbers", work, [Split("all", {})])
         if run.common_lines:
-            found[COMMON_LINES] = self._lines(run.common_lines)
+            found[COMMON_LINES] = self._remove_common_lines(run.common_lines)
         if run.exact_substrings:
-            found[EXACT_SUBSTRINGS] = self._substrings(run.exact_substrings)
+            found[EXACT_SUBSTRINGS] = self._remove_substrings(run.exact_substrings)
             repeated_texts = read_repeated_texts(
-                self._files("passages", "keys"), MOST, run.memory * MIB
+                self._list_files("passages", "keys"), MOST, run.memory * MIB
             )
         if run.decontamination:
-            found[CONTAMINATED] = self._benchmarks(run.decontamination)
-            contamination = self._contamination(total(found[CONTAMINATED].values()))
+            found[CONTAMINATED] = self._remove_benchmarks(run.decontamination)
+            contamination = self._read_contamination(sum_counts(found[CONTAMINATED].values()))
         rows = [
             CutRow.of(
                 step,
                 source.name,
-                total(
+                sum_counts(
                     counts[split.name] for split in self.splits if split.task["source"] == number
                 ),
             )
@@ -140,10 +140,10 @@ class SpanRemoval:
         ]
         return RemovalCounts(tuple(rows), repeated_texts, contamination)
 
-    def _contamination(self, counts: Mapping[str, Any]) -> ContaminationTallies:
+    def _read_contamination(self, counts: Mapping[str, Any]) -> ContaminationTallies:
         samples = [
             ContaminatedSample(**row)
-            for path in self._files("touched", "json")
+            for path in self._list_files("touched", "json")
             for row in json.loads(storage.read(path))
         ]
         index = Index.load(self.path_of(BENCHMARKS_INDEX))
@@ -151,47 +151,57 @@ class SpanRemoval:
             index, Totals.load(self.path_of(BENCHMARKS_TOTALS)), counts, samples
         )
 
-    def _lines(self, settings: CommonLines) -> dict[str, Any]:
-        counted = self._each("line-keys", _line_keys, settings)
-        parts = ranges_for_lines(total(counted.values())["distinct"], self.run.memory * MIB)
-        keys = self._files("lines", "keys")
-        work = functools.partial(_common_lines, keys, parts, settings, self.path_of)
+    def _remove_common_lines(self, settings: CommonLines) -> dict[str, Any]:
+        counted = self._run_on_splits("line-keys", _count_line_keys, settings)
+        parts = choose_line_range_count(
+            sum_counts(counted.values())["distinct"], self.run.memory * MIB
+        )
+        keys = self._list_files("lines", "keys")
+        work = functools.partial(_find_common_lines, keys, parts, settings, self.path_of)
         self.do(f"common-lines-{parts}", work, _number_tasks(parts))
         common = [self.path_of("common", f"{part:05d}.keys") for part in range(parts)]
-        return self._each("cut-lines", _cut_lines, settings, common)
+        return self._run_on_splits("cut-lines", _cut_lines, settings, common)
 
-    def _substrings(self, settings: ExactSubstrings) -> dict[str, Any]:
-        counted = self._each("anchors", _anchors, settings)
-        parts = ranges_for_anchors(total(counted.values())["distinct"], self.run.memory * MIB)
-        keys = self._files("anchors", "keys")
+    def _remove_substrings(self, settings: ExactSubstrings) -> dict[str, Any]:
+        counted = self._run_on_splits("anchors", _count_anchors, settings)
+        parts = choose_anchor_range_count(
+            sum_counts(counted.values())["distinct"], self.run.memory * MIB
+        )
+        keys = self._list_files("anchors", "keys")
         work = functools.partial(_find_repeated, keys, parts, self.path_of)
-        records = self.do(f"repeated-{parts}", work, _number_tasks(parts)).results(
+        records = self.do(f"repeated-{parts}", work, _number_tasks(parts)).read_results(
             _number_tasks(parts)
         )
-        copies = total(record.counts for record in records)["copies"]
-        partitions = partitions_for(copies, settings)
+        copies = sum_counts(record.counts for record in records)["copies"]
+        partitions = choose_partition_count(copies, settings)
         repeated = [self.path_of("repeated", f"{part:05d}.keys") for part in range(parts)]
-        self._each(f"pieces-{partitions}", _pieces, settings, repeated, partitions)
-        work = functools.partial(_repeats, self._files("pieces", "pieces"), settings, self.path_of)
+        self._run_on_splits(f"pieces-{partitions}", _gather_pieces, settings, repeated, partitions)
+        work = functools.partial(
+            _find_repeats, self._list_files("pieces", "pieces"), settings, self.path_of
+        )
         self.do(f"repeats-{partitions}", work, _number_tasks(partitions))
         repeats = [self.path_of("repeats", f"{part:05d}.spans") for part in range(partitions)]
         nth = {split.name: number for number, split in enumerate(self.splits)}
-        return self._each("cut-substrings", _cut_substrings, repeats, nth)
+        return self._run_on_splits("cut-substrings", _cut_substrings, repeats, nth)
 
-    def _benchmarks(self, settings: Decontamination) -> dict[str, Any]:
+    def _remove_benchmarks(self, settings: Decontamination) -> dict[str, Any]:
         index = self.path_of(BENCHMARKS_INDEX)
-        self.do("benchmarks", functools.partial(_indexing, settings, index), [Split("all", {})])
-        self._each("matches", _matching, index)
-        paths, totals = self._files("matches", "npz"), self.path_of(BENCHMARKS_TOTALS)
-        self.do("matched", functools.partial(_adding_up, index, paths, totals), [Split("all", {})])
-        return self._each("decontaminate", _decontaminating, index, totals)
+        self.do(
+            "benchmarks", functools.partial(_index_benchmarks, settings, index), [Split("all", {})]
+        )
+        self._run_on_splits("matches", _match_documents, index)
+        paths, totals = self._list_files("matches", "npz"), self.path_of(BENCHMARKS_TOTALS)
+        self.do(
+            "matched", functools.partial(_merge_matches, index, paths, totals), [Split("all", {})]
+        )
+        return self._run_on_splits("decontaminate", _decontaminate, index, totals)
 
-    def _each(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
+    def _run_on_splits(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
         """A pass over all splits; what it counted of each."""
         phase = self.do(name, functools.partial(make, self.surviving, *more), self.splits)
-        return {record.name: record.counts for record in phase.results(self.splits)}
+        return {record.name: record.counts for record in phase.read_results(self.splits)}
 
-    def _files(self, folder: str, ending: str) -> list[str]:
+    def _list_files(self, folder: str, ending: str) -> list[str]:
         return [self.path_of(folder, f"{split.name}.{ending}") for split in self.splits]
 
 
@@ -199,7 +209,9 @@ def _number_tasks(tasks: int) -> list[Split]:
     return [Split(f"{number:05d}", {"number": number}) for number in range(tasks)]
 
 
-def _numbering(split_indexes: Sequence[SplitIndex], rule: KeepRule, path_of: PathBuilder) -> Work:
+def _number_documents(
+    split_indexes: Sequence[SplitIndex], rule: KeepRule, path_of: PathBuilder
+) -> Work:
     """The place of each document that stays in the keep order; 40 bytes a document, here."""
 
     def number(task: Task) -> Done:
@@ -225,7 +237,7 @@ def _numbering(split_indexes: Sequence[SplitIndex], rule: KeepRule, path_of: Pat
     return number
 
 
-def _line_keys(surviving: SurvivingDocuments, settings: CommonLines) -> Work:
+def _count_line_keys(surviving: SurvivingDocuments, settings: CommonLines) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
         batches = surviving.read_numbered(COMMON_LINES, name)
@@ -234,12 +246,14 @@ def _line_keys(surviving: SurvivingDocuments, settings: CommonLines) -> Work:
     return count
 
 
-def _common_lines(
+def _find_common_lines(
     paths: Sequence[str], parts: int, settings: CommonLines, path_of: PathBuilder
 ) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return common_lines(paths, part, parts, settings, path_of("common", f"{part:05d}.keys")), {}
+        return find_common_lines(
+            paths, part, parts, settings, path_of("common", f"{part:05d}.keys")
+        ), {}
 
     return find
 
@@ -254,10 +268,10 @@ def _cut_lines(surviving: SurvivingDocuments, settings: CommonLines, common: Seq
     return cut_split
 
 
-def _anchors(surviving: SurvivingDocuments, settings: ExactSubstrings) -> Work:
+def _count_anchors(surviving: SurvivingDocuments, settings: ExactSubstrings) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.texts(EXACT_SUBSTRINGS, name)
+        batches = surviving.iterate_texts_before(EXACT_SUBSTRINGS, name)
         return count_anchors(batches, settings, surviving.path_of("anchors", f"{name}.keys")), {}
 
     return count
@@ -273,7 +287,7 @@ def _find_repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Wo
     return find
 
 
-def _pieces(
+def _gather_pieces(
     surviving: SurvivingDocuments,
     settings: ExactSubstrings,
     repeated: Sequence[str],
@@ -288,7 +302,7 @@ def _pieces(
     return gather
 
 
-def _repeats(pieces: Sequence[str], settings: ExactSubstrings, path_of: PathBuilder) -> Work:
+def _find_repeats(pieces: Sequence[str], settings: ExactSubstrings, path_of: PathBuilder) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
         return find_repeats(pieces, part, settings, path_of("repeats", f"{part:05d}.spans")), {}
@@ -302,7 +316,7 @@ def _cut_substrings(
     def cut_split(task: Task) -> Done:
         name = task["name"]
         counts = cut_substrings(
-            surviving.texts(EXACT_SUBSTRINGS, name),
+            surviving.iterate_texts_before(EXACT_SUBSTRINGS, name),
             repeats,
             nth[name],
             surviving.spans_file(EXACT_SUBSTRINGS, name),
@@ -313,7 +327,7 @@ def _cut_substrings(
     return cut_split
 
 
-def _indexing(settings: Decontamination, path: str) -> Work:
+def _index_benchmarks(settings: Decontamination, path: str) -> Work:
     def index(task: Task) -> Done:
         Index.of(settings).save(path)
         return {}, {}
@@ -321,19 +335,21 @@ def _indexing(settings: Decontamination, path: str) -> Work:
     return index
 
 
-def _matching(surviving: SurvivingDocuments, path: str) -> Work:
+def _match_documents(surviving: SurvivingDocuments, path: str) -> Work:
     index = Index.load(path)
 
     def match_split(task: Task) -> Done:
         name = task["name"]
-        texts = (text for batch in surviving.texts(CONTAMINATED, name) for text in batch)
+        texts = (
+            text for batch in surviving.iterate_texts_before(CONTAMINATED, name) for text in batch
+        )
         match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
         return {}, {}
 
     return match_split
 
 
-def _adding_up(index: str, matches: Sequence[str], path: str) -> Work:
+def _merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
     def add(task: Task) -> Done:
         merge(Index.load(index), matches).save(path)
         return {}, {}
@@ -341,7 +357,7 @@ def _adding_up(index: str, matches: Sequence[str], path: str) -> Work:
     return add
 
 
-def _decontaminating(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
+def _decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
     index, totals = Index.load(path), Totals.load(totals_path)
 
     def decide_split(task: Task) -> Done:
@@ -350,13 +366,13 @@ def _decontaminating(surviving: SurvivingDocuments, path: str, totals_path: str)
         decision = decide(index, matches, totals)
         save_spans(surviving.spans_file(CONTAMINATED, name), _spans(decision))
         fallen = np.array(sorted(decision.fallen), np.int64)
-        save_arrays(surviving.fallen_file(name), {"fallen": fallen})
+        save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
         told = json.dumps(
-            [dataclasses.asdict(each) for each in _samples(surviving, name, decision)]
+            [dataclasses.asdict(each) for each in _collect_samples(surviving, name, decision)]
         )
         storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
         counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
-        return {**counts, **decision.counts()}, {}
+        return {**counts, **decision.compute_counts()}, {}
 
     return decide_split
 
@@ -370,7 +386,7 @@ def _spans(decision: Decision) -> RemovedSpans:
     return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
-def _samples(
+def _collect_samples(
     surviving: SurvivingDocuments, split: str, decision: Decision
 ) -> list[ContaminatedSample]:
     touches: dict[int, list[Touch]] = {}
@@ -378,10 +394,10 @@ def _samples(
         touches.setdefault(touch.document, []).append(touch)
     found = []
     before = 0
-    for rows, texts in surviving.before(CONTAMINATED, split, ["id", "url"]):
+    for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
         ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
         for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
             found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
-        found = lowest(found)
+        found = pick_samples(found)
         before += len(texts)
     return found

@@ -37,7 +37,7 @@ class SurvivingDocuments:
     path_of: PathBuilder
     steps: tuple[str, ...]
 
-    def rows(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def iterate_rows(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Those of a split, a few at a time."""
         survives = DedupDecisions.load(self.path_of("decided", f"{split}.npz")).kinds == KEPT
         at = 0
@@ -46,23 +46,23 @@ class SurvivingDocuments:
             yield passed.filter(pa.array(survives[at : at + len(passed)]))
             at += len(passed)
 
-    def before(
+    def iterate_rows_before(
         self, step: str, split: str, columns: Sequence[str] = ()
     ) -> Iterator[tuple[pa.Table, list[str]]]:
         """Rows of a split with `columns`, and their texts as the steps before leave them."""
         cutter = SpanRemover.of(self, split, self.steps[: self.steps.index(step)])
-        for rows in self.rows(split, ["text", *columns]):
+        for rows in self.iterate_rows(split, ["text", *columns]):
             yield rows, [cutter.remove_next(text)[0] for text in rows["text"].to_pylist()]
 
-    def texts(self, step: str, split: str) -> Iterator[list[str]]:
+    def iterate_texts_before(self, step: str, split: str) -> Iterator[list[str]]:
         """The same without their rows."""
-        return (texts for _, texts in self.before(step, split))
+        return (texts for _, texts in self.iterate_rows_before(step, split))
 
     def read_numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
         """Texts, and the place of each document in the keep order of the corpus."""
         numbers = load_arrays(self.path_of("numbers", f"{split}.npz"))["numbers"]
         at = 0
-        for texts in self.texts(step, split):
+        for texts in self.iterate_texts_before(step, split):
             yield texts, numbers[at : at + len(texts)]
             at += len(texts)
 
@@ -70,7 +70,7 @@ class SurvivingDocuments:
         """Where the spans to cut of a split are."""
         return self.path_of(step, f"{split}.cuts")
 
-    def fallen_file(self, split: str) -> str:
+    def name_fallen_file(self, split: str) -> str:
         """Where the documents are that fall for the benchmarks they hold."""
         return self.path_of(CONTAMINATED, f"{split}.npz")
 
@@ -90,7 +90,7 @@ class SpanRemover:
         cuts = {step: load_spans(surviving.spans_file(step, split), step) for step in steps}
         fallen: list[int] = []
         if CONTAMINATED in steps:
-            fallen = load_arrays(surviving.fallen_file(split))["fallen"].tolist()
+            fallen = load_arrays(surviving.name_fallen_file(split))["fallen"].tolist()
         return cls(cuts, frozenset(fallen))
 
     def remove_next(self, text: str) -> tuple[str, list[Removed], str | None]:

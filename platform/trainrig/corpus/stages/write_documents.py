@@ -19,12 +19,12 @@ from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.files.measured_documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments
 from trainrig.corpus.files.row_files import writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
-from trainrig.corpus.models.perplexity import buckets
+from trainrig.corpus.models.perplexity import assign_buckets
 from trainrig.corpus.report.duplicate_samples import LikePairs
-from trainrig.corpus.row_schema import VERDICT, pool_schema, row_schema
+from trainrig.corpus.row_schema import VERDICT, build_row_schema, pool_schema
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages import near_duplicates
-from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts, rules_for
+from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts
 from trainrig.corpus.stages.surviving_documents import (
     CUT_STEPS,
     SpanRemover,
@@ -71,14 +71,14 @@ def write_split(
     """The work of the last pass: each document to where it belongs, below `folder`."""
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
     schema = pool_schema(run)
-    whole = row_schema(run)
+    whole = build_row_schema(run)
     hidden = NOT_KEPT if run.keep_dropped == "signals" else set()
     shown = pa.schema([field for field in whole if field.name not in hidden])
 
     def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
-        rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
-        decisions = DedupDecisions.load(place("decided", f"{name}.npz")).verdicts()
+        rules = [rule.name for rule in list_source_rules(run, run.sources[task["source"]])]
+        decisions = DedupDecisions.load(place("decided", f"{name}.npz")).build_verdicts()
         surviving = SurvivingDocuments(pool, place, list_removal_steps(run))
         cutter = SpanRemover.of(surviving, name, surviving.steps)
         counts = _Counts()
@@ -88,7 +88,7 @@ def write_split(
             part: storage.join(folder, part, f"{name}.{ending}")
             for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         }
-        measured = set(pool.names(name)) or set(schema.names)
+        measured = set(pool.list_columns(name)) or set(schema.names)
         absent = set(schema.names) - measured
         there = [each for each in schema.names if each in measured]
         with (
@@ -116,12 +116,12 @@ def write_split(
         files |= near_duplicates.keep_files(run, split_indexes[name], place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
         told = {
-            "samples": samples.lowest(),
+            "samples": samples.list_lowest(),
             "pairs": pairs.to_json(),
             "counts": counts.summarise(reasons),
         }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
-        sums = {below: manifest.file_sum(path) for below, path in files.items()}
+        sums = {below: manifest.compute_file_sum(path) for below, path in files.items()}
         return counts.as_table(reasons), sums
 
     return write
@@ -177,7 +177,7 @@ def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
 
 def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
     values = rows[signal].to_numpy().astype(np.float64)
-    names = buckets(values, rows["language"].to_pylist(), cuts)
+    names = assign_buckets(values, rows["language"].to_pylist(), cuts)
     column = pa.array([name or None for name in names], pa.string())
     return rows.set_column(rows.column_names.index("bucket"), "bucket", column)
 
@@ -275,7 +275,7 @@ class _Samples:
             sample = DroppedSample(**{**row, "text": (row["text"] or "")[:EXCERPT]})
             self._lowest[reason] = heapq.nsmallest(SAMPLES, [*there, sample])
 
-    def lowest(self) -> dict[str, list[dict[str, str]]]:
+    def list_lowest(self) -> dict[str, list[dict[str, str]]]:
         """By reason, the chosen ones in the order of their ids."""
         return {
             reason: [dataclasses.asdict(sample) for sample in there]

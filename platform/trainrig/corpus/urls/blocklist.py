@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.urls.hash_set import HashSet
-from trainrig.corpus.urls.list_files import domains_and_pages, entries, files_of
+from trainrig.corpus.urls.list_files import find_list_files, iterate_entries, read_domains_and_pages
 from trainrig.corpus.urls.substrings import Substrings
 from trainrig.corpus.urls.suffixes import is_public_suffix
 from trainrig.errors import DataError
@@ -38,9 +38,11 @@ class UrlLists(Settings):
     # Files of words that count as whole words of the URL, and are bad only in company.
     soft_words: _Paths = ()
 
-    def files(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """All files, in their order: their contents decide. Raises DataError where one is not."""
-        return files_of((*self.domains, *self.strict_words, *self.hard_words, *self.soft_words))
+        return find_list_files(
+            (*self.domains, *self.strict_words, *self.hard_words, *self.soft_words)
+        )
 
 
 class UrlSignals:
@@ -50,34 +52,34 @@ class UrlSignals:
     """
 
     def __init__(self, lists: UrlLists) -> None:
-        listed = [domains_and_pages(path) for path in files_of(lists.domains)]
+        listed = [read_domains_and_pages(path) for path in find_list_files(lists.domains)]
         pages = [page for _, of_file in listed for page in of_file]
         self._domains = HashSet(domain for of_file, _ in listed for domain in of_file)
         self._pages = HashSet(pages)
-        self._strict_words = Substrings(_words(lists.strict_words))
-        self._hard_words = Substrings({b" %b " % word for word in _words(lists.hard_words)})
-        self._soft_words = Substrings({b" %b " % word for word in _words(lists.soft_words)})
+        self._strict_words = Substrings(_read_words(lists.strict_words))
+        self._hard_words = Substrings({b" %b " % word for word in _read_words(lists.hard_words)})
+        self._soft_words = Substrings({b" %b " % word for word in _read_words(lists.soft_words)})
 
     def measure(self, urls: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """One entry for each of `urls` and each of URL_COLUMNS: 0 or 1 for the domain, else how
         many different words of the list there are. The scheme counts for nothing, nor does case.
         """
-        rests = [_after_scheme(url) for url in urls]
+        rests = [_cut_scheme(url) for url in urls]
         joined = "\n".join(rests).encode("utf-8", "surrogatepass")
         spaced = joined.translate(_SIGNS_TO_SPACES).replace(b"\n", b" \n ")
         words = b" %b " % spaced
         counts = (
             self._look_up_hosts(rests),
-            self._strict_words.counts(joined.translate(None, _SIGNS)),
-            self._hard_words.counts(words),
-            self._soft_words.counts(words),
+            self._strict_words.count_words(joined.translate(None, _SIGNS)),
+            self._hard_words.count_words(words),
+            self._soft_words.count_words(words),
         )
         return {column: each[: len(urls)] for column, each in zip(URL_COLUMNS, counts, strict=True)}
 
     def _look_up_hosts(self, rests: Sequence[str]) -> NDArray[np.int64]:
-        hosts = [_host(rest) for rest in rests]
+        hosts = [_parse_host(rest) for rest in rests]
         blocked = dict.fromkeys(hosts, False)
-        parents = [(host, parent) for host in blocked for parent in _parents(host)]
+        parents = [(host, parent) for host in blocked for parent in _list_parents(host)]
         for at in np.flatnonzero(self._domains.holds([parent for _, parent in parents])).tolist():
             host, parent = parents[at]
             blocked[host] |= parent == host or not is_public_suffix(parent)
@@ -90,8 +92,8 @@ class UrlSignals:
         asked = [
             (at, f"{parent}{path}")
             for at, (rest, host) in enumerate(zip(rests, hosts, strict=True))
-            for parent in _parents(host)
-            for path in _paths(rest)
+            for parent in _list_parents(host)
+            for path in _list_paths(rest)
         ]
         found = np.zeros(len(rests), np.int64)
         held = self._pages.holds([page for _, page in asked])
@@ -99,10 +101,10 @@ class UrlSignals:
         return found
 
 
-def _words(paths: tuple[str, ...]) -> frozenset[bytes]:
+def _read_words(paths: tuple[str, ...]) -> frozenset[bytes]:
     words = set()
-    for path in files_of(paths):
-        for number, content in entries(path):
+    for path in find_list_files(paths):
+        for number, content in iterate_entries(path):
             word = content.encode().translate(None, _SIGNS)
             if not word:
                 raise DataError(f"{path}: line {number}: {content[:80]!r} has no letter or digit")
@@ -110,20 +112,20 @@ def _words(paths: tuple[str, ...]) -> frozenset[bytes]:
     return frozenset(words)
 
 
-def _after_scheme(url: str) -> str:
+def _cut_scheme(url: str) -> str:
     url = url.lower()
     if "\n" in url:
         url = url.replace("\n", " ")
     return url.partition("//")[2] or url
 
 
-def _host(rest: str) -> str:
+def _parse_host(rest: str) -> str:
     """The host of what stands after "//"; "" where there is none."""
     authority = _AUTHORITY.match(rest)
     return authority.group(1).rstrip(".") if authority else ""
 
 
-def _parents(host: str) -> list[str]:
+def _list_parents(host: str) -> list[str]:
     """`host` and all domains that it lies in; no domain without a dot but `host` itself."""
     parents, at = [host], host.find(".")
     if host[-1:] != "]" and not host[-1:].isdigit():  # an address lies in none
@@ -133,7 +135,7 @@ def _parents(host: str) -> list[str]:
     return parents
 
 
-def _paths(rest: str) -> list[str]:
+def _list_paths(rest: str) -> list[str]:
     """The path of what stands after "//", and all paths above it but the root."""
     path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")[2]
     segments = path.rstrip("/").split("/")[:_DEEPEST]

@@ -11,7 +11,7 @@ class HashSet:
     """Which strings it holds, by BLAKE2b-64: of those it does not, one in 2^64 / size is held."""
 
     def __init__(self, strings: Iterable[str]) -> None:
-        self._hashes = np.unique(_hashes(strings))
+        self._hashes = np.unique(_hash_strings(strings))
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -20,13 +20,13 @@ class HashSet:
         """For each of `strings` whether it is in the set."""
         if not len(self):
             return np.zeros(len(strings), bool)
-        asked = _hashes(strings)
+        asked = _hash_strings(strings)
         at = np.searchsorted(self._hashes, asked)
         held: NDArray[np.bool_] = self._hashes[np.minimum(at, len(self) - 1)] == asked
         return held
 
 
-def _hashes(strings: Iterable[str]) -> NDArray[np.uint64]:
+def _hash_strings(strings: Iterable[str]) -> NDArray[np.uint64]:
     encoded = (each.encode("utf-8", "surrogatepass") for each in strings)
     digests = (hashlib.blake2b(each, digest_size=8).digest() for each in encoded)
     return np.fromiter((int.from_bytes(each, "little") for each in digests), np.uint64)

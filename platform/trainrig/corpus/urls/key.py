@@ -8,7 +8,7 @@ from trainrig.corpus.urls.normalise import normalise
 _SAME_EITHER_WAY = re.compile(r"https?://(?:www\.)?")
 
 
-def url_key(url: str) -> bytes:
+def compute_url_key(url: str) -> bytes:
     """BLAKE2b-128 of the normalised `url`, whether it is http or https, with "www." or without.
 
     Not what the held-out split goes by, which must not change: see `tokens.held_out`.

@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"[0-9.]+|[0-9a-f]*:[0-9a-f:]+")  # as lists for /etc/host
 _ENTRY = re.compile(r"(?:https?://)?(?:\*?\.)?([^\s/:]+)(?::[0-9]+)?(/\S*)?")
 
 
-def files_of(paths: tuple[str, ...]) -> list[str]:
+def find_list_files(paths: tuple[str, ...]) -> list[str]:
     """The files that `paths` name, folders by what is in them. Raises DataError for a path without.
 
     Their contents, and not their places, decide: a stage fingerprints these.
@@ -38,13 +38,13 @@ def _in_folder(folder: str) -> list[str]:
     return [path for path in storage.list_files(folder) if path.rpartition("/")[2] in _IN_FOLDERS]
 
 
-def entries(path: str) -> Iterator[tuple[int, str]]:
+def iterate_entries(path: str) -> Iterator[tuple[int, str]]:
     """Number (from 1) and content of each line of the file at `path` that has any, in lower case.
 
     Raises DataError, naming the file, for one that cannot be read, is no text, or has no entry.
     """
     empty = True
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if content := line.partition("#")[0].strip().lower():
             empty = False
             yield number, content
@@ -52,10 +52,10 @@ def entries(path: str) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: no entry in it; a list has one on each line")
 
 
-def domains_and_pages(path: str) -> tuple[list[str], list[str]]:
+def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
     """The hosts ("example.com") and the pages ("example.com/a") that the file at `path` lists."""
     domains, pages = [], []
-    for number, content in entries(path):
+    for number, content in iterate_entries(path):
         first, _, rest = content.partition(" ")
         if rest and _ADDRESS.fullmatch(first):
             content = rest.strip()
@@ -73,7 +73,7 @@ def domains_and_pages(path: str) -> tuple[list[str], list[str]]:
     return domains, pages
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         content = storage.read(path)
         if content.startswith(_GZIP):

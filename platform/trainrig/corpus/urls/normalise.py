@@ -53,7 +53,7 @@ def normalise(url: str) -> str:
         f"{user}@" if user else "",
         host,
         f":{port}" if port and port != _DEFAULT_PORTS[scheme] else "",
-        _without_dots(path).rstrip("/"),
+        _remove_dots(path).rstrip("/"),
     ]
     if kept := _drop_tracking_parameters(_escape_part(query or "")):
         pieces.append(f"?{kept}")
@@ -72,7 +72,7 @@ def _escape(found: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in found.group().encode("utf-8", "surrogatepass"))
 
 
-def _without_dots(path: str) -> str:
+def _remove_dots(path: str) -> str:
     """RFC 3986, section 5.2.4, for a path that is empty or begins with a slash."""
     if "/." not in path:
         return path

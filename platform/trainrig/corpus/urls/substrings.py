@@ -21,14 +21,14 @@ class Substrings:
             self._by_prefix[word[: self._width]].append(word)
         self._begins = np.zeros(2**16, bool)
         for prefix in self._by_prefix:
-            self._begins[_places(prefix, self._width)] = True
+            self._begins[_find_slots(prefix, self._width)] = True
 
-    def counts(self, lines: bytes) -> NDArray[np.int64]:
+    def count_words(self, lines: bytes) -> NDArray[np.int64]:
         """How many different words stand in each of `lines`. No word has a line end in it."""
         ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
         if not self._by_prefix:
             return np.zeros(len(ends) + 1, np.int64)
-        found = np.flatnonzero(self._begins[_places(lines, self._width)])
+        found = np.flatnonzero(self._begins[_find_slots(lines, self._width)])
         owners = np.searchsorted(ends, found)
         pairs = {
             (owner, word)
@@ -39,7 +39,7 @@ class Substrings:
         return np.bincount([owner for owner, _ in pairs], minlength=len(ends) + 1)
 
 
-def _places(joined: bytes, width: int) -> NDArray[np.uint32]:
+def _find_slots(joined: bytes, width: int) -> NDArray[np.uint32]:
     """For each `width` bytes of `joined` in a row, where a table of 2^16 entries speaks of them."""
     signs = np.frombuffer(joined, np.uint8)
     codes = np.zeros(max(0, len(signs) - width + 1), np.uint32)

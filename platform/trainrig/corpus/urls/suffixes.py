@@ -16,11 +16,11 @@ def is_public_suffix(domain: str) -> bool:
 
     Its second part, of companies that let others have names ("blogspot.com"), is not asked.
     """
-    return bool(domain) and _extractor().extract_str(domain).suffix == domain
+    return bool(domain) and _load_extractor().extract_str(domain).suffix == domain
 
 
 @functools.cache
-def _extractor() -> "tldextract.TLDExtract":
+def _load_extractor() -> "tldextract.TLDExtract":
     # Loaded when first asked for: it brings a client of HTTP, and most processes have no lists.
     import tldextract
 

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from trainrig.evaluate.checks.instructions import is_followed
-from trainrig.evaluate.checks.maths import answer_of, plain_latex
+from trainrig.evaluate.checks.maths import answer_of, normalise_latex
 from trainrig.evaluate.checks.settings import (
     AnswerCheck,
     ExactMatch,
@@ -44,7 +44,7 @@ def extract_answer(text: str, pattern: str | None, take: Literal["first", "last"
     return next((group for group in match.groups() if group is not None), match.group()).strip()
 
 
-def scores_of(
+def score_answer(
     check: AnswerCheck,
     given: str | None,
     targets: Sequence[str],
@@ -52,10 +52,14 @@ def scores_of(
 ) -> dict[str, float]:
     """The scores of an answer, by name, the headline first; `given` is None if none was found."""
     if isinstance(check, InstructionMatch):
-        return _instruction_scores(given or "", instructions)
+        return _score_instructions(given or "", instructions)
     if isinstance(check, TokenF1):
-        f1 = max((_token_f1(given, each) for each in targets), default=0.0) if given else 0.0
-        exact = given is not None and any(_squad(given) == _squad(each) for each in targets)
+        f1 = (
+            max((_compute_token_f1(given, each) for each in targets), default=0.0) if given else 0.0
+        )
+        exact = given is not None and any(
+            _normalise_squad(given) == _normalise_squad(each) for each in targets
+        )
         return {"f1": f1, "exact_match": float(exact)}
     right = given is not None and any(is_right(check, given, target) for target in targets)
     return {"exact_match": float(right)}
@@ -65,7 +69,7 @@ def is_right(check: AnswerCheck, given: str, target: str) -> bool:
     """Whether `given` is the answer `target`, by `check`."""
     match check:
         case ExactMatch():
-            return _plain(given, check) == _plain(target, check)
+            return _normalise_exact(given, check) == _normalise_exact(target, check)
         case NumericMatch():
             mine, wanted = number_in(given), number_in(target)
             if mine is None or wanted is None:
@@ -75,23 +79,23 @@ def is_right(check: AnswerCheck, given: str, target: str) -> bool:
             find = re.fullmatch if check.whole else re.search
             return find(target, given) is not None
         case MathsMatch():
-            return plain_latex(answer_of(given)) == plain_latex(target)
-    return _squad(given) == _squad(target)
+            return normalise_latex(answer_of(given)) == normalise_latex(target)
+    return _normalise_squad(given) == _normalise_squad(target)
 
 
 def number_in(text: str) -> Decimal | None:
     """The first number in `text`, without thousands separators, signs of currency and percent."""
     match = _NUMBER.search(text)
-    return _decimal(match.group()) if match else None
+    return _parse_decimal(match.group()) if match else None
 
 
-def numbers_in(text: str) -> list[Decimal]:
+def find_numbers(text: str) -> list[Decimal]:
     """All numbers in `text`, read as `number_in` reads the first."""
-    found = (_decimal(match.group()) for match in _NUMBER.finditer(text))
+    found = (_parse_decimal(match.group()) for match in _NUMBER.finditer(text))
     return [number for number in found if number is not None]
 
 
-def _decimal(written: str) -> Decimal | None:
+def _parse_decimal(written: str) -> Decimal | None:
     digits = re.sub(r"[,$€£\s]", "", written).rstrip(".")
     try:
         return Decimal(digits)
@@ -99,29 +103,31 @@ def _decimal(written: str) -> Decimal | None:
         return None
 
 
-def _plain(text: str, check: ExactMatch) -> str:
+def _normalise_exact(text: str, check: ExactMatch) -> str:
     text = text.strip()
     if check.ignore_case:
         text = text.lower()
     return text.translate(_PUNCTUATION).strip() if check.ignore_punctuation else text
 
 
-def _squad(text: str) -> str:
+def _normalise_squad(text: str) -> str:
     """Lower case, without punctuation and articles, one space between words."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _token_f1(given: str, target: str) -> float:
-    mine, wanted = _squad(given).split(), _squad(target).split()
+def _compute_token_f1(given: str, target: str) -> float:
+    mine, wanted = _normalise_squad(given).split(), _normalise_squad(target).split()
     if not mine or not wanted:
         return float(mine == wanted)
     shared = sum((Counter(mine) & Counter(wanted)).values())
     return 2 * shared / (len(mine) + len(wanted))
 
 
-def _instruction_scores(text: str, instructions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _score_instructions(text: str, instructions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     strict = [is_followed(each, text) for each in instructions]
-    loose = [any(is_followed(each, variant) for variant in _loose(text)) for each in instructions]
+    loose = [
+        any(is_followed(each, variant) for variant in _list_variants(text)) for each in instructions
+    ]
     return {
         "prompt_strict": float(all(strict)),
         "prompt_loose": float(all(loose)),
@@ -130,7 +136,7 @@ def _instruction_scores(text: str, instructions: Sequence[Mapping[str, Any]]) ->
     }
 
 
-def _loose(text: str) -> list[str]:
+def _list_variants(text: str) -> list[str]:
     """`text` as it is, without its first line, its last, both; each with and without asterisks.
 
     Of the paper's section 2.2: an introduction, an ending or bold type do not make a prompt missed.

@@ -43,49 +43,49 @@ def _compare_count(
     return count >= int(arguments[wanted])
 
 
-def _words(text: str) -> list[str]:
+def _find_words(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
-def _sentences(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part]
 
 
-def _paragraphs(text: str) -> list[str]:
+def _split_paragraphs(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
 
 
-def _blocks(text: str) -> list[str]:
+def _split_blocks(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\n\n", text) if part.strip()]
 
 
-def _existence(text: str, arguments: Arguments) -> bool:
+def _has_keywords(text: str, arguments: Arguments) -> bool:
     return all(re.search(re.escape(w), text, re.IGNORECASE) for w in arguments["keywords"])
 
 
-def _forbidden(text: str, arguments: Arguments) -> bool:
+def _avoids_forbidden(text: str, arguments: Arguments) -> bool:
     words = (re.escape(word) for word in arguments["forbidden_words"])
     return not any(re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in words)
 
 
-def _frequency(text: str, arguments: Arguments) -> bool:
+def _compare_frequency(text: str, arguments: Arguments) -> bool:
     found = re.findall(re.escape(arguments["keyword"]), text, re.IGNORECASE)
     return _compare_count(len(found), arguments, "frequency")
 
 
-def _letter_frequency(text: str, arguments: Arguments) -> bool:
+def _compare_letter_frequency(text: str, arguments: Arguments) -> bool:
     count = Counter(text.lower())[str(arguments["letter"]).lower()]
     return _compare_count(count, arguments, "let_frequency", "let_relation")
 
 
-def _language(text: str, arguments: Arguments) -> bool:
+def _is_in_language(text: str, arguments: Arguments) -> bool:
     from trainrig.corpus.language import identify
 
     return identify(text).code == str(arguments["language"])
 
 
-def _nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
-    blocks = _blocks(text)
+def _matches_first_word(text: str, arguments: Arguments) -> bool:
+    blocks = _split_blocks(text)
     place = int(arguments["nth_paragraph"])
     if len(blocks) != int(arguments["num_paragraphs"]) or place > len(blocks):
         return False
@@ -93,39 +93,39 @@ def _nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
     return re.split(r"[.,?!'\"]", first)[0].lower() == str(arguments["first_word"]).lower()
 
 
-def _placeholders(text: str, arguments: Arguments) -> bool:
+def _has_placeholders(text: str, arguments: Arguments) -> bool:
     return len(re.findall(r"\[.*?\]", text)) >= int(arguments["num_placeholders"])
 
 
-def _postscript(text: str, arguments: Arguments) -> bool:
+def _has_postscript(text: str, arguments: Arguments) -> bool:
     marker = str(arguments["postscript_marker"]).lower()
     known = {"p.p.s": r"\s*p\.\s?p\.\s?s.*$", "p.s.": r"\s*p\.\s?s\..*$"}
     pattern = known.get(marker, r"\s*" + re.escape(marker) + r".*$")
     return bool(re.search(pattern, text.lower(), re.MULTILINE))
 
 
-def _bullets(text: str, arguments: Arguments) -> bool:
+def _has_bullets(text: str, arguments: Arguments) -> bool:
     stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
     dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
     return len(stars) + len(dashes) == int(arguments["num_bullets"])
 
 
-def _constrained(text: str, arguments: Arguments) -> bool:
+def _is_constrained(text: str, arguments: Arguments) -> bool:
     return any(f"My answer is {word}." in text for word in ("yes", "no", "maybe"))
 
 
-def _highlights(text: str, arguments: Arguments) -> bool:
+def _has_highlights(text: str, arguments: Arguments) -> bool:
     found = [part.strip("*").strip() for part in re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]*\*", text)]
     return sum(map(bool, found)) >= int(arguments["num_highlights"])
 
 
-def _sections(text: str, arguments: Arguments) -> bool:
+def _has_sections(text: str, arguments: Arguments) -> bool:
     splitter = re.escape(str(arguments["section_spliter"]).strip())  # spelt so in the rows
     found = re.split(rf"\s?{splitter}\s?\d+\s?", text)
     return len(found) - 1 >= int(arguments["num_sections"])
 
 
-def _json_format(text: str, arguments: Arguments) -> bool:
+def _is_json(text: str, arguments: Arguments) -> bool:
     stripped = re.sub(r"^```(?:json|Json|JSON)?|```$", "", text.strip()).strip()
     try:
         json.loads(stripped)
@@ -134,11 +134,11 @@ def _json_format(text: str, arguments: Arguments) -> bool:
     return True
 
 
-def _title(text: str, arguments: Arguments) -> bool:
+def _has_title(text: str, arguments: Arguments) -> bool:
     return any(found.strip("<>").strip() for found in re.findall(r"<<[^\n]+>>", text))
 
 
-def _two_responses(text: str, arguments: Arguments) -> bool:
+def _gives_two_responses(text: str, arguments: Arguments) -> bool:
     parts = text.split("******")
     if any(not part.strip() for part in parts[1:-1]):
         return False
@@ -154,55 +154,55 @@ def _end(text: str, arguments: Arguments) -> bool:
     return text.strip().strip('"').lower().endswith(str(arguments["end_phrase"]).strip().lower())
 
 
-def _capital_frequency(text: str, arguments: Arguments) -> bool:
-    count = sum(word.isupper() for word in _words(text))
+def _compare_capital_frequency(text: str, arguments: Arguments) -> bool:
+    count = sum(word.isupper() for word in _find_words(text))
     return _compare_count(count, arguments, "capital_frequency", "capital_relation")
 
 
-def _english(text: str) -> bool:
-    return _language(text, {"language": "en"})
+def _is_english(text: str) -> bool:
+    return _is_in_language(text, {"language": "en"})
 
 
-def _quoted(text: str, arguments: Arguments) -> bool:
+def _is_quoted(text: str, arguments: Arguments) -> bool:
     stripped = text.strip()
     return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
 
 
-def _divided_paragraphs(text: str, arguments: Arguments) -> bool:
-    parts = _paragraphs(text)
+def _has_divided_paragraphs(text: str, arguments: Arguments) -> bool:
+    parts = _split_paragraphs(text)
     if any(not part for part in parts[1:-1]):
         return False
     return sum(map(bool, parts)) == int(arguments["num_paragraphs"])
 
 
 INSTRUCTIONS: Mapping[str, Callable[[str, Arguments], bool]] = {
-    "keywords:existence": _existence,
-    "keywords:frequency": _frequency,
-    "keywords:forbidden_words": _forbidden,
-    "keywords:letter_frequency": _letter_frequency,
-    "language:response_language": _language,
+    "keywords:existence": _has_keywords,
+    "keywords:frequency": _compare_frequency,
+    "keywords:forbidden_words": _avoids_forbidden,
+    "keywords:letter_frequency": _compare_letter_frequency,
+    "language:response_language": _is_in_language,
     "length_constraints:number_sentences": lambda text, given: _compare_count(
-        len(_sentences(text)), given, "num_sentences"
+        len(_split_sentences(text)), given, "num_sentences"
     ),
-    "length_constraints:number_paragraphs": _divided_paragraphs,
+    "length_constraints:number_paragraphs": _has_divided_paragraphs,
     "length_constraints:number_words": lambda text, given: _compare_count(
-        len(_words(text)), given, "num_words"
+        len(_find_words(text)), given, "num_words"
     ),
-    "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
-    "detectable_content:number_placeholders": _placeholders,
-    "detectable_content:postscript": _postscript,
-    "detectable_format:number_bullet_lists": _bullets,
-    "detectable_format:constrained_response": _constrained,
-    "detectable_format:number_highlighted_sections": _highlights,
-    "detectable_format:multiple_sections": _sections,
-    "detectable_format:json_format": _json_format,
-    "detectable_format:title": _title,
-    "combination:two_responses": _two_responses,
+    "length_constraints:nth_paragraph_first_word": _matches_first_word,
+    "detectable_content:number_placeholders": _has_placeholders,
+    "detectable_content:postscript": _has_postscript,
+    "detectable_format:number_bullet_lists": _has_bullets,
+    "detectable_format:constrained_response": _is_constrained,
+    "detectable_format:number_highlighted_sections": _has_highlights,
+    "detectable_format:multiple_sections": _has_sections,
+    "detectable_format:json_format": _is_json,
+    "detectable_format:title": _has_title,
+    "combination:two_responses": _gives_two_responses,
     "combination:repeat_prompt": _repeat_prompt,
     "startend:end_checker": _end,
-    "change_case:capital_word_frequency": _capital_frequency,
-    "change_case:english_capital": lambda text, given: text.isupper() and _english(text.lower()),
-    "change_case:english_lowercase": lambda text, given: text.islower() and _english(text),
+    "change_case:capital_word_frequency": _compare_capital_frequency,
+    "change_case:english_capital": lambda text, given: text.isupper() and _is_english(text.lower()),
+    "change_case:english_lowercase": lambda text, given: text.islower() and _is_english(text),
     "punctuation:no_comma": lambda text, given: "," not in text,
-    "startend:quotation": _quoted,
+    "startend:quotation": _is_quoted,
 }

@@ -26,7 +26,7 @@ _SIMPLE = re.compile(r"(-?\d+)/(-?\d+)")
 _UNIT = re.compile(r"\\text\{\s[^{}]*\}\s*$")
 
 
-def last_boxed(text: str) -> str:
+def find_last_boxed(text: str) -> str:
     """What the last `\\boxed{…}` or `\\fbox{…}` of `text` holds; all of `text` if there is none."""
     at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if at < 0:
@@ -46,12 +46,12 @@ def last_boxed(text: str) -> str:
 def answer_of(text: str) -> str:
     """The formula of an answer: boxed, else between its first and last dollar signs, else all."""
     if "\\boxed" in text or "\\fbox" in text:
-        return last_boxed(text)
+        return find_last_boxed(text)
     first, last = text.find("$"), text.rfind("$")
     return text[first + 1 : last] if 0 <= first < last else text
 
 
-def plain_latex(text: str) -> str:
+def normalise_latex(text: str) -> str:
     """`text` as it is compared."""
     text = text.replace("\n", "").strip().rstrip(".").replace("\\\\", "\\")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
@@ -63,14 +63,14 @@ def plain_latex(text: str) -> str:
         text = value  # x = 3
     text = re.sub(r"(^|[^\d])\.(\d)", r"\g<1>0.\2", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
-    text = _FRACTION.sub(lambda found: _fraction(found[1], found[2]), text)
+    text = _FRACTION.sub(lambda found: _format_fraction(found[1], found[2]), text)
     text = re.sub(r"\s+", "", text)
     if text == "0.5":
         return "\\frac{1}{2}"
     if simple := _SIMPLE.fullmatch(text):
-        return _fraction(simple[1], simple[2])
+        return _format_fraction(simple[1], simple[2])
     return text
 
 
-def _fraction(above: str, below: str) -> str:
+def _format_fraction(above: str, below: str) -> str:
     return f"\\frac{{{above.strip('{}').strip()}}}{{{below.strip('{}').strip()}}}"

@@ -66,13 +66,13 @@ def confine(readable: Iterable[str], executable: Iterable[str], memory: int, sec
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise CannotConfine(f"{platform.system()} on {platform.machine()}, not Linux on x86_64")
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    _call_prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     _limit(memory, seconds)
     if os.geteuid() == 0:
         _drop_capabilities()
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _landlock(readable, executable)
-    _seccomp()
+    _call_prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _apply_landlock(readable, executable)
+    _apply_seccomp()
 
 
 def _limit(memory: int, seconds: int) -> None:
@@ -95,19 +95,19 @@ def _drop_capabilities() -> None:
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
     nothing = ctypes.create_string_buffer(struct.pack("=6I", *[0] * 6))
     if _LIBC.syscall(_SYS_CAPSET, header, nothing):
-        raise CannotConfine(f"capabilities cannot be dropped: {_reason()}")
+        raise CannotConfine(f"capabilities cannot be dropped: {_describe_error()}")
 
 
-def landlock_version() -> int:
+def find_landlock_version() -> int:
     """The version of Landlock that the kernel has on; 0: none."""
     found = _LIBC.syscall(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return max(0, int(found))
 
 
-def _landlock(readable: Iterable[str], executable: Iterable[str]) -> None:
-    version = landlock_version()
+def _apply_landlock(readable: Iterable[str], executable: Iterable[str]) -> None:
+    version = find_landlock_version()
     if version < ABI_WANTED:
-        raise CannotConfine(f"Landlock is not on ({_reason()}); Linux has it since 5.13")
+        raise CannotConfine(f"Landlock is not on ({_describe_error()}); Linux has it since 5.13")
     rights = (1 << _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]) - 1
     table = struct.pack("=QQQ", rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     table = table[: 8 if version < 4 else 16 if version < 6 else 24]
@@ -115,13 +115,13 @@ def _landlock(readable: Iterable[str], executable: Iterable[str]) -> None:
         _SYS_CREATE_RULESET, ctypes.create_string_buffer(table, len(table)), len(table), 0
     )
     if ruleset < 0:
-        raise CannotConfine(f"no Landlock ruleset: {_reason()}")
+        raise CannotConfine(f"no Landlock ruleset: {_describe_error()}")
     for path in readable:
         _allow(ruleset, path, _READ_FILE | _EXECUTE | _READ_DIR)
     for path in executable:
         _allow(ruleset, path, _READ_FILE | _EXECUTE)
     if _LIBC.syscall(_SYS_RESTRICT_SELF, ruleset, 0):
-        raise CannotConfine(f"Landlock refuses: {_reason()}")
+        raise CannotConfine(f"Landlock refuses: {_describe_error()}")
     os.close(ruleset)
 
 
@@ -133,16 +133,16 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
     if _LIBC.syscall(_SYS_ADD_RULE, ruleset, 1, rule, 0):
-        raise CannotConfine(f"no Landlock rule for {path}: {_reason()}")
+        raise CannotConfine(f"no Landlock rule for {path}: {_describe_error()}")
     os.close(place)
 
 
-def _seccomp() -> None:
+def _apply_seccomp() -> None:
     program = _filter()
     code = ctypes.create_string_buffer(b"".join(program))
     head = struct.pack("=HxxxxxxQ", len(program), ctypes.addressof(code))
     if _LIBC.prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head, len(head)), 0, 0):
-        raise CannotConfine(f"seccomp refuses: {_reason()}")
+        raise CannotConfine(f"seccomp refuses: {_describe_error()}")
 
 
 def _filter() -> list[bytes]:
@@ -178,10 +178,10 @@ def _filter() -> list[bytes]:
     return [*program, end(_ERRNO | _EPERM)]
 
 
-def _prctl(option: int, value: int) -> None:
+def _call_prctl(option: int, value: int) -> None:
     if _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        raise CannotConfine(f"prctl {option}: {_reason()}")
+        raise CannotConfine(f"prctl {option}: {_describe_error()}")
 
 
-def _reason() -> str:
+def _describe_error() -> str:
     return os.strerror(ctypes.get_errno())

@@ -49,9 +49,9 @@ def run_confined(program: str, seconds: float, memory_mib: int) -> ProgramOutcom
         given.write(f"{secret}\n{program}".encode("utf-8", "surrogatepass"))
         given.seek(0)
         spec = {
-            "readable": [*_interpreter_folders(), folder],
-            "executable": [_interpreter()],
-            "interpreter": _interpreter(),
+            "readable": [*_list_interpreter_folders(), folder],
+            "executable": [_find_interpreter()],
+            "interpreter": _find_interpreter(),
             "refusal": refusal,
             "memory": memory_mib * 2**20,
             "seconds": math.ceil(seconds) + 1,
@@ -97,11 +97,11 @@ def check_confinement() -> None:
         target.unlink(missing_ok=True)
 
 
-def _interpreter() -> str:
+def _find_interpreter() -> str:
     return os.path.realpath(sys.executable)
 
 
-def _interpreter_folders() -> list[str]:
+def _list_interpreter_folders() -> list[str]:
     """What an interpreter reads to start: its library, and the system's shared libraries."""
     library = os.path.dirname(os.__file__)  # noqa: PTH120
     system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"]

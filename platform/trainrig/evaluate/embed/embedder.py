@@ -89,10 +89,10 @@ class TextEmbedder:
         """[D, C] the vector of each of `texts`, as `run` says."""
         sums_DC = np.zeros((len(texts), self.channels), dtype=np.float64)
         counts_D = np.zeros(len(texts), dtype=np.int64)
-        pieces = list(self._pieces(texts, run))
+        pieces = list(self._iterate_pieces(texts, run))
         for begin in range(0, len(pieces), run.batch):
             together = pieces[begin : begin + run.batch]
-            states_BTC = self._states(together).double().cpu().numpy()
+            states_BTC = self._compute_states(together).double().cpu().numpy()
             for piece, states_TC in zip(together, states_BTC, strict=True):
                 first, last = piece.before, len(piece.ids)
                 if run.pooling == "first":
@@ -105,7 +105,7 @@ class TextEmbedder:
             vectors_DC = vectors_DC / np.where(lengths_D1 > 0, lengths_D1, 1.0)
         return vectors_DC.astype(np.float32)
 
-    def _pieces(self, texts: Sequence[str], run: Pooling) -> Iterator[_Piece]:
+    def _iterate_pieces(self, texts: Sequence[str], run: Pooling) -> Iterator[_Piece]:
         before = np.array(self.encoder.special_tokens.prefix, dtype=np.int64)
         room = self.length - len(before)
         most = 1 if run.pooling == "first" else run.pieces
@@ -115,7 +115,7 @@ class TextEmbedder:
                 part = ids[begin : begin + room].astype(np.int64)
                 yield _Piece(number, np.concatenate([before, part]), len(before))
 
-    def _states(self, pieces: Sequence[_Piece]) -> Tensor:
+    def _compute_states(self, pieces: Sequence[_Piece]) -> Tensor:
         """[B, T, C] the last hidden states of each; those after a piece's end mean nothing."""
         width = max(len(piece.ids) for piece in pieces)
         ids_BT = np.zeros((len(pieces), width), dtype=np.int64)

@@ -21,7 +21,7 @@ from trainrig.errors import DataError
 from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, total
+from trainrig.splits import Phase, Work, sum_counts
 from trainrig.tokens.documents.document_set import DocumentSet, RefusedRow, open_documents
 from trainrig.train import checkpoint
 
@@ -35,32 +35,34 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     there is not one.
     """
     documents = open_documents(run.documents)
-    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     inputs = {**documents.inputs, "checkpoint": checkpoint.compute_content_key(model)}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         from trainrig.evaluate.embed.embedder import TextEmbedder
 
         # A model that cannot do it is refused before workers start.
         channels = TextEmbedder.open(model, run.sequence_length).channels
-        splits = documents.splits(run.shard_bytes)
+        splits = documents.cut_splits(run.shard_bytes)
         phase = Phase(
-            stage.path(manifest.SCRATCH), functools.partial(_embedding, run, model, documents)
+            stage.build_path(manifest.SCRATCH), functools.partial(_make_work, run, model, documents)
         )
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-        counts = total(record.counts for record in records)
+        records = phase.read_results(splits)
+        counts = sum_counts(record.counts for record in records)
         if not counts["documents"]:
-            raise DataError(f"documents: not one to embed ({total([counts['refused']])} refused)")
+            raise DataError(
+                f"documents: not one to embed ({sum_counts([counts['refused']])} refused)"
+            )
     files = {name: entry for each in records for name, entry in each.files.items()}
     return stage.finish({**counts, "channels": channels}, files)
 
 
-def _embedding(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Work:
+def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Work:
     """The work on one split of the documents."""
     import torch
 
@@ -79,7 +81,7 @@ def _embedding(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         refused: list[RefusedRow] = []
-        rows, written = documents.rows(task, refused.append), 0
+        rows, written = documents.read_rows(task, refused.append), 0
         file = f"{task['name']}.parquet"
         path = storage.join(run.output, file)
         with storage.atomic_file(path) as local, pq.ParquetWriter(local, schema) as writer:
@@ -91,6 +93,6 @@ def _embedding(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
                 writer.write_table(pa.table({**columns, "embedding": column}, schema=schema))
                 written += len(batch)
         reasons = dict(Counter(each.reason for each in refused))
-        return {"documents": written, "refused": reasons}, {file: manifest.file_sum(path)}
+        return {"documents": written, "refused": reasons}, {file: manifest.compute_file_sum(path)}
 
     return work

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.evaluate.checks.answers import cut_at, extract_answer, scores_of
+from trainrig.evaluate.checks.answers import cut_at, extract_answer, score_answer
 from trainrig.evaluate.confined.run import run_confined
-from trainrig.evaluate.engine.chat_prompts import chat_prompt
+from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
 from trainrig.evaluate.engine.encoding import GenerationRequest, LikelihoodRequest, RequestEncoder
 from trainrig.evaluate.engine.generation import StopRule, answer_greedily
 from trainrig.evaluate.engine.judge import Judge, Pair
@@ -25,7 +25,7 @@ from trainrig.evaluate.tasks.scoring import (
     ProgramTests,
     RollingText,
 )
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.decoder import Decoder
 
 Row = dict[str, Any]
@@ -44,79 +44,87 @@ class Examination:
     chat: bool  # whether prompts are a user's words, in the tokenizer's chat format
     judge: Judge | None = None  # of the task's answers, if it has one
 
-    def rows(self, questions: Sequence[Question]) -> list[Row]:
+    def score_questions(self, questions: Sequence[Question]) -> list[Row]:
         """The scored rows of `questions`, in their order."""
         match self.task.scoring:
             case MultipleChoice() as scoring:
-                return self._choices(questions, scoring)
+                return self._score_choices(questions, scoring)
             case Continuation():
-                return self._continuations(questions)
+                return self._score_continuations(questions)
             case GeneratedAnswer() as scoring:
                 return self._generate_rows(questions, scoring)
             case PreferredAnswer() as scoring:
                 return self._judge_rows(questions, scoring)
             case ProgramTests() as scoring:
-                return self._programs(questions, scoring)
+                return self._run_programs(questions, scoring)
             case RollingText():
-                return self._texts(questions)
+                return self._score_texts(questions)
 
     # --- likelihoods
 
-    def _choices(self, questions: Sequence[Question], scoring: MultipleChoice) -> list[Row]:
+    def _score_choices(self, questions: Sequence[Question], scoring: MultipleChoice) -> list[Row]:
         alone = scoring.unconditional or scoring.metric == "acc_mutual_info"
         requests: list[list[LikelihoodRequest]] = []
         for question in questions:
             asked = self._request_choices(question)
             if alone:
                 following = [self.task.delimiter + answer for answer in question.answers]
-                asked += self.encoder.continuations("", following)
+                asked += self.encoder.request_continuations("", following)
             requests.append(asked)
         rows = []
         for question, scored, found in self._score_requests(questions, requests):
             count = len(question.answers)
             nats = [score.log_likelihood for score in found[:count]]
             without = [score.log_likelihood for score in found[count:]]
-            rows.append(_choice_row(question, scoring, nats, without) | _truncation(scored))
+            rows.append(
+                _build_choice_row(question, scoring, nats, without) | _describe_truncation(scored)
+            )
         return rows
 
     def _request_choices(self, question: Question) -> list[LikelihoodRequest]:
         if question.contexts:
             each = zip(question.contexts, question.answers, strict=True)
-            return [self._following(question, prompt, [text])[0] for prompt, text in each]
-        return self._following(question, question.prompt, question.answers)
+            return [self._request_answers(question, prompt, [text])[0] for prompt, text in each]
+        return self._request_answers(question, question.prompt, question.answers)
 
-    def _continuations(self, questions: Sequence[Question]) -> list[Row]:
-        requests = [self._following(q, q.prompt, q.answers) for q in questions]
+    def _score_continuations(self, questions: Sequence[Question]) -> list[Row]:
+        requests = [self._request_answers(q, q.prompt, q.answers) for q in questions]
         rows = []
         for question, asked, (score,) in self._score_requests(questions, requests):
             right = float(score.greedy)
-            row = _row(question, {"acc": right}, question.expected if score.greedy else "")
+            row = _build_row(question, {"acc": right}, question.expected if score.greedy else "")
             row |= {"log_likelihood": score.log_likelihood, "tokens": score.tokens}
             row["answer_bytes"] = len(question.answers[0].encode())
-            rows.append(row | {"confidence": math.exp(score.log_likelihood)} | _truncation(asked))
+            rows.append(
+                row | {"confidence": math.exp(score.log_likelihood)} | _describe_truncation(asked)
+            )
         return rows
 
-    def _texts(self, questions: Sequence[Question]) -> list[Row]:
-        requests = [self.encoder.windows(question.prompt) for question in questions]
+    def _score_texts(self, questions: Sequence[Question]) -> list[Row]:
+        requests = [self.encoder.request_windows(question.prompt) for question in questions]
         rows = []
         for question, _, found in self._score_requests(questions, requests):
             nats = -sum(score.log_likelihood for score in found)
             size = len(question.prompt.encode())
-            row = _row(question, {"bits_per_byte": nats / math.log(2) / size if size else 0.0}, "")
+            row = _build_row(
+                question, {"bits_per_byte": nats / math.log(2) / size if size else 0.0}, ""
+            )
             row |= {"log_likelihood": -nats, "tokens": sum(score.tokens for score in found)}
             rows.append(row | {"bytes": size, "words": len(question.prompt.split())})
         return rows
 
-    def _following(
+    def _request_answers(
         self, question: Question, prompt: str, answers: Sequence[str]
     ) -> list[LikelihoodRequest]:
         """Requests for `answers` after `prompt`, which shown rows stand before."""
         if self.chat:
-            context = chat_prompt(self.encoder.encoder, self._turns(question, prompt))
+            context = encode_chat_prompt(self.encoder.encoder, self._build_turns(question, prompt))
             encoded = self.encoder.encoder.encode_batch(list(answers))
             return [self.encoder.request(context, [int(i) for i in ids]) for ids in encoded]
         following = [self.task.delimiter + answer for answer in answers]
-        return self.encoder.continuations(self._before(question) + prompt, following)
+        return self.encoder.request_continuations(
+            self._render_context(question) + prompt, following
+        )
 
     def _score_requests(
         self, questions: Sequence[Question], requests: Sequence[Sequence[LikelihoodRequest]]
@@ -135,9 +143,9 @@ class Examination:
         rows = []
         for question, request, text in self._write_answers(questions, scoring):
             given = extract_answer(text, scoring.extract, scoring.take)
-            scores = scores_of(scoring.check, given, question.answers, question.instructions)
-            row = _row(question, scores, given or "") | {"written": text}
-            rows.append(row | _truncation([request]))
+            scores = score_answer(scoring.check, given, question.answers, question.instructions)
+            row = _build_row(question, scores, given or "") | {"written": text}
+            rows.append(row | _describe_truncation([request]))
         return rows
 
     def _judge_rows(self, questions: Sequence[Question], scoring: PreferredAnswer) -> list[Row]:
@@ -146,8 +154,8 @@ class Examination:
         pairs = [
             Pair(
                 question,
-                self._before(question) + question.prompt + self.task.delimiter,
-                self._turns(question, question.prompt),
+                self._render_context(question) + question.prompt + self.task.delimiter,
+                self._build_turns(question, question.prompt),
                 text.strip(),
                 question.expected.strip(),
             )
@@ -156,21 +164,21 @@ class Examination:
         rows = []
         judged = self.judge.compare(pairs, scoring)
         for (question, request, text), found in zip(written, judged, strict=True):
-            row = _row(question, {"win_rate": found.preferred}, text.strip())
+            row = _build_row(question, {"win_rate": found.preferred}, text.strip())
             row |= {"written": text, "margins": list(found.margins)}
             cut = {"truncated": True} if found.truncated else {}
-            rows.append(row | cut | _truncation([request]))
+            rows.append(row | cut | _describe_truncation([request]))
         return rows
 
-    def _programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
-        program = template(scoring.program, f"task '{self.task.name}': scoring.program")
+    def _run_programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
+        program = compile_template(scoring.program, f"task '{self.task.name}': scoring.program")
         rows = []
         for question, request, text in self._write_answers(questions, scoring):
             source = program({**question.fields, "completion": text}, question.where)
             outcome = run_confined(source, scoring.seconds, scoring.memory_mib)
-            row = _row(question, {"pass_at_1": float(outcome.verdict == "passed")}, text)
+            row = _build_row(question, {"pass_at_1": float(outcome.verdict == "passed")}, text)
             row |= {"written": text, "outcome": outcome.verdict}
-            rows.append(row | _truncation([request]))
+            rows.append(row | _describe_truncation([request]))
         return rows
 
     def _write_answers(
@@ -182,15 +190,19 @@ class Examination:
         requests = []
         for question in questions:
             if self.chat:
-                prompt = tuple(chat_prompt(encoder, self._turns(question, question.prompt)))
+                prompt = tuple(
+                    encode_chat_prompt(encoder, self._build_turns(question, question.prompt))
+                )
             else:
-                prompt = self.encoder.plain_prompt(self._before(question) + question.prompt)
-            requests.append(self.encoder.generation(prompt, scoring.maximum_tokens))
+                prompt = self.encoder.encode_plain_prompt(
+                    self._render_context(question) + question.prompt
+                )
+            requests.append(self.encoder.request_generation(prompt, scoring.maximum_tokens))
         stop = StopRule(
             ids=self._stop_ids(),
             maximum_tokens=scoring.maximum_tokens,
             entries=encoder.vocabulary_size,
-            done=_until(encoder.decode_text, scoring.until),
+            done=_make_stop_test(encoder.decode_text, scoring.until),
         )
         answers = answer_greedily(self.model, requests, stop, self.batch_tokens)
         texts = [cut_at(encoder.decode_text(answer), scoring.until) for answer in answers]
@@ -201,13 +213,13 @@ class Examination:
 
     # --- prompts
 
-    def _before(self, question: Question) -> str:
+    def _render_context(self, question: Question) -> str:
         """What stands before the prompt in plain text."""
         separator = self.task.few_shot.separator
         shown = "".join(shot.prompt + shot.answer + separator for shot in question.shots)
         return self.task.preamble + shown
 
-    def _turns(self, question: Question, prompt: str) -> list[tuple[str, str]]:
+    def _build_turns(self, question: Question, prompt: str) -> list[tuple[str, str]]:
         """The conversation whose last word is `prompt`: each shown row is a turn of both."""
         turns = []
         for shot in question.shots:
@@ -217,7 +229,9 @@ class Examination:
         return [(role, self.task.preamble + first), *turns[1:]]
 
 
-def _until(decode: Callable[[Sequence[int]], str], until: Sequence[str]) -> Callable[..., bool]:
+def _make_stop_test(
+    decode: Callable[[Sequence[int]], str], until: Sequence[str]
+) -> Callable[..., bool]:
     def done(ids: Sequence[int]) -> bool:
         text = decode(ids)
         return any(mark in text for mark in until)
@@ -225,7 +239,7 @@ def _until(decode: Callable[[Sequence[int]], str], until: Sequence[str]) -> Call
     return done
 
 
-def _row(question: Question, scores: Mapping[str, float], given: str) -> Row:
+def _build_row(question: Question, scores: Mapping[str, float], given: str) -> Row:
     found: Row = {
         "row": question.row,
         "prompt": question.prompt,
@@ -236,11 +250,11 @@ def _row(question: Question, scores: Mapping[str, float], given: str) -> Row:
     return found if question.group is None else found | {"group": question.group}
 
 
-def _truncation(requests: Sequence[LikelihoodRequest | GenerationRequest]) -> Row:
+def _describe_truncation(requests: Sequence[LikelihoodRequest | GenerationRequest]) -> Row:
     return {"truncated": True} if any(request.truncated for request in requests) else {}
 
 
-def _choice_row(
+def _build_choice_row(
     question: Question, scoring: MultipleChoice, nats: list[float], without: list[float]
 ) -> Row:
     """The row of a question whose choices have log-likelihoods `nats`, and alone `without`."""
@@ -258,7 +272,7 @@ def _choice_row(
     scores |= {name: float(number == question.gold) for name, number in chosen.items()}
     labels = question.contexts or question.answers
     shares = np.exp(by_metric[headline] - by_metric[headline].max())
-    row = _row(question, scores, labels[chosen[headline]])
+    row = _build_row(question, scores, labels[chosen[headline]])
     row |= {"choices": list(labels), "gold": question.gold, "chosen": chosen}
     row |= {"log_likelihoods": nats, "confidence": float(shares.max() / shares.sum())}
     if question.gold is not None:

@@ -37,7 +37,9 @@ class RequestEncoder:
     positions: int
     document_start: bool  # whether each context begins with the end-of-text token
 
-    def continuations(self, context: str, following: Sequence[str]) -> list[LikelihoodRequest]:
+    def request_continuations(
+        self, context: str, following: Sequence[str]
+    ) -> list[LikelihoodRequest]:
         """A request for each of `following` after `context`."""
         stripped = context.rstrip()
         moved = context[len(stripped) :]
@@ -59,18 +61,18 @@ class RequestEncoder:
         border = max(1, len(context) - cut)
         return LikelihoodRequest(kept[:border], kept[border:], truncated=True)
 
-    def plain_prompt(self, text: str) -> tuple[int, ...]:
+    def encode_plain_prompt(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt that the model is to go on from."""
         (ids,) = self.encoder.encode_batch([text])
         return self.begin_text(tuple(map(int, ids)))
 
-    def generation(self, prompt: Sequence[int], maximum_tokens: int) -> GenerationRequest:
+    def request_generation(self, prompt: Sequence[int], maximum_tokens: int) -> GenerationRequest:
         """The request, its prompt cut from the left so that the answer has room."""
         prompt = tuple(prompt) or (self.encoder.end_of_text,)
         room = max(1, self.positions - maximum_tokens)
         return GenerationRequest(prompt[-room:], truncated=len(prompt) > room)
 
-    def windows(self, text: str) -> list[LikelihoodRequest]:
+    def request_windows(self, text: str) -> list[LikelihoodRequest]:
         """All tokens of `text`, each predicted once, from at most `positions` before it.
 
         A window begins where the one before ends: lm-evaluation-harness's rolling log-likelihood.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainrig.evaluate.engine.encoding import GenerationRequest
-from trainrig.evaluate.engine.prefix_reading import Ids, Reader, common_prefix
+from trainrig.evaluate.engine.prefix_reading import Ids, Reader, count_common_prefix
 from trainrig.models.decoder import Decoder
 
 
@@ -31,14 +31,14 @@ def answer_greedily(
 ) -> list[Ids]:
     """The tokens that `model` goes on with after each prompt, in the order of `requests`."""
     answers: list[Ids] = [()] * len(requests)
-    for batch in _batches(requests, stop.maximum_tokens, batch_tokens):
+    for batch in _iterate_batches(requests, stop.maximum_tokens, batch_tokens):
         prompts = [requests[number].prompt for number in batch]
         for number, answer in zip(batch, _answer(model, prompts, stop), strict=True):
             answers[number] = answer
     return answers
 
 
-def _batches(
+def _iterate_batches(
     requests: Sequence[GenerationRequest], answer_tokens: int, batch_tokens: int
 ) -> Iterator[list[int]]:
     """Numbers of requests, the shortest prompts first."""
@@ -60,7 +60,7 @@ class _Row:
     def __init__(self, prompt: Ids) -> None:
         self.prompt, self.answer, self.ended = prompt, list[int](), False
 
-    def token(self, at: int) -> int:
+    def find_token(self, at: int) -> int:
         """The token at position `at`."""
         return self.prompt[at] if at < len(self.prompt) else self.answer[at - len(self.prompt)]
 
@@ -89,18 +89,18 @@ def _answer(model: Decoder, prompts: Sequence[Ids], stop: StopRule) -> list[Ids]
             return [tuple(row.answer) for row in rows]
         if 2 * len(going) <= len(live):  # what has ended is read on until it is half of all
             live = [live[number] for number in going]
-            reader = reader.rows(going)
-        logits_BV = reader.read_last([[0] if row.ended else [row.token(at)] for row in live])
+            reader = reader.select_rows(going)
+        logits_BV = reader.read_last([[0] if row.ended else [row.find_token(at)] for row in live])
         at += 1
 
 
 def _prefill(model: Decoder, prompts: Sequence[Ids]) -> tuple[Reader, Tensor]:
     """A reader of what all prompts have, and the logits [B, V] after it."""
     shortest = min(map(len, prompts))
-    shared = min(common_prefix(prompts), shortest - 1)
+    shared = min(count_common_prefix(prompts), shortest - 1)
     reader = Reader(model)
     if len(prompts) > 1 and shared:
         reader.read([prompts[0][:shared]])
-        reader = reader.rows([0] * len(prompts))
+        reader = reader.select_rows([0] * len(prompts))
     begin = len(reader)
     return reader, reader.read_last([prompt[begin:shortest] for prompt in prompts])

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from trainrig.evaluate.engine.chat_prompts import chat_prompt
+from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
 from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
 from trainrig.evaluate.engine.likelihood import score_continuations
 from trainrig.evaluate.engine.prefix_reading import Ids, pad_rows
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.prompts import Question
 from trainrig.evaluate.tasks.scoring import PreferredAnswer
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.decoder import Decoder
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -95,19 +95,19 @@ class Judge:
         encoder = self.encoder.encoder
         if self.chat:
             (ids,) = encoder.encode_batch([answer])
-            return (*chat_prompt(encoder, pair.turns), *map(int, ids))
-        return self.encoder.plain_prompt(pair.context + answer)
+            return (*encode_chat_prompt(encoder, pair.turns), *map(int, ids))
+        return self.encoder.encode_plain_prompt(pair.context + answer)
 
     def _ask_pairs(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
         """By what is likelier to follow the question which is better, asked in either order: that
         judges favour a place cancels out (Zheng et al. 2023, arXiv:2306.05685, section 3.4)."""
-        prompt = template(scoring.judge_prompt, "scoring.judge_prompt")
+        prompt = compile_template(scoring.judge_prompt, "scoring.judge_prompt")
         requests: list[LikelihoodRequest] = []
         for pair in pairs:
             for first, second in ((pair.mine, pair.other), (pair.other, pair.mine)):
                 given = {"question": pair.question.prompt, "first": first, "second": second}
                 text = prompt({**pair.question.fields, **given}, pair.question.where)
-                requests += self._letters(text)
+                requests += self._request_letters(text)
         found = iter(score_continuations(self.model, requests, self.batch_tokens))
         asked = iter(requests)
         judged = []
@@ -117,11 +117,11 @@ class Judge:
             judged.append(Judgement((nats[0] - nats[1], nats[3] - nats[2]), truncated=cut))
         return judged
 
-    def _letters(self, text: str) -> list[LikelihoodRequest]:
+    def _request_letters(self, text: str) -> list[LikelihoodRequest]:
         """Both letters after `text`."""
         if not self.chat:
-            return self.encoder.continuations(text, LETTERS)
-        context = chat_prompt(self.encoder.encoder, [("user", text)])
+            return self.encoder.request_continuations(text, LETTERS)
+        context = encode_chat_prompt(self.encoder.encoder, [("user", text)])
         encoded = self.encoder.encoder.encode_batch([letter.strip() for letter in LETTERS])
         return [self.encoder.request(context, [int(i) for i in ids]) for ids in encoded]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainrig.evaluate.engine.encoding import LikelihoodRequest
-from trainrig.evaluate.engine.prefix_reading import Ids, Reader, common_prefix, pad_rows
+from trainrig.evaluate.engine.prefix_reading import Ids, Reader, count_common_prefix, pad_rows
 from trainrig.models.decoder import Decoder
 
 LEAST_SHARED = 8  # tokens that contexts begin with alike, from which on it pays to read them apart
@@ -50,7 +50,7 @@ def score_continuations(
     """The score of each of `requests`, in their order; at most `batch_tokens` tokens at a time,
     padding included, but at least one context."""
     scores: dict[int, ContinuationScore] = {}
-    for batch in _batches(_group_by_context(requests), batch_tokens):
+    for batch in _iterate_batches(_group_by_context(requests), batch_tokens):
         asked = [number for group in batch for number in group.requests]
         nats_N, likeliest_N = _read(model, batch, requests)
         place = 0
@@ -84,7 +84,7 @@ def _group(context: Ids, numbers: list[int], requests: Sequence[LikelihoodReques
     return _Group(context, numbers, rows, places)
 
 
-def _batches(groups: Sequence[_Group], batch_tokens: int) -> Iterator[list[_Group]]:
+def _iterate_batches(groups: Sequence[_Group], batch_tokens: int) -> Iterator[list[_Group]]:
     batch: list[_Group] = []
     rows = longest = 0
     for group in groups:
@@ -107,18 +107,18 @@ def _read(
     The last token of a context is read with the continuation: what it predicts is asked for.
     """
     shortest = min(len(group.context) for group in batch) - 1
-    shared = min(common_prefix([group.context for group in batch]), shortest)
+    shared = min(count_common_prefix([group.context for group in batch]), shortest)
     reader = Reader(model)
     if len(batch) > 1 and shared >= LEAST_SHARED:
         reader.read([batch[0].context[:shared]])
-        reader = reader.rows([0] * len(batch))
+        reader = reader.select_rows([0] * len(batch))
     if any(len(group.rows) > 1 for group in batch) and shortest > len(reader):
         begin = len(reader)
         reader.read([group.context[begin:shortest] for group in batch])
     owners = [number for number, group in enumerate(batch) for _ in group.rows]
     offset = len(reader)
     if owners != list(range(len(batch))):
-        reader = reader.rows(owners)
+        reader = reader.select_rows(owners)
     rows = pad_rows([row[offset:] for group in batch for row in group.rows])
     places, targets = list[int](), list[int]()
     first = 0  # row of the group

@@ -39,7 +39,7 @@ class Reader:
         width = len(ids_BT[0])
         return self.read(ids_BT, [row * width + width - 1 for row in range(len(ids_BT))])
 
-    def rows(self, chosen: Sequence[int]) -> "Reader":
+    def select_rows(self, chosen: Sequence[int]) -> "Reader":
         """A reader of the rows `chosen`, one of them as often as it is named."""
         if not len(self):
             return Reader(self.model)
@@ -47,7 +47,7 @@ class Reader:
         return Reader(self.model, [cache.select(places) for cache in self._caches])
 
 
-def common_prefix(rows: Sequence[Ids]) -> int:
+def count_common_prefix(rows: Sequence[Ids]) -> int:
     """The number of tokens with which all of `rows` begin."""
     first, last = min(rows), max(rows)
     count = 0

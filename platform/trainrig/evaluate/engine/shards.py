@@ -18,7 +18,7 @@ from trainrig.evaluate.engine.judge import Judge
 from trainrig.evaluate.engine.opened_model import OpenedModel
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.definition import Task
-from trainrig.evaluate.tasks.prompts import Question, Renderer, choose_shots, shots_for
+from trainrig.evaluate.tasks.prompts import Question, Renderer, choose_shots, select_shots
 from trainrig.evaluate.tasks.rows import read_rows
 from trainrig.evaluate.tasks.scoring import PreferredAnswer, ProgramTests
 from trainrig.manifest import FileSum
@@ -48,11 +48,11 @@ class TaskPlan:
         """The work of one worker, its model loaded."""
         return functools.partial(self._do, OpenedModel.load(self.run))
 
-    def splits(self) -> list[Split]:
+    def list_splits(self) -> list[Split]:
         """A split for each shard of each task. Raises DataError for rows that cannot be asked."""
         found = []
         for number, run in enumerate(self.tasks):
-            count = len(questions_of(run))
+            count = len(load_questions(run))
             for shard, begin in enumerate(range(0, count, self.run.shard_rows)):
                 name = f"{run.task.name}-{shard:05d}"
                 found.append(Split(name, {"task": number, "shard": shard, "begin": begin}))
@@ -63,7 +63,7 @@ class TaskPlan:
     ) -> tuple[dict[str, Any], dict[str, FileSum]]:
         run = self.tasks[given["task"]]
         begin = given["begin"]
-        questions = questions_of(run)[begin : begin + self.run.shard_rows]
+        questions = load_questions(run)[begin : begin + self.run.shard_rows]
         scoring, judge = run.task.scoring, None
         if isinstance(scoring, PreferredAnswer):
             judge = Judge.open(scoring, self.run, opened.model, run.chat)
@@ -77,21 +77,21 @@ class TaskPlan:
             chat=run.chat,
             judge=judge,
         )
-        rows = examination.rows(questions)
+        rows = examination.score_questions(questions)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         name = f"{ROWS}/{run.task.name}/{given['shard']:05d}.jsonl"
         path = storage.join(self.run.output, name)
         storage.write(path, text.encode("utf-8", "surrogatepass"))
-        return {"rows": len(rows)}, {name: manifest.file_sum(path)}
+        return {"rows": len(rows)}, {name: manifest.compute_file_sum(path)}
 
 
-def questions_of(run: TaskRun) -> tuple[Question, ...]:
+def load_questions(run: TaskRun) -> tuple[Question, ...]:
     """The questions of a task, in the order of its rows. Raises DataError for what is none."""
-    return _questions(run.task.model_dump_json(), run.rows, run.limit)
+    return _load_questions(run.task.model_dump_json(), run.rows, run.limit)
 
 
 @functools.lru_cache(maxsize=4)
-def _questions(task_json: str, path: str, limit: int | None) -> tuple[Question, ...]:
+def _load_questions(task_json: str, path: str, limit: int | None) -> tuple[Question, ...]:
     task = config.build(Task, json.loads(task_json), path)
     rows = read_rows(path)
     renderer = Renderer(task, path)
@@ -100,15 +100,15 @@ def _questions(task_json: str, path: str, limit: int | None) -> tuple[Question, 
     shots = choose_shots(task, renderer, shown_rows, own)
     questions = []
     for row in rows[:limit]:
-        question = renderer.question(row)
+        question = renderer.render_question(row)
         if shots:
-            chosen = shots_for(question.prompt, shots, task.few_shot.count)
-            question = renderer.question(row, chosen)
+            chosen = select_shots(question.prompt, shots, task.few_shot.count)
+            question = renderer.render_question(row, chosen)
         questions.append(question)
     return tuple(questions)
 
 
-def runs_programs(tasks: Sequence[TaskRun]) -> list[str]:
+def list_program_tasks(tasks: Sequence[TaskRun]) -> list[str]:
     """The names of tasks that run what a model writes."""
     return [run.task.name for run in tasks if isinstance(run.task.scoring, ProgramTests)]
 

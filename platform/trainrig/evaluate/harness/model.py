@@ -53,13 +53,16 @@ class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """(log-likelihood, whether greedy) of each request's (context, continuation)."""
-        asked = [self._encoder.continuations(*_pair(request.args))[0] for request in requests]
+        asked = [
+            self._encoder.request_continuations(*_unpack_pair(request.args))[0]
+            for request in requests
+        ]
         found = score_continuations(self._model, asked, self._batch_tokens)
         return [(score.log_likelihood, score.greedy) for score in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """The log-likelihood of each request's whole text."""
-        windows = [self._encoder.windows(request.args[0]) for request in requests]
+        windows = [self._encoder.request_windows(request.args[0]) for request in requests]
         flat = [window for each in windows for window in each]
         found = iter(score_continuations(self._model, flat, self._batch_tokens))
         return [sum(next(found).log_likelihood for _ in each) for each in windows]
@@ -68,15 +71,17 @@ class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
         """The greedy answer to each request. Raises ValueError for one that is to be sampled."""
         by_settings: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for number, request in enumerate(requests):
-            by_settings.setdefault(_settings(request.args[1]), []).append(number)
+            by_settings.setdefault(_parse_settings(request.args[1]), []).append(number)
         answers = [""] * len(requests)
         for (tokens, until), numbers in by_settings.items():
             prompts = [requests[number].args[0] for number in numbers]
-            for number, text in zip(numbers, self._answers(prompts, tokens, until), strict=True):
+            for number, text in zip(
+                numbers, self._answer_prompts(prompts, tokens, until), strict=True
+            ):
                 answers[number] = text
         return answers
 
-    def _answers(self, prompts: list[str], tokens: int, until: tuple[str, ...]) -> list[str]:
+    def _answer_prompts(self, prompts: list[str], tokens: int, until: tuple[str, ...]) -> list[str]:
         encoder = self._encoder.encoder
         stop = StopRule(
             ids=frozenset(encoder.special_tokens.stop_ids),
@@ -85,19 +90,19 @@ class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
             done=lambda ids: any(mark in encoder.decode_text(ids) for mark in until),
         )
         asked = [
-            self._encoder.generation(self._encoder.plain_prompt(prompt), tokens)
+            self._encoder.request_generation(self._encoder.encode_plain_prompt(prompt), tokens)
             for prompt in prompts
         ]
         found = answer_greedily(self._model, asked, stop, self._batch_tokens)
         return [cut_at(encoder.decode_text(answer), until) for answer in found]
 
 
-def _pair(arguments: Sequence[str]) -> tuple[str, list[str]]:
+def _unpack_pair(arguments: Sequence[str]) -> tuple[str, list[str]]:
     context, continuation = arguments
     return context, [continuation]
 
 
-def _settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+def _parse_settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
     """The most tokens of an answer, and what it ends at."""
     if given.get("do_sample") or given.get("temperature"):
         raise ValueError("trainrig answers the harness greedily; set do_sample to false")

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from trainrig import figures
 from trainrig.evaluate.comparison import EvaluationPair, TaskComparison
-from trainrig.evaluate.report.rows import row_sample
+from trainrig.evaluate.report.rows import build_row_sample
 from trainrig.report import (
     Block,
     Chart,
@@ -25,7 +25,7 @@ from trainrig.report import (
 SHOWN = 3  # rows shown on which the two differ, of each task
 
 
-def comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
+def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
     """The page of each comparison with the first evaluation, A."""
     tasks = [task for each in comparisons for task in each.tasks]
     clear = [task for task in tasks if not task.paired.within_noise]
@@ -48,7 +48,7 @@ def comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
             KeyFigure("Rows", f"{rows:,}", "rows", "asked of both"),
             KeyFigure("Rows that differ", f"{differing:,}", "rows", "right in one alone"),
         ),
-        sections=tuple(_section(n, each) for n, each in enumerate(comparisons)),
+        sections=tuple(_build_section(n, each) for n, each in enumerate(comparisons)),
         commands=(PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all:"),),
         provenance={
             "Compared": {
@@ -62,16 +62,16 @@ def comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
     )
 
 
-def _section(number: int, found: EvaluationPair) -> Section:
-    blocks: list[Block] = [_chart(found.tasks), _table(found)]
+def _build_section(number: int, found: EvaluationPair) -> Section:
+    blocks: list[Block] = [_build_chart(found.tasks), _build_table(found)]
     if found.left_out:
         blocks.append(Text(f"In one of the two alone: {', '.join(found.left_out)}."))
-    blocks += [_samples(task) for task in found.tasks if task.differing]
+    blocks += [_draw_samples(task) for task in found.tasks if task.differing]
     title = f"B {number + 1} ({found.b}) against A ({found.a})"
     return Section(f"against-{number + 1}", title, tuple(blocks))
 
 
-def _chart(tasks: Sequence[TaskComparison]) -> Chart:
+def _build_chart(tasks: Sequence[TaskComparison]) -> Chart:
     names = [task.task for task in tasks]
 
     def plot(axes: Axes) -> None:
@@ -93,16 +93,16 @@ def _chart(tasks: Sequence[TaskComparison]) -> Chart:
         table=ReportTable(
             "Differences",
             ("task", "difference", "from", "to"),
-            tuple((t.task, t.paired.difference.value, *_bounds(t)) for t in tasks),
+            tuple((t.task, t.paired.difference.value, *_find_bounds(t)) for t in tasks),
         ),
     )
 
 
-def _bounds(task: TaskComparison) -> tuple[float | None, float | None]:
+def _find_bounds(task: TaskComparison) -> tuple[float | None, float | None]:
     return task.paired.difference.interval or (None, None)
 
 
-def _table(found: EvaluationPair) -> ReportTable:
+def _build_table(found: EvaluationPair) -> ReportTable:
     columns = ("task", "metric", "A", "B", "rows", "A alone", "B alone", "verdict")
     return ReportTable(
         "Headline scores over the rows that both were asked; of rows, those that one alone has "
@@ -115,11 +115,14 @@ def _table(found: EvaluationPair) -> ReportTable:
     )
 
 
-def _samples(task: TaskComparison) -> Details:
+def _draw_samples(task: TaskComparison) -> Details:
     chosen = random.Random(0).sample(task.differing, min(SHOWN, len(task.differing)))
     groups = tuple(
         SampleGroup(
-            (row_sample(a, f"A: {_score(a, task)}"), row_sample(b, f"B: {_score(b, task)}"))
+            (
+                build_row_sample(a, f"A: {_score(a, task)}"),
+                build_row_sample(b, f"B: {_score(b, task)}"),
+            )
         )
         for a, b in chosen
     )

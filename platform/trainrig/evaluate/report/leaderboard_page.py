@@ -18,7 +18,7 @@ from trainrig.report import (
 )
 
 
-def leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
+def build_leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
     """The page of all evaluations in `folder`."""
     best = board.rows[0]
     mean = "–" if best.mean is None else f"{best.mean:.4f}"
@@ -32,22 +32,22 @@ def leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
             KeyFigure("In the mean", str(len(board.shared)), "tasks", "that all have"),
         ),
         sections=(
-            Section("table", "All evaluations, the best first", (board_table(board),)),
-            *_against_flops(board),
+            Section("table", "All evaluations, the best first", (build_board_table(board),)),
+            *_build_flops_sections(board),
         ),
         commands=(PageCommand("trainrig compare A B", "See whether two differ at all:"),),
         provenance={"Where": {"folder": folder}},
     )
 
 
-def _against_flops(board: Leaderboard) -> tuple[Section, ...]:
+def _build_flops_sections(board: Leaderboard) -> tuple[Section, ...]:
     """Each task's scores against the operations of training, where there are some to compare."""
-    charts = tuple(_chart(board, name) for name in board.against_flops())
+    charts = tuple(_build_chart(board, name) for name in board.sort_by_flops())
     return (Section("compute", "What more training bought", charts),) if charts else ()
 
 
-def _chart(board: Leaderboard, task: str) -> Chart:
-    points = board.against_flops()[task]
+def _build_chart(board: Leaderboard, task: str) -> Chart:
+    points = board.sort_by_flops()[task]
     flops = np.array([each for each, _ in points])
     scores = np.array([score.value for _, score in points])
     chance = next(row.card.tasks[task].chance for row in board.rows if task in row.card.tasks)
@@ -81,7 +81,7 @@ def _chart(board: Leaderboard, task: str) -> Chart:
     )
 
 
-def board_table(board: Leaderboard) -> ReportTable:
+def build_board_table(board: Leaderboard) -> ReportTable:
     """One row an evaluation, one column a task."""
     return ReportTable(
         "Headline scores ± standard errors; the mean is over tasks that all evaluations have.",
@@ -91,14 +91,14 @@ def board_table(board: Leaderboard) -> ReportTable:
                 row.folder,
                 row.card.step,
                 row.mean,
-                *(_cell(row.card.tasks.get(name)) for name in board.tasks),
+                *(_format_cell(row.card.tasks.get(name)) for name in board.tasks),
             )
             for row in board.rows
         ),
     )
 
 
-def _cell(score: TaskScore | None) -> str:
+def _format_cell(score: TaskScore | None) -> str:
     if score is None:
         return "–"
     error = "" if score.headline.error is None else f" ± {score.headline.error:.4f}"

@@ -8,7 +8,7 @@ from trainrig.report import TextSample
 LONGEST = 1200  # characters shown of a prompt, and of an answer
 
 
-def row_sample(row: Mapping[str, Any], label: str) -> TextSample:
+def build_row_sample(row: Mapping[str, Any], label: str) -> TextSample:
     """The prompt of a row, what was expected and what was given."""
     parts = [shorten_middle(str(row["prompt"]))]
     if choices := row.get("choices"):

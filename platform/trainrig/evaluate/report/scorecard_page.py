@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from trainrig import figures
-from trainrig.evaluate.report.rows import row_sample
+from trainrig.evaluate.report.rows import build_row_sample
 from trainrig.evaluate.scores.calibration import Calibration, calibrate
 from trainrig.evaluate.scores.card import Scorecard
 from trainrig.evaluate.scores.task_score import MetricScore, TaskScore
@@ -30,18 +30,18 @@ SHOWN = 3  # rows shown of those that are right, and of those that are wrong
 Rows = Sequence[Mapping[str, Any]]
 
 
-def scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
+def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
     """The page of `card`; `rows` are the scored rows of its tasks."""
     sections = []
     if card.tasks:
-        sections.append(_scores_section(card.tasks))
+        sections.append(_build_scores_section(card.tasks))
     if card.scores:
         sections.append(_show_held_out(card))
-    sections += [_task_section(name, card.tasks[name], rows[name]) for name in card.tasks]
+    sections += [_build_task_section(name, card.tasks[name], rows[name]) for name in card.tasks]
     return ReportPage(
         title=f"Evaluation of step {card.step}",
-        verdict=_verdict(card),
-        figures=_figures(card),
+        verdict=_build_verdict(card),
+        figures=_build_key_figures(card),
         sections=tuple(sections),
         commands=(
             PageCommand("trainrig compare THIS_FOLDER OTHER_FOLDER", "Compare with another:"),
@@ -51,13 +51,13 @@ def scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
     )
 
 
-def _verdict(card: Scorecard) -> Verdict:
+def _build_verdict(card: Scorecard) -> Verdict:
     tasks = card.tasks
     said = []
     for name, score in tasks.items():
         if score.shuffled and score.shuffled[0] <= score.headline.value <= score.shuffled[1]:
             said.append(
-                f"{name}: {figure(score.headline)} lies within {share(score.shuffled[0])} to "
+                f"{name}: {format_score(score.headline)} lies within {share(score.shuffled[0])} to "
                 f"{share(score.shuffled[1])}, where 99% of scores lie that the same answers get "
                 "against shuffled labels: nothing shows that the model knows this task"
             )
@@ -77,10 +77,10 @@ def _verdict(card: Scorecard) -> Verdict:
     return Verdict(sentence, "warning" if said else "done", tuple(said))
 
 
-def _figures(card: Scorecard) -> tuple[KeyFigure, ...]:
+def _build_key_figures(card: Scorecard) -> tuple[KeyFigure, ...]:
     """Four to six: tasks first, then held-out sources, then what was asked."""
     found = [
-        KeyFigure(name, share(score.headline.value, score), score.metric, _against(score))
+        KeyFigure(name, share(score.headline.value, score), score.metric, _format_note(score))
         for name, score in card.tasks.items()
     ]
     found += [
@@ -101,13 +101,13 @@ def _figures(card: Scorecard) -> tuple[KeyFigure, ...]:
     return tuple(found)
 
 
-def _against(score: TaskScore) -> str:
+def _format_note(score: TaskScore) -> str:
     error = "" if score.headline.error is None else f"± {share(score.headline.error, score)}"
     chance = "" if score.chance is None else f"guessing: {share(score.chance)}"
     return ", ".join(filter(None, (error, chance))) or f"{score.rows:,} rows"
 
 
-def _scores_section(tasks: Mapping[str, TaskScore]) -> Section:
+def _build_scores_section(tasks: Mapping[str, TaskScore]) -> Section:
     table = ReportTable(
         "Each metric of each task with its standard error and 95% interval. The headline is first.",
         ("task", "metric", "score", "standard error", "from", "to", "rows", "groups"),
@@ -118,11 +118,11 @@ def _scores_section(tasks: Mapping[str, TaskScore]) -> Section:
         ),
     )
     shares = {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
-    blocks: tuple[Block, ...] = (_scores_chart(shares), table) if shares else (table,)
+    blocks: tuple[Block, ...] = (_build_scores_chart(shares), table) if shares else (table,)
     return Section("scores", "Scores, and how sure they are", blocks)
 
 
-def _scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
+def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
     names = list(tasks)
 
     def plot(axes: Axes) -> None:
@@ -166,38 +166,38 @@ def _show_held_out(card: Scorecard) -> Section:
     return Section("held-out", "Held-out text", (table,))
 
 
-def _task_section(name: str, score: TaskScore, rows: Rows) -> Section:
+def _build_task_section(name: str, score: TaskScore, rows: Rows) -> Section:
     said = f"{score.rows:,} rows, {score.few_shot} solved rows before each prompt"
     said += ", in the chat format." if score.chat else "."
     if score.groups != score.rows:
         said += f" They are of {score.groups:,} groups, by which errors are computed."
     blocks: list[Block] = [Text(said)]
     if score.contamination is not None:
-        blocks.append(Text(_contamination_words(score)))
+        blocks.append(Text(_describe_contamination(score)))
     right = [row for row in rows if row["scores"][score.metric] >= 1]
     wrong = [row for row in rows if row["scores"][score.metric] < 1]
     if not score.higher_is_better:  # no row of text is right or wrong
         right, wrong = list(rows), []
     for title, chosen in (("right", right), ("wrong", wrong)):
         if drawn := _draw_rows(chosen):
-            samples = tuple(row_sample(row, title) for row in drawn)
+            samples = tuple(build_row_sample(row, title) for row in drawn)
             shown = f"{len(drawn)} of {len(chosen):,} rows that are {title}"
             shown = shown if score.higher_is_better else f"{len(drawn)} of {len(chosen):,} rows"
             blocks.append(Details(shown, (SampleGroup(samples),)))
     if found := calibrate(rows, score.metric):
-        blocks.append(_calibration_chart(found))
+        blocks.append(_build_calibration_chart(found))
     anchor = "task-" + "".join(c if c.isalnum() else "-" for c in name.lower())
     return Section(anchor, name, tuple(blocks))
 
 
-def _contamination_words(score: TaskScore) -> str:
+def _describe_contamination(score: TaskScore) -> str:
     seen = score.contamination
     if seen is None:
         return ""
     said = f"The training corpus holds {seen.seen:,} of the {seen.looked_for:,} rows long enough "
     said += "to tell (70% of their 8-grams)."
     if seen.without is not None:
-        said += f" Without them the score is {figure(seen.without)}."
+        said += f" Without them the score is {format_score(seen.without)}."
     return said
 
 
@@ -207,7 +207,7 @@ def _draw_rows(rows: Rows) -> Rows:
     return [rows[number] for number in sorted(chosen)]
 
 
-def _calibration_chart(found: Calibration) -> Chart:
+def _build_calibration_chart(found: Calibration) -> Chart:
     def plot(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=figures.MUTED, linewidth=1)
         sure = [each.confidence for each in found.bins]
@@ -237,7 +237,7 @@ def share(value: float, score: TaskScore | None = None) -> str:
     return f"{100 * value:.1f}%"
 
 
-def figure(score: MetricScore) -> str:
+def format_score(score: MetricScore) -> str:
     """A share with its error: `62.3% ± 0.9%`."""
     error = "" if score.error is None else f" ± {share(score.error)}"
     return share(score.value) + error

@@ -48,7 +48,7 @@ def estimate(
     weights_R = np.ones_like(values_R) if weights is None else np.asarray(weights, float)
     total = float(weights_R.sum())
     ratio = float(values_R.sum()) / total if total else 0.0
-    off_G = _by_group(values_R - ratio * weights_R, groups)
+    off_G = _sum_by_group(values_R - ratio * weights_R, groups)
     count = len(off_G)
     if count < 2 or not total:
         return Estimate(ratio, None, len(values_R), count)
@@ -56,7 +56,7 @@ def estimate(
     return Estimate(ratio, math.sqrt(variance) / total, len(values_R), count)
 
 
-def _by_group(
+def _sum_by_group(
     off_R: NDArray[np.float64], groups: Sequence[str | None] | None
 ) -> NDArray[np.float64]:
     if groups is None:
@@ -66,7 +66,7 @@ def _by_group(
     return np.bincount(places, weights=off_R).astype(np.float64)
 
 
-def unseen_share(draws: int) -> float:
+def bound_unseen_share(draws: int) -> float:
     """The largest share that `draws` may all have missed: Clopper and Pearson's bound at 0.
 
     Rows that are all wrong, or all right, have no spread to compute an error by.

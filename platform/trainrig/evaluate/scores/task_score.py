@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 from trainrig.evaluate.scores.estimates import (
     Estimate,
+    bound_unseen_share,
     estimate,
     estimate_shuffled_band,
-    unseen_share,
 )
 
 Rows = Sequence[Mapping[str, Any]]
@@ -64,7 +64,7 @@ class TaskScore(BaseModel):
 def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
     """The scores of `rows`, which are not none."""
     metric = next(iter(rows[0]["scores"]))
-    groups = _groups(rows)
+    groups = _list_groups(rows)
     metrics = {
         name: estimate([row["scores"][name] for row in rows], groups=groups)
         for name in rows[0]["scores"]
@@ -73,7 +73,7 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
         bits = [-row["log_likelihood"] / math.log(2) for row in rows]
         metrics["bits_per_byte"] = estimate(bits, [row["bytes"] for row in rows], groups)
     found = {name: _as_score(each) for name, each in metrics.items()}
-    found |= _perplexities(rows, groups)
+    found |= _compute_perplexities(rows, groups)
     several = all("chosen" in row for row in rows)
     return TaskScore(
         metric=metric,
@@ -89,12 +89,12 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
     )
 
 
-def headline_score(rows: Rows, metric: str) -> MetricScore:
+def compute_headline_score(rows: Rows, metric: str) -> MetricScore:
     """The mean of one metric over `rows`."""
-    return _as_score(estimate([row["scores"][metric] for row in rows], groups=_groups(rows)))
+    return _as_score(estimate([row["scores"][metric] for row in rows], groups=_list_groups(rows)))
 
 
-def _groups(rows: Rows) -> list[str | None] | None:
+def _list_groups(rows: Rows) -> list[str | None] | None:
     groups = [row.get("group") for row in rows]
     return None if all(group is None for group in groups) else groups
 
@@ -102,12 +102,12 @@ def _groups(rows: Rows) -> list[str | None] | None:
 def _as_score(found: Estimate) -> MetricScore:
     low, high = found.interval or (None, None)
     if found.error == 0 and found.value in (0, 1):  # a bound by no spread that there was
-        reach = unseen_share(found.groups)
+        reach = bound_unseen_share(found.groups)
         low, high = (0.0, reach) if found.value == 0 else (1 - reach, 1.0)
     return MetricScore(value=found.value, error=found.error, low=low, high=high)
 
 
-def _perplexities(rows: Rows, groups: list[str | None] | None) -> dict[str, MetricScore]:
+def _compute_perplexities(rows: Rows, groups: list[str | None] | None) -> dict[str, MetricScore]:
     """e to the mean loss a text, and by byte and word where those are known."""
     if any("log_likelihood" not in row for row in rows):
         return {}

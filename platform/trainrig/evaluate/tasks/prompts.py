@@ -16,7 +16,12 @@ from trainrig.evaluate.tasks.scoring import (
     PreferredAnswer,
     ProgramTests,
 )
-from trainrig.evaluate.tasks.templates import Fields, expression, template, texts
+from trainrig.evaluate.tasks.templates import (
+    Fields,
+    compile_expression,
+    compile_template,
+    parse_texts,
+)
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,15 @@ class Renderer:
         """`file`: that of the rows, named in errors."""
         self.task, self._file = task, file
         where = f"task '{task.name}'"
-        self._values = {k: expression(v, f"{where}: values.{k}") for k, v in task.values.items()}
-        self._prompt = template(task.prompt, f"{where}: prompt")
-        self._group = expression(task.group, f"{where}: group") if task.group else None
+        self._values = {
+            k: compile_expression(v, f"{where}: values.{k}") for k, v in task.values.items()
+        }
+        self._prompt = compile_template(task.prompt, f"{where}: prompt")
+        self._group = compile_expression(task.group, f"{where}: group") if task.group else None
         self._where = where
-        self._read = self._reader()
+        self._read = self._make_reader()
 
-    def question(self, row: TaskRow, shots: Sequence[Shot] = ()) -> Question:
+    def render_question(self, row: TaskRow, shots: Sequence[Shot] = ()) -> Question:
         """What is asked of `row`. Raises DataError, with file and row, for what it lacks."""
         where = f"{self._file}: row {row.number}"
         fields = dict(row.fields)
@@ -79,67 +86,75 @@ class Renderer:
             **self._read(fields, where),
         )
 
-    def shot(self, row: TaskRow) -> Shot:
+    def build_shot(self, row: TaskRow) -> Shot:
         """`row`, solved."""
-        question = self.question(row)
+        question = self.render_question(row)
         return Shot(question.prompt, self.task.delimiter + self._render_shot(question))
 
     def _render_shot(self, question: Question) -> str:
         scoring = self.task.scoring
         shown = getattr(scoring, "shown", None)
         if shown is not None:
-            text = template(shown, f"{self._where}: scoring.shown")
+            text = compile_template(shown, f"{self._where}: scoring.shown")
             return text(question.fields, question.where)
         return question.expected
 
-    def _reader(self) -> Callable[[Fields, str], dict[str, Any]]:
+    def _make_reader(self) -> Callable[[Fields, str], dict[str, Any]]:
         """What reads the part of a question that is its kind's own."""
         scoring, where = self.task.scoring, f"{self._where}: scoring."
         match scoring:
             case MultipleChoice():
-                return self._choice_reader(scoring)
+                return self._make_choice_reader(scoring)
             case Continuation():
-                target = template(scoring.target, where + "target")
+                target = compile_template(scoring.target, where + "target")
                 return lambda fields, row: {"answers": (target(fields, row),)}
             case GeneratedAnswer(check=InstructionMatch()):
-                tables = expression(scoring.targets, where + "targets")
-                return lambda fields, row: {"instructions": _tables(tables(fields, row), row)}
+                tables = compile_expression(scoring.targets, where + "targets")
+                return lambda fields, row: {"instructions": _check_tables(tables(fields, row), row)}
             case GeneratedAnswer():
-                targets = expression(scoring.targets, where + "targets")
+                targets = compile_expression(scoring.targets, where + "targets")
                 return lambda fields, row: {
-                    "answers": _some(targets(fields, row), f"{row}: scoring.targets")
+                    "answers": _require_texts(targets(fields, row), f"{row}: scoring.targets")
                 }
             case PreferredAnswer():
-                against = template(scoring.against, where + "against")
-                template(scoring.judge_prompt, where + "judge_prompt")
+                against = compile_template(scoring.against, where + "against")
+                compile_template(scoring.judge_prompt, where + "judge_prompt")
                 return lambda fields, row: {"answers": (against(fields, row),)}
             case ProgramTests():
                 return lambda fields, row: {}
         return lambda fields, row: {}
 
-    def _choice_reader(self, scoring: MultipleChoice) -> Callable[[Fields, str], dict[str, Any]]:
+    def _make_choice_reader(
+        self, scoring: MultipleChoice
+    ) -> Callable[[Fields, str], dict[str, Any]]:
         where = f"{self._where}: scoring."
-        gold = expression(scoring.gold, where + "gold")
-        contexts = expression(scoring.contexts, where + "contexts") if scoring.contexts else None
+        gold = compile_expression(scoring.gold, where + "gold")
+        contexts = (
+            compile_expression(scoring.contexts, where + "contexts") if scoring.contexts else None
+        )
         if isinstance(scoring.choices, str):
-            listed = expression(scoring.choices, where + "choices")
+            listed = compile_expression(scoring.choices, where + "choices")
             several = None
         else:
-            several = [template(each, where + "choices") for each in scoring.choices]
+            several = [compile_template(each, where + "choices") for each in scoring.choices]
 
         def read(fields: Fields, row: str) -> dict[str, Any]:
             if several is None:
-                answers = _some(listed(fields, row), f"{row}: scoring.choices")
+                answers = _require_texts(listed(fields, row), f"{row}: scoring.choices")
             else:
                 answers = tuple(each(fields, row) for each in several)
-            before = _some(contexts(fields, row), f"{row}: scoring.contexts") if contexts else ()
+            before = (
+                _require_texts(contexts(fields, row), f"{row}: scoring.contexts")
+                if contexts
+                else ()
+            )
             if before and len(answers) == 1:
                 answers *= len(before)
             if before and len(before) != len(answers):
                 raise DataError(f"{row}: {len(before)} contexts for {len(answers)} choices")
             if len(answers) < 2:
                 raise DataError(f"{row}: one choice; at least two are needed")
-            number = _gold(gold(fields, row), before or answers, row)
+            number = _find_gold(gold(fields, row), before or answers, row)
             return {"answers": answers, "gold": number, "contexts": before}
 
         return read
@@ -164,32 +179,32 @@ def choose_shots(task: Task, renderer: Renderer, rows: Sequence[TaskRow], own: b
         chosen = list(rows[:needed])
     else:
         chosen = random.Random(task.few_shot.seed).sample(list(rows), needed)
-    return [renderer.shot(row) for row in chosen]
+    return [renderer.build_shot(row) for row in chosen]
 
 
-def shots_for(prompt: str, shots: Sequence[Shot], count: int) -> tuple[Shot, ...]:
+def select_shots(prompt: str, shots: Sequence[Shot], count: int) -> tuple[Shot, ...]:
     """The first `count` of `shots` that are not the row that is asked itself."""
     return tuple([shot for shot in shots if shot.prompt != prompt][:count])
 
 
-def _some(value: Any, where: str) -> tuple[str, ...]:
-    found = texts(value)
+def _require_texts(value: Any, where: str) -> tuple[str, ...]:
+    found = parse_texts(value)
     if not found:
-        raise DataError(f"{where}: wanted a text or a list of texts, found {_brief(value)}")
+        raise DataError(f"{where}: wanted a text or a list of texts, found {_shorten(value)}")
     return found
 
 
-def _gold(value: Any, answers: Sequence[str], row: str) -> int:
+def _find_gold(value: Any, answers: Sequence[str], row: str) -> int:
     """The number of the right one of `answers`, given as number or text."""
     if isinstance(value, str):
         if value in answers:
             return list(answers).index(value)
         if not value.strip().isdecimal():
-            listed = ", ".join(map(_brief, answers))
-            raise DataError(f"{row}: the answer {_brief(value)} is none of the choices: {listed}")
+            listed = ", ".join(map(_shorten, answers))
+            raise DataError(f"{row}: the answer {_shorten(value)} is none of the choices: {listed}")
         value = int(value)
     if not isinstance(value, int | float) or value != int(value):
-        raise DataError(f"{row}: the answer {_brief(value)} is neither a number nor a text")
+        raise DataError(f"{row}: the answer {_shorten(value)} is neither a number nor a text")
     if not 0 <= value < len(answers):
         raise DataError(
             f"{row}: the answer is number {int(value)}, but there are {len(answers)} choices, "
@@ -198,13 +213,13 @@ def _gold(value: Any, answers: Sequence[str], row: str) -> int:
     return int(value)
 
 
-def _tables(value: Any, row: str) -> tuple[Mapping[str, Any], ...]:
+def _check_tables(value: Any, row: str) -> tuple[Mapping[str, Any], ...]:
     items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not items or not all(isinstance(item, Mapping) and "id" in item for item in items):
         raise DataError(f"{row}: scoring.targets: wanted a list of tables with an `id`")
     return tuple(items)
 
 
-def _brief(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

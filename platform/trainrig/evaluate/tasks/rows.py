@@ -37,13 +37,15 @@ def read_rows(path: str) -> tuple[TaskRow, ...]:
         ) from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder; name the file of rows in it") from None
-    rows = _parquet(path, data) if path.endswith(".parquet") else _json_lines(path, data)
+    rows = (
+        _parse_parquet(path, data) if path.endswith(".parquet") else _parse_json_lines(path, data)
+    )
     if not rows:
         raise DataError(f"{path}: not one row in it")
     return rows
 
 
-def _parquet(path: str, data: bytes) -> tuple[TaskRow, ...]:
+def _parse_parquet(path: str, data: bytes) -> tuple[TaskRow, ...]:
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
@@ -51,7 +53,7 @@ def _parquet(path: str, data: bytes) -> tuple[TaskRow, ...]:
     return tuple(TaskRow(number, row) for number, row in enumerate(table.to_pylist(), 1))
 
 
-def _json_lines(path: str, data: bytes) -> tuple[TaskRow, ...]:
+def _parse_json_lines(path: str, data: bytes) -> tuple[TaskRow, ...]:
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)
@@ -64,11 +66,11 @@ def _json_lines(path: str, data: bytes) -> tuple[TaskRow, ...]:
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            rows.append(TaskRow(number, _object(line, f"{path}: row {number}")))
+            rows.append(TaskRow(number, _parse_object(line, f"{path}: row {number}")))
     return tuple(rows)
 
 
-def _object(line: str, where: str) -> Mapping[str, Any]:
+def _parse_object(line: str, where: str) -> Mapping[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:

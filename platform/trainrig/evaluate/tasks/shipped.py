@@ -48,8 +48,8 @@ def _read(name: str) -> tuple[str, str]:
     names = list_shipped_tasks()
     if name not in names:
         raise ConfigError(
-            f"tasks: no task '{name}' is shipped{config.did_you_mean(name, names)}; a task file of "
-            f"your own is named by its path, which ends in {ENDING}"
+            f"tasks: no task '{name}' is shipped{config.suggest_choice(name, names)}; a task file "
+            f"of your own is named by its path, which ends in {ENDING}"
         )
     file = resources.files("trainrig").joinpath(_FOLDER, name + ENDING)
     return f"task '{name}'", file.read_text(encoding="utf-8")

@@ -13,36 +13,36 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.checks.maths import last_boxed
+from trainrig.evaluate.checks.maths import find_last_boxed
 
 Fields = Mapping[str, Any]
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _make_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # prompts, not pages
     )
-    environment.filters["regex_replace"] = _regex_replace
-    environment.filters["boxed"] = last_boxed
-    environment.globals["instructions"] = _instructions
+    environment.filters["regex_replace"] = _replace_pattern
+    environment.filters["boxed"] = find_last_boxed
+    environment.globals["instructions"] = _pair_instructions
     return environment
 
 
-def _regex_replace(text: str, pattern: str, put: str = "", count: int = 0) -> str:
+def _replace_pattern(text: str, pattern: str, put: str = "", count: int = 0) -> str:
     return re.sub(pattern, put, text, count=count)
 
 
-def _instructions(ids: Sequence[str], arguments: Sequence[Fields]) -> list[Fields]:
+def _pair_instructions(ids: Sequence[str], arguments: Sequence[Fields]) -> list[Fields]:
     """IFEval's two lists as one: what to follow, with its arguments."""
     return [{"id": each, "arguments": given} for each, given in zip(ids, arguments, strict=True)]
 
 
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = _make_environment()
 
 
-def template(source: str, where: str) -> Callable[[Fields, str], str]:
+def compile_template(source: str, where: str) -> Callable[[Fields, str], str]:
     """What makes a text of a row's fields; `where`, and at each call the row, is named in errors.
 
     Raises ConfigError if `source` is no template.
@@ -54,7 +54,7 @@ def template(source: str, where: str) -> Callable[[Fields, str], str]:
     return lambda fields, row: _evaluate_template(lambda: compiled.render(fields), where, row)
 
 
-def expression(source: str, where: str) -> Callable[[Fields, str], Any]:
+def compile_expression(source: str, where: str) -> Callable[[Fields, str], Any]:
     """What makes a value of a row's fields. Raises ConfigError if `source` is no expression."""
     try:
         compiled = _ENVIRONMENT.compile_expression(source, undefined_to_none=False)
@@ -82,7 +82,7 @@ def _evaluate_template(evaluate: Callable[[], Any], where: str, row: str) -> Any
         raise DataError(f"{row}: {where} cannot be computed of this row: {said}") from None
 
 
-def texts(value: Any) -> tuple[str, ...] | None:
+def parse_texts(value: Any) -> tuple[str, ...] | None:
     """`value` as texts if it is a list of texts and numbers, or one of them; else None."""
     items = [value] if isinstance(value, str | int | float) else value
     if not isinstance(items, Sequence) or isinstance(items, bytes):

@@ -15,7 +15,7 @@ QUERIES = 64  # whose products are there at once
 NDCG_AT = 10
 
 
-def ranks_of(
+def compute_ranks(
     queries_QC: NDArray[np.float32],
     documents_DC: NDArray[np.float32],
     wanted: Sequence[Integers],
@@ -35,7 +35,7 @@ def ranks_of(
     return found
 
 
-def scores_of(
+def score_ranks(
     ranks_R: Integers, grades_R: Sequence[float], at: Sequence[int]
 ) -> Mapping[str, float]:
     """Of one query: nDCG at 10 (Jarvelin and Kekalainen 2002, with gains as they are, as trec_eval

@@ -19,7 +19,7 @@ from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.rows import TaskRow, read_rows
 from trainrig.evaluate.vectors.definition import FILES, LinearProbe, Retrieval, load_vector_task
 from trainrig.evaluate.vectors.probe import fit_classifier
-from trainrig.evaluate.vectors.ranking import ranks_of, scores_of
+from trainrig.evaluate.vectors.ranking import compute_ranks, score_ranks
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 from trainrig.tokens.permutation import Integers
@@ -31,19 +31,19 @@ Task = LinearProbe | Retrieval
 Rows = list[dict[str, Any]]
 
 
-def vector_tasks(run: Evaluation) -> tuple[Task, ...]:
+def load_vector_tasks(run: Evaluation) -> tuple[Task, ...]:
     """Those of `run`. Raises ConfigError for one that is not there."""
     return tuple(load_vector_task(path, run.task_rows) for path in run.vector_tasks)
 
 
-def content_of(task: Task) -> list[str]:
+def list_content_keys(task: Task) -> list[str]:
     """What its rows depend on beside the model. Raises DataError for a file that is not there."""
     files = [getattr(task, name) for name in FILES[task.kind]]
     for path in files:
         if not storage.exists(path):
             raise DataError(f"{path}: no such file; task '{task.name}' has its rows there")
     said = task.model_dump_json(exclude=set(FILES[task.kind]))
-    return [said, *map(storage.content_key, files)]
+    return [said, *map(storage.compute_content_key, files)]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class VectorPlan:
     run: Evaluation
     tasks: tuple[Task, ...]
 
-    def splits(self) -> list[Split]:
+    def list_splits(self) -> list[Split]:
         """One for each task."""
         return [Split(task.name, {"task": n}) for n, task in enumerate(self.tasks)]
 
@@ -79,7 +79,7 @@ def _do(plan: VectorPlan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     path = storage.join(plan.run.output, name)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     storage.write(path, lines.encode("utf-8", "surrogatepass"))
-    return {"rows": len(rows)}, {name: manifest.file_sum(path)}
+    return {"rows": len(rows)}, {name: manifest.compute_file_sum(path)}
 
 
 def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
@@ -94,8 +94,8 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
             raise DataError(
                 f"{task.rows}: row {row.number}: label {label!r}, which no row of {task.train} has"
             )
-    train_NC = _embed(embedder, [_text(row, task.text, task.train) for row in fitted], task)
-    texts = [_text(row, task.text, task.rows) for row in measured]
+    train_NC = _embed(embedder, [_read_text(row, task.text, task.train) for row in fitted], task)
+    texts = [_read_text(row, task.text, task.rows) for row in measured]
     test_NC = _embed(embedder, texts, task)
     classes_N = np.array([numbers[_label(row, task, task.train)] for row in fitted])
     classifier = fit_classifier(
@@ -116,18 +116,18 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
 
 def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
     queries, documents = (_index_by_name(task, path) for path in (task.queries, task.documents))
-    belong = _belonging(task, queries, documents)
+    belong = _read_grades(task, queries, documents)
     if not belong:
         raise DataError(f"{task.relevance}: no document belongs to any query of {task.queries}")
     asked = [name for name in queries if name in belong]
     numbers = {name: number for number, name in enumerate(documents)}
     names = list(documents)
     wanted: list[Integers] = [np.array([numbers[d] for d in belong[q]]) for q in asked]
-    texts = [_text(queries[name], task.text, task.queries) for name in asked]
+    texts = [_read_text(queries[name], task.text, task.queries) for name in asked]
     queries_QC = _embed(embedder, texts, task)
-    all_texts = [_text(row, task.text, task.documents) for row in documents.values()]
+    all_texts = [_read_text(row, task.text, task.documents) for row in documents.values()]
     documents_DC = _embed(embedder, all_texts, task)
-    ranks = ranks_of(queries_QC, documents_DC, wanted)
+    ranks = compute_ranks(queries_QC, documents_DC, wanted)
     rows: Rows = []
     for name, text, ranks_R, numbers_R in zip(asked, texts, ranks, wanted, strict=True):
         grades = list(belong[name].values())
@@ -139,7 +139,7 @@ def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
                 "expected": ", ".join(belong[name]),
                 "given": f"{names[int(numbers_R[best])]} at place {int(ranks_R[best])}",
                 "ranks": ranks_R.tolist(),
-                "scores": scores_of(ranks_R, grades, task.recall_at),
+                "scores": score_ranks(ranks_R, grades, task.recall_at),
             }
         )
     return rows
@@ -157,7 +157,7 @@ def _index_by_name(task: Retrieval, path: str) -> dict[str, TaskRow]:
     return found
 
 
-def _belonging(
+def _read_grades(
     task: Retrieval, queries: Mapping[str, TaskRow], documents: Mapping[str, TaskRow]
 ) -> dict[str, dict[str, float]]:
     """Of each query that has any, the grades above 0 of its documents. Raises DataError for names
@@ -180,7 +180,7 @@ def _belonging(
     return found
 
 
-def _text(row: TaskRow, field: str, path: str) -> str:
+def _read_text(row: TaskRow, field: str, path: str) -> str:
     value = row.fields.get(field)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{path}: row {row.number}: `{field}` is {value!r}, which is no text")

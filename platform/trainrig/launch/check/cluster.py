@@ -9,28 +9,32 @@ from typing import Any
 from trainrig import hardware
 from trainrig.errors import ConfigError
 from trainrig.hardware import Hardware
-from trainrig.launch.check.clouds.aws import aws_problems
-from trainrig.launch.check.clouds.gcp import gcp_problems
-from trainrig.launch.check.clouds.laptop import laptop_problems
-from trainrig.launch.check.containers import docker_problems
+from trainrig.launch.check.clouds.aws import check_aws
+from trainrig.launch.check.clouds.gcp import check_gcp
+from trainrig.launch.check.clouds.laptop import check_laptop
+from trainrig.launch.check.containers import check_docker
 from trainrig.launch.check.document import (
     Found,
     Problem,
     YamlDocument,
     at,
-    nearest,
+    ensure_table,
     read_documents,
-    table,
+    suggest_nearest,
 )
-from trainrig.launch.check.kubernetes.kuberay import groups, kuberay_pools, ray_cluster_problems
-from trainrig.launch.check.kubernetes.kubernetes_shape import RAY, kubernetes_differences
-from trainrig.launch.check.kubernetes.rayjob import ray_job_problems
+from trainrig.launch.check.kubernetes.kuberay import (
+    check_ray_cluster,
+    iterate_groups,
+    list_kuberay_pools,
+)
+from trainrig.launch.check.kubernetes.kubernetes_shape import RAY, find_kubernetes_differences
+from trainrig.launch.check.kubernetes.rayjob import check_ray_job
 from trainrig.launch.check.notice import notice_warnings
 from trainrig.launch.check.pools import PoolEstimate, PricedPool, estimate
-from trainrig.launch.check.quotas import Quota, quotas
-from trainrig.launch.check.ray_file import ray_pools, ray_problems
-from trainrig.launch.check.secrets import secrets_in
-from trainrig.launch.check.spot_agent import agent_problems
+from trainrig.launch.check.quotas import Quota, compute_quotas
+from trainrig.launch.check.ray_file import check_ray_file, list_ray_pools
+from trainrig.launch.check.secrets import find_secrets
+from trainrig.launch.check.spot_agent import check_agent
 from trainrig.storage import utf8
 
 KUBERNETES, LAPTOP = "kubernetes", "fake_multinode"
@@ -95,15 +99,17 @@ def check_cluster(
     known = hardware.load(table_of_hardware)
     text = _read(Path(path))
     documents, problems = read_documents(text, str(path))
-    provider = _provider(documents)
+    provider = _find_provider(documents)
     for document in documents:
-        problems += map(document.problem, _find_problems(document.data, provider, known))
-        problems += map(document.problem, secrets_in(document.data))
-    data = _main(documents)
-    pools = kuberay_pools(data) if provider == KUBERNETES else ray_pools(data)
+        problems += map(document.locate_problem, _find_problems(document.data, provider, known))
+        problems += map(document.locate_problem, find_secrets(document.data))
+    data = _find_main_document(documents)
+    pools = list_kuberay_pools(data) if provider == KUBERNETES else list_ray_pools(data)
     warnings = _list_unpriced(pools, known, provider)
     if checkpoint_seconds is not None:
-        warnings += notice_warnings(provider, pools, checkpoint_seconds, _grace(data, provider))
+        warnings += notice_warnings(
+            provider, pools, checkpoint_seconds, _find_grace(data, provider)
+        )
     most = at(data, "max_workers")
     free = provider == LAPTOP
     return Checked(
@@ -112,10 +118,10 @@ def check_cluster(
         provider=provider,
         problems=tuple(sorted(set(problems))),
         warnings=tuple(warnings),
-        placeholders=tuple(_placeholders(text, str(path))),
+        placeholders=tuple(_find_placeholders(text, str(path))),
         pools=tuple(pools),
         price=estimate(pools, most if isinstance(most, int) else None, known, free),
-        quotas=tuple(quotas(provider, pools, known)) if provider in {"aws", "gcp"} else (),
+        quotas=tuple(compute_quotas(provider, pools, known)) if provider in {"aws", "gcp"} else (),
     )
 
 
@@ -132,45 +138,47 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: {error}; write YAML") from None
 
 
-def _main(documents: list[YamlDocument]) -> Any:
+def _find_main_document(documents: list[YamlDocument]) -> Any:
     """What describes the cluster, of what may be several documents."""
     of_ray = [each.data for each in documents if at(each.data, "kind") in RAY]
     return (of_ray or [each.data for each in documents] or [{}])[0]
 
 
-def _provider(documents: list[YamlDocument]) -> str:
-    if any("apiVersion" in table(d.data) or "kind" in table(d.data) for d in documents):
+def _find_provider(documents: list[YamlDocument]) -> str:
+    if any(
+        "apiVersion" in ensure_table(d.data) or "kind" in ensure_table(d.data) for d in documents
+    ):
         return KUBERNETES
     return str(at(documents[0].data, "provider", "type") or "") if documents else ""
 
 
 def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[Found]:
     if provider == KUBERNETES:
-        yield from kubernetes_differences(data)
+        yield from find_kubernetes_differences(data)
         if at(data, "kind") in RAY:
-            yield from ray_cluster_problems(data)
+            yield from check_ray_cluster(data)
         if at(data, "kind") == "RayJob":
-            yield from ray_job_problems(data)
+            yield from check_ray_job(data)
         return
-    yield from ray_problems(data)
-    of_provider = table(data)
+    yield from check_ray_file(data)
+    of_provider = ensure_table(data)
     if provider == "aws":
-        yield from aws_problems(of_provider, known)
+        yield from check_aws(of_provider, known)
     elif provider == "gcp":
-        yield from gcp_problems(of_provider, known)
+        yield from check_gcp(of_provider, known)
     elif provider == LAPTOP:
-        yield from laptop_problems(of_provider)
+        yield from check_laptop(of_provider)
     else:
-        yield from _unknown_provider(of_provider)
+        yield from _check_provider(of_provider)
     if provider in {"aws", "gcp"}:
-        yield from agent_problems(of_provider, provider)
-        yield from docker_problems(of_provider)
+        yield from check_agent(of_provider, provider)
+        yield from check_docker(of_provider)
 
 
-def _unknown_provider(data: dict[str, Any]) -> Iterator[Found]:
+def _check_provider(data: dict[str, Any]) -> Iterator[Found]:
     found = at(data, "provider", "type")
     if found is not None:
-        hint = nearest(str(found), list(PROVIDERS))
+        hint = suggest_nearest(str(found), list(PROVIDERS))
         yield ("provider", "type"), f"no provider '{found}' that we know{hint}"
 
 
@@ -185,16 +193,18 @@ def _list_unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> l
     ]
 
 
-def _grace(data: Any, provider: str) -> float | None:
+def _find_grace(data: Any, provider: str) -> float | None:
     """s that pods on spot have, where the file says so."""
     if provider != KUBERNETES:
         return None
-    spot = [g for _, g, _ in groups(data) if at(g, "labels", "trainrig.io/market") == "spot"]
+    spot = [
+        g for _, g, _ in iterate_groups(data) if at(g, "labels", "trainrig.io/market") == "spot"
+    ]
     each = [at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]
     return min((float(s) for s in each if isinstance(s, int)), default=None)
 
 
-def _placeholders(text: str, path: str) -> Iterator[Problem]:
+def _find_placeholders(text: str, path: str) -> Iterator[Problem]:
     for number, line in enumerate(text.splitlines(), 1):
         found = PLACEHOLDERS.search(line.partition(" # ")[0])
         if found and not line.lstrip().startswith("#"):

@@ -4,27 +4,27 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainrig.launch.check.document import Found, entries, table
+from trainrig.launch.check.document import Found, ensure_list, ensure_table
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
-def image_problems(image: Any, where: tuple[str | int, ...]) -> Iterator[Found]:
+def check_image(image: Any, where: tuple[str | int, ...]) -> Iterator[Found]:
     """An image must be named by its digest: a tag is another image tomorrow."""
     if isinstance(image, str) and not DIGEST.search(image):
         short = image if len(image) <= 60 else image[:57] + "..."
         yield where, f"'{short}' can change between two nodes; name it by @sha256:…"
 
 
-def docker_problems(data: dict[str, Any]) -> Iterator[Found]:
+def check_docker(data: dict[str, Any]) -> Iterator[Found]:
     """Of the `docker` part of a cluster file of Ray's."""
-    docker = table(data.get("docker"))
+    docker = ensure_table(data.get("docker"))
     if not docker:
         yield (), "`docker` is missing; an image with trainrig, pinned, is what every node runs"
         return
     for key in ("image", "head_image", "worker_image"):
-        yield from image_problems(docker.get(key), ("docker", key))
-    options = [str(each) for each in entries(docker.get("run_options"))]
+        yield from check_image(docker.get(key), ("docker", key))
+    options = [str(each) for each in ensure_list(docker.get("run_options"))]
     where = ("docker", "run_options") if options else ("docker",)
     if not any(each.startswith("--shm-size") for each in options):
         yield where, "no --shm-size; Docker's 64 MB do not hold Ray's object store: --shm-size=32g"

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from trainrig.config import Location, did_you_mean
+from trainrig.config import Location, suggest_choice
 
 # Values of one file, those that aliases repeat counted each time: our own files have about 500.
 MOST_VALUES = 50_000
@@ -48,16 +48,16 @@ class YamlDocument:
     data: Any
     lines: dict[Location, int] = field(repr=False)
 
-    def line(self, location: Location) -> int:
+    def find_line(self, location: Location) -> int:
         """The line of the key or entry at `location`, or of the nearest thing that holds it."""
         while location and location not in self.lines:
             location = location[:-1]
         return self.lines.get(location, 1)
 
-    def problem(self, found: Found) -> Problem:
+    def locate_problem(self, found: Found) -> Problem:
         """What was found, with its line."""
         location, what = found
-        return Problem(self.path, self.line(location), _format_location(location), what)
+        return Problem(self.path, self.find_line(location), _format_location(location), what)
 
 
 def _format_location(location: Location) -> str:
@@ -89,7 +89,7 @@ def read_documents(text: str, path: str) -> tuple[list[YamlDocument], list[Probl
     for node in nodes:
         reader = _Reader(path)
         try:
-            data = reader.value(node, ())
+            data = reader.read_value(node, ())
         except _TooMuch as error:
             return [], [Problem(path, error.line, "", str(error))]
         documents.append(YamlDocument(path, data, reader.lines))
@@ -113,7 +113,7 @@ class _Reader:
         self._scalars = yaml.constructor.SafeConstructor()
         self._values = 0
 
-    def value(self, node: yaml.Node, location: Location) -> Any:
+    def read_value(self, node: yaml.Node, location: Location) -> Any:
         self._values += 1
         if self._values > MOST_VALUES:
             raise _TooMuch(node, f"unfolds to more than {MOST_VALUES:,} values; use fewer aliases")
@@ -121,19 +121,19 @@ class _Reader:
             raise _TooMuch(node, f"more than {DEEPEST} levels deep, or an anchor inside itself")
         self.lines.setdefault(location, node.start_mark.line + 1)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN:
-            self._problem(node, location, f"{node.tag}: only plain values may stand in a file")
+            self._add_problem(node, location, f"{node.tag}: only plain values may stand in a file")
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, location)
+            return self._read_mapping(node, location)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*location, at)) for at, item in enumerate(node.value)]
+            return [self.read_value(item, (*location, at)) for at, item in enumerate(node.value)]
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             reason = getattr(error, "problem", None) or str(error)
-            self._problem(node, location, f"{node.value!r} cannot be read: {reason}")
+            self._add_problem(node, location, f"{node.value!r} cannot be read: {reason}")
             return node.value
 
-    def _mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
+    def _read_mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
         found: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         own: dict[str, int] = {}  # lines
@@ -142,44 +142,44 @@ class _Reader:
                 for below in self._read_merged(value_node, location):
                     merged = below | merged  # of two, the first named holds
                 continue
-            key, line = self._key(key_node, location), key_node.start_mark.line + 1
+            key, line = self._read_key(key_node, location), key_node.start_mark.line + 1
             if key in own:
                 what = f"`{key}` is here twice (first in line {own[key]}); one of them is lost"
-                self._problem(key_node, (*location, key), what)
+                self._add_problem(key_node, (*location, key), what)
             own[key] = line
             self.lines[(*location, key)] = line
-            found[key] = self.value(value_node, (*location, key))
+            found[key] = self.read_value(value_node, (*location, key))
         return merged | found
 
     def _read_merged(self, node: yaml.Node, location: Location) -> Iterator[dict[str, Any]]:
         each = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in each:
-            value = self.value(source, location)
+            value = self.read_value(source, location)
             if isinstance(value, dict):
                 yield value
             else:
-                self._problem(source, location, "`<<` takes a mapping (an alias of one)")
+                self._add_problem(source, location, "`<<` takes a mapping (an alias of one)")
 
-    def _key(self, node: yaml.Node, location: Location) -> str:
+    def _read_key(self, node: yaml.Node, location: Location) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            self._problem(node, location, "a key that is no word; write plain keys")
+            self._add_problem(node, location, "a key that is no word; write plain keys")
             return "?"
         if node.tag != "tag:yaml.org,2002:str":
             read = self._scalars.construct_object(node)
-            self._problem(node, location, f"the key {node.value} is read as {read!r}; quote it")
+            self._add_problem(node, location, f"the key {node.value} is read as {read!r}; quote it")
         return str(node.value)
 
-    def _problem(self, node: yaml.Node, location: Location, what: str) -> None:
+    def _add_problem(self, node: yaml.Node, location: Location, what: str) -> None:
         line = node.start_mark.line + 1
         self.problems.append(Problem(self.path, line, _format_location(location), what))
 
 
-def table(value: Any) -> dict[str, Any]:
+def ensure_table(value: Any) -> dict[str, Any]:
     """`value` if it is a mapping, else an empty one: the schema has said that it should be."""
     return value if isinstance(value, dict) else {}
 
 
-def entries(value: Any) -> list[Any]:
+def ensure_list(value: Any) -> list[Any]:
     """`value` if it is a list, else an empty one: the schema has said that it should be."""
     return value if isinstance(value, list) else []
 
@@ -199,7 +199,7 @@ def at(data: Any, *keys: str | int) -> Any:
 MOST_CHOICES = 12  # names in one message
 
 
-def nearest(name: str, choices: "list[str] | dict[str, Any]") -> str:
+def suggest_nearest(name: str, choices: "list[str] | dict[str, Any]") -> str:
     """`; did you mean 'x'?`; of few choices all, where none is near."""
-    hint = did_you_mean(name, list(choices))
+    hint = suggest_choice(name, list(choices))
     return hint if len(choices) <= MOST_CHOICES or hint.startswith("; did you") else ""

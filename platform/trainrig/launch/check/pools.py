@@ -69,14 +69,14 @@ def estimate(
     """USD an hour of `pools`; `most_workers`: nodes beside the head over all of them. `free`:
     nothing is rented."""
     prices = tuple(
-        PoolPrice(pool, 0.0, False, None) if free else _price(pool, hardware) for pool in pools
+        PoolPrice(pool, 0.0, False, None) if free else _find_price(pool, hardware) for pool in pools
     )
     idle = [None if p.usd is None else p.usd * p.pool.least for p in prices if p.pool.least]
     return PoolEstimate(prices, _sum(idle), _sum(_at_once(prices, most_workers)))
 
 
-def _price(pool: PricedPool, hardware: Hardware) -> PoolPrice:
-    found = hardware.price(pool.instance, pool.market)
+def _find_price(pool: PricedPool, hardware: Hardware) -> PoolPrice:
+    found = hardware.find_price(pool.instance, pool.market)
     if found is None:
         return PoolPrice(pool, None, False, None)
     return PoolPrice(pool, found.usd, found.listed, found.as_of)

@@ -43,7 +43,7 @@ _AWS_ON_DEMAND = {
 }
 
 
-def quotas(provider: str, pools: Sequence[PricedPool], hardware: Hardware) -> list[Quota]:
+def compute_quotas(provider: str, pools: Sequence[PricedPool], hardware: Hardware) -> list[Quota]:
     """What must be granted for all of `pools` at their most; instances of no known size are left
     out."""
     needed: Counter[tuple[str, str]] = Counter()
@@ -52,19 +52,21 @@ def quotas(provider: str, pools: Sequence[PricedPool], hardware: Hardware) -> li
         offer = hardware.instances.get(pool.instance)
         if offer is None or not pool.most:
             continue
-        name, unit = _quota(provider, pool, hardware)
-        each = offer.vcpus if unit == "vCPUs" else hardware.accelerators(pool.instance)
+        name, unit = _name_quota(provider, pool, hardware)
+        each = offer.vcpus if unit == "vCPUs" else hardware.count_accelerators(pool.instance)
         needed[name, unit] += pool.most * each
         by.setdefault((name, unit), []).append(pool.name)
     return [Quota(name, n, unit, tuple(by[name, unit])) for (name, unit), n in needed.items()]
 
 
-def _quota(provider: str, pool: PricedPool, hardware: Hardware) -> tuple[str, str]:
+def _name_quota(provider: str, pool: PricedPool, hardware: Hardware) -> tuple[str, str]:
     spot = pool.market == "spot"
     if provider == "aws":
-        return (_AWS_SPOT if spot else _AWS_ON_DEMAND)[_aws_family(pool.instance, spot)], "vCPUs"
-    if hardware.accelerators(pool.instance):
-        model = hardware.instance(pool.instance).device.partition("-")[0].upper()
+        return (_AWS_SPOT if spot else _AWS_ON_DEMAND)[
+            _find_aws_family(pool.instance, spot)
+        ], "vCPUs"
+    if hardware.count_accelerators(pool.instance):
+        model = hardware.find_instance(pool.instance).device.partition("-")[0].upper()
         return f"{'PREEMPTIBLE_' if spot else ''}NVIDIA_{model}_GPUS", "GPUs"
     if spot:
         return "PREEMPTIBLE_CPUS", "vCPUs"
@@ -72,7 +74,7 @@ def _quota(provider: str, pool: PricedPool, hardware: Hardware) -> tuple[str, st
     return ("CPUS" if family in {"E2", "N1"} else f"{family}_CPUS"), "vCPUs"
 
 
-def _aws_family(instance: str, spot: bool) -> str:
+def _find_aws_family(instance: str, spot: bool) -> str:
     letters = re.match(r"[a-z]+", instance)
     family = letters.group() if letters else ""
     if family in {"g", "gr", "vt"}:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ClusterError
-from trainrig.launch.check.document import Found, at, entries, nearest, table
+from trainrig.launch.check.document import Found, at, ensure_list, ensure_table, suggest_nearest
 from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
-from trainrig.launch.check.shape import differences
+from trainrig.launch.check.shape import find_differences
 
 # What Ray's providers read beside what its schema lists (ray/autoscaler/_private, 2.60).
 MORE_OF_PROVIDER = (
@@ -29,7 +29,7 @@ LONGEST_IDLE = 60  # minutes; a p5.48xlarge at rest costs about 1 USD for each
 
 
 @functools.cache
-def ray_schema() -> dict[str, Any]:
+def load_ray_schema() -> dict[str, Any]:
     """Ray's schema of a cluster file, as the installed version has it, with `provider` closed."""
     found = importlib.util.find_spec("ray")
     if found is None or not found.submodule_search_locations:
@@ -42,56 +42,66 @@ def ray_schema() -> dict[str, Any]:
     return schema
 
 
-def ray_problems(data: Any) -> Iterator[Found]:
+def check_ray_file(data: Any) -> Iterator[Found]:
     """What is wrong with `data` as a cluster file of Ray's, whatever its provider."""
-    yield from differences(data, ray_schema())
-    yield from _head(table(data))
-    yield from _sizes(table(data))
-    yield from _labels(table(data))
-    yield from _idle(table(data))
-    yield from _ray_start(table(data))
+    yield from find_differences(data, load_ray_schema())
+    yield from _check_head(ensure_table(data))
+    yield from _check_sizes(ensure_table(data))
+    yield from _check_all_labels(ensure_table(data))
+    yield from _check_idle(ensure_table(data))
+    yield from _check_ray_start(ensure_table(data))
 
 
-def node_types(data: Any) -> dict[str, dict[str, Any]]:
+def list_node_types(data: Any) -> dict[str, dict[str, Any]]:
     """The node types by name."""
-    return {name: table(each) for name, each in table(at(data, "available_node_types")).items()}
+    return {
+        name: ensure_table(each)
+        for name, each in ensure_table(at(data, "available_node_types")).items()
+    }
 
 
-def ray_pools(data: Any) -> list[PricedPool]:
+def list_ray_pools(data: Any) -> list[PricedPool]:
     """A pool for each node type; what is missing is taken for none."""
     return [
-        _pool(name, each, name == at(data, "head_node_type"))
-        for name, each in node_types(data).items()
+        _build_pool(name, each, name == at(data, "head_node_type"))
+        for name, each in list_node_types(data).items()
     ]
 
 
-def _pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPool:
-    labels, resources = table(node_type.get("labels")), table(node_type.get("resources"))
+def _build_pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPool:
+    labels, resources = (
+        ensure_table(node_type.get("labels")),
+        ensure_table(node_type.get("resources")),
+    )
     return PricedPool(
         name=HEAD if is_head else name,
         instance=str(labels.get(INSTANCE, "")),
         market=str(labels.get(MARKET, "")),
-        least=1 if is_head else _count(node_type.get("min_workers")),
-        most=1 if is_head else _count(node_type.get("max_workers")),
-        cpus=_count(resources.get("CPU")),
-        gpus=_count(resources.get("GPU")),
+        least=1 if is_head else _parse_count(node_type.get("min_workers")),
+        most=1 if is_head else _parse_count(node_type.get("max_workers")),
+        cpus=_parse_count(resources.get("CPU")),
+        gpus=_parse_count(resources.get("GPU")),
     )
 
 
-def _count(value: Any) -> int:
+def _parse_count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _head(data: dict[str, Any]) -> Iterator[Found]:
-    types, head = node_types(data), data.get("head_node_type")
+def _check_head(data: dict[str, Any]) -> Iterator[Found]:
+    types, head = list_node_types(data), data.get("head_node_type")
     if not types:
         yield (), "`available_node_types` is missing; a head and a pool at least"
         return
     if head not in types:
-        what = "is missing" if head is None else f"names no node type{nearest(str(head), types)}"
+        what = (
+            "is missing"
+            if head is None
+            else f"names no node type{suggest_nearest(str(head), types)}"
+        )
         yield ("head_node_type",), what
         return
-    resources = table(types[head].get("resources"))
+    resources = ensure_table(types[head].get("resources"))
     for kind in ("CPU", "GPU"):
         if resources.get(kind, 0 if kind == "GPU" else None) != 0:
             where = ("available_node_types", head, "resources", kind)
@@ -101,9 +111,9 @@ def _head(data: dict[str, Any]) -> Iterator[Found]:
             yield ("available_node_types", head, bound), "there is one head: write 0"
 
 
-def _sizes(data: dict[str, Any]) -> Iterator[Found]:
+def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
     most_of_all = data.get("max_workers")
-    for name, each in node_types(data).items():
+    for name, each in list_node_types(data).items():
         where = ("available_node_types", name)
         if name == data.get("head_node_type"):
             continue
@@ -116,20 +126,20 @@ def _sizes(data: dict[str, Any]) -> Iterator[Found]:
             yield (*where, "max_workers"), f"{most} is more than max_workers of all ({most_of_all})"
         elif isinstance(least, int) and least > 0:
             yield (*where, "min_workers"), f"{least} machines would never leave; write 0"
-        if not table(each.get("resources")):
+        if not ensure_table(each.get("resources")):
             yield where, "`resources` says nothing, so the autoscaler can bring nothing up for work"
     if most_of_all is None:
         yield (), "`max_workers` is missing; Ray's own is 0 or 2, whatever the pools say"
 
 
-def _labels(data: dict[str, Any]) -> Iterator[Found]:
-    for name, each in node_types(data).items():
+def _check_all_labels(data: dict[str, Any]) -> Iterator[Found]:
+    for name, each in list_node_types(data).items():
         is_head = name == data.get("head_node_type")
-        labels, where = table(each.get("labels")), ("available_node_types", name, "labels")
-        yield from label_problems(labels, where, HEAD if is_head else name)
+        labels, where = ensure_table(each.get("labels")), ("available_node_types", name, "labels")
+        yield from check_labels(labels, where, HEAD if is_head else name)
 
 
-def label_problems(
+def check_labels(
     labels: dict[str, Any], where: tuple[str | int, ...], pool: str
 ) -> Iterator[Found]:
     """What is wrong with the labels of a node of `pool`, which stages and costs go by."""
@@ -139,17 +149,20 @@ def label_problems(
             yield where, f"`{label}` is missing; stages find nodes, and costs prices, by it"
     for label in labels:
         if label.startswith("trainrig.io/") and label not in (*ours, "trainrig.io/cluster"):
-            yield (*where, label), f"no label of ours{nearest(label, list(ours))}"
+            yield (*where, label), f"no label of ours{suggest_nearest(label, list(ours))}"
     if labels.get(POOL, pool) != pool:
         yield (*where, POOL), f"'{labels[POOL]}', but the pool is called '{pool}'"
     if pool == HEAD and labels.get(MARKET) == "spot":
         yield (*where, MARKET), "the head on spot: the cluster ends with it; rent it on demand"
     elif labels.get(MARKET, "spot") not in MARKETS:
         found = labels[MARKET]
-        yield (*where, MARKET), f"'{found}' is no market{nearest(str(found), list(MARKETS))}"
+        yield (
+            (*where, MARKET),
+            f"'{found}' is no market{suggest_nearest(str(found), list(MARKETS))}",
+        )
 
 
-def _idle(data: dict[str, Any]) -> Iterator[Found]:
+def _check_idle(data: dict[str, Any]) -> Iterator[Found]:
     minutes = data.get("idle_timeout_minutes")
     if minutes is None:
         yield (), "`idle_timeout_minutes` is missing; say how long machines may wait for work"
@@ -158,10 +171,10 @@ def _idle(data: dict[str, Any]) -> Iterator[Found]:
         yield ("idle_timeout_minutes",), what
 
 
-def _ray_start(data: dict[str, Any]) -> Iterator[Found]:
+def _check_ray_start(data: dict[str, Any]) -> Iterator[Found]:
     """How Ray is started: with its token, its dashboard on loopback, its autoscaler."""
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        commands = [str(each) for each in entries(data.get(key))]
+        commands = [str(each) for each in ensure_list(data.get(key))]
         starts = [index for index, each in enumerate(commands) if "ray start" in each]
         if not starts and (key == "head_start_ray_commands" or data.get(key) != []):
             here = (key,) if key in data else ()
@@ -171,10 +184,10 @@ def _ray_start(data: dict[str, Any]) -> Iterator[Found]:
             if "RAY_AUTH_MODE=token" not in command:
                 yield where, "without RAY_AUTH_MODE=token whoever reaches the port commands it"
             if key == "head_start_ray_commands":
-                yield from _head_start(where, command)
+                yield from _check_head_start(where, command)
 
 
-def _head_start(where: tuple[str | int, ...], command: str) -> Iterator[Found]:
+def _check_head_start(where: tuple[str | int, ...], command: str) -> Iterator[Found]:
     if "--dashboard-host=127.0.0.1" not in command:
         yield where, "the dashboard must listen on loopback alone: --dashboard-host=127.0.0.1"
     if "--autoscaling-config" not in command:

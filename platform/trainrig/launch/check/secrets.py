@@ -19,15 +19,15 @@ ASSIGNED = re.compile(r"(?<!\w)(?=([A-Za-z]\w*)=[\"']?([^\s\"'$][^\s\"']*))")
 INSTEAD = "keep it in a file that file_mounts names, in a Secret, or in the machine's own profile"
 
 
-def secrets_in(data: Any, location: Location = ()) -> Iterator[Found]:
+def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
     """Every text in `data` that holds one; what it is, is not said."""
     if isinstance(data, dict):
-        yield from _environment(data, location)
+        yield from _find_variable_secret(data, location)
         for key, value in data.items():
-            yield from secrets_in(value, (*location, key))
+            yield from find_secrets(value, (*location, key))
     elif isinstance(data, list):
         for index, value in enumerate(data):
-            yield from secrets_in(value, (*location, index))
+            yield from find_secrets(value, (*location, index))
     elif isinstance(data, str):
         names = [name for name, value in ASSIGNED.findall(data) if _is_secret(name, value)]
         if names:
@@ -36,7 +36,7 @@ def secrets_in(data: Any, location: Location = ()) -> Iterator[Found]:
             yield location, f"holds what looks like a secret; {INSTEAD}"
 
 
-def _environment(data: dict[str, Any], location: Location) -> Iterator[Found]:
+def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[Found]:
     """`{name: TOKEN, value: …}`, as Kubernetes writes a variable of the environment."""
     name, value = data.get("name"), data.get("value")
     if isinstance(name, str) and isinstance(value, str) and _is_secret(name, value):

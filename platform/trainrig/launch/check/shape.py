@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 
 from trainrig.config import Location
-from trainrig.launch.check.document import Found, nearest
+from trainrig.launch.check.document import Found, suggest_nearest
 
 Schema = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ IN_YAML = {
 LONGEST = 60  # characters of a value that is shown
 
 
-def differences(data: Any, schema: Schema, location: Location = ()) -> list[Found]:
+def find_differences(data: Any, schema: Schema, location: Location = ()) -> list[Found]:
     """Everything in `data`, which lies at `location`, that is not as `schema` says."""
     validator = jsonschema.Draft7Validator(schema)
     return list(_explain_errors(validator.iter_errors(data), location))
@@ -46,17 +46,17 @@ def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]
             names = list(schema.get("properties", {}))
             for key in value:
                 if key not in names:
-                    yield (*at, key), f"no key '{key}' here{nearest(str(key), names)}"
+                    yield (*at, key), f"no key '{key}' here{suggest_nearest(str(key), names)}"
         case "required":
             missing = [key for key in wanted if key not in value]
             # One error comes for each of them; jsonschema says which only in its message.
             name = next((key for key in missing if error.message.startswith(repr(key))), missing[0])
             yield at, f"`{name}` is missing"
         case "type":
-            yield at, f"should be {_types(wanted)}, found {_format_value(value)}"
+            yield at, f"should be {_format_types(wanted)}, found {_format_value(value)}"
         case "enum":
             found = f"{_format_value(value)} is none of the choices"
-            yield at, found + nearest(str(value), [str(each) for each in wanted])
+            yield at, found + suggest_nearest(str(value), [str(each) for each in wanted])
         case "minimum":
             yield at, f"{_format_value(value)} is less than {wanted}"
         case "pattern":
@@ -71,7 +71,7 @@ def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]
             yield at, error.message.splitlines()[0]
 
 
-def _types(wanted: str | list[str]) -> str:
+def _format_types(wanted: str | list[str]) -> str:
     names = [wanted] if isinstance(wanted, str) else wanted
     return " or ".join(IN_YAML.get(name, name) for name in names)
 

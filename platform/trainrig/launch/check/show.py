@@ -9,7 +9,7 @@ from trainrig.launch.check.pools import PoolPrice
 def show_checked(checked: Checked) -> Iterator[str]:
     """Lines: pools and their price by the hour, quotas, what is still to be put in."""
     yield f"{checked.name} ({checked.provider}), from {checked.path}"
-    yield from _pools(checked)
+    yield from _format_pools(checked)
     if checked.quotas:
         yield "quotas that must be granted:"
         for quota in checked.quotas:
@@ -22,24 +22,25 @@ def show_checked(checked: Checked) -> Iterator[str]:
         yield from (f"  {each}" for each in checked.placeholders)
 
 
-def _pools(checked: Checked) -> Iterator[str]:
+def _format_pools(checked: Checked) -> Iterator[str]:
     yield f"{'pool':<8}{'instance':<18}{'market':<12}{'nodes':<9}{'USD/h each':>11}{'at most':>10}"
     for price in checked.price.prices:
         pool = price.pool
         nodes = "1" if pool.least == pool.most == 1 else f"{pool.least}-{pool.most}"
         yield (
             f"{pool.name:<8}{pool.instance or '?':<18}{pool.market or '?':<12}{nodes:<9}"
-            f"{_usd(price.usd) + _mark(price):>11}{_usd(price.usd_most):>10}"
+            f"{_format_usd(price.usd) + _format_mark(price):>11}{_format_usd(price.usd_most):>10}"
         )
     estimate = checked.price
-    yield f"USD an hour: {_usd(estimate.usd_idle)} at rest, {_usd(estimate.usd_most)} at most"
+    idle, most = _format_usd(estimate.usd_idle), _format_usd(estimate.usd_most)
+    yield f"USD an hour: {idle} at rest, {most} at most"
     if any(price.listed for price in estimate.prices):
         yield "  * list price: what spot costs is not in the table (typically 0.3 to 0.5 of it)"
 
 
-def _mark(price: PoolPrice) -> str:
+def _format_mark(price: PoolPrice) -> str:
     return "*" if price.listed else ""
 
 
-def _usd(usd: float | None) -> str:
+def _format_usd(usd: float | None) -> str:
     return "?" if usd is None else f"{usd:,.2f}"

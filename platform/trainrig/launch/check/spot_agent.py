@@ -3,21 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trainrig.launch.check.document import Found, entries, table
+from trainrig.launch.check.document import Found, ensure_list, ensure_table
 from trainrig.launch.check.pools import MARKET
-from trainrig.launch.check.ray_file import node_types
+from trainrig.launch.check.ray_file import list_node_types
 
 AGENT = "trainrig.launch.spot"
 
 
-def agent_problems(data: dict[str, Any], provider: str) -> Iterator[Found]:
+def check_agent(data: dict[str, Any], provider: str) -> Iterator[Found]:
     """The agent must be started on every worker before Ray is, and watch the right service."""
-    types = node_types(data).items()
-    spot = [name for name, each in types if table(each.get("labels")).get(MARKET) == "spot"]
+    types = list_node_types(data).items()
+    spot = [name for name, each in types if ensure_table(each.get("labels")).get(MARKET) == "spot"]
     if not spot:
         return
     key = "worker_start_ray_commands"
-    commands = [str(each) for each in entries(data.get(key))]
+    commands = [str(each) for each in ensure_list(data.get(key))]
     agents = [index for index, each in enumerate(commands) if AGENT in each]
     starts = [index for index, each in enumerate(commands) if "ray start" in each]
     wanted = f"python -m {AGENT} --provider {provider}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.providers.machine import CloudMachine, Provider
-from trainrig.launch.clusters.runs import runs_on
+from trainrig.launch.clusters.runs import find_runs
 from trainrig.launch.record.known_clusters import forget
 from trainrig.launch.record.run_record import Home
 
@@ -27,7 +27,7 @@ class DeletionTimeouts:
     settle: float = 5.0  # that nothing must be there for, over two looks
 
 
-def down(
+def take_down_cluster(
     cluster: OpenCluster,
     home: Home,
     say: Say,
@@ -51,9 +51,9 @@ def down(
 
 
 def _refuse_live_runs(cluster: OpenCluster, home: Home, ignored: Collection[str]) -> None:
-    live, unread = runs_on(cluster, home, ignored)
+    live, unread = find_runs(cluster, home, ignored)
     if live:
-        named = ", ".join(f"{record.id} ({record.state()})" for record in live)
+        named = ", ".join(f"{record.id} ({record.read_state()})" for record in live)
         raise ConfigError(
             f"{cluster.name}: runs are live on it: {named}; stop them first: trainrig stop ID "
             f"--home {live[0].path.rpartition('/runs/')[0]}"

@@ -41,23 +41,23 @@ def open_cluster(name: str) -> OpenCluster:
             f"{path}: provider.type '{checked.provider}' is none that is brought up here; "
             f"{', '.join(sorted(_PROVIDERS))} are"
         )
-    data = _ray_object([d.data for d in documents]) or data
+    data = _find_ray_object([d.data for d in documents]) or data
     tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or checked.name)
     return OpenCluster(
         path, tag, checked.provider, data, checked, _PROVIDERS[checked.provider](data)
     )
 
 
-def _ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
+def _find_ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
     of_ray = (d for d in documents if str(at(d, "apiVersion") or "").startswith("ray.io/"))
     return next(of_ray, None)
 
 
-def _ec2(data: Mapping[str, Any]) -> Provider:
+def _make_ec2(data: Mapping[str, Any]) -> Provider:
     return EC2([_require_provider_key(data, "region")])
 
 
-def _compute(data: Mapping[str, Any]) -> Provider:
+def _make_compute(data: Mapping[str, Any]) -> Provider:
     return Compute(_require_provider_key(data, "project_id"))
 
 
@@ -68,13 +68,13 @@ def _require_provider_key(data: Mapping[str, Any], key: str) -> str:
     return found
 
 
-def _kubernetes(data: Mapping[str, Any]) -> Provider:
+def _make_kubernetes(data: Mapping[str, Any]) -> Provider:
     return Kubernetes(str(at(data, "metadata", "namespace") or "default"))
 
 
 _PROVIDERS: dict[str, Callable[[Mapping[str, Any]], Provider]] = {
-    "aws": _ec2,
-    "gcp": _compute,
-    KUBERNETES: _kubernetes,
+    "aws": _make_ec2,
+    "gcp": _make_compute,
+    KUBERNETES: _make_kubernetes,
     LAPTOP: lambda data: Processes(),
 }

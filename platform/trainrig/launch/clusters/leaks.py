@@ -11,7 +11,7 @@ from trainrig.launch.clusters.providers.local_processes import Processes
 from trainrig.launch.clusters.providers.machine import CloudMachine, Provider
 
 
-def leaks(
+def find_leaks(
     cluster: OpenCluster, regions: Sequence[str] | None, all_of_ours: bool
 ) -> list[CloudMachine]:
     """What is there of `cluster`, or with `all_of_ours` of any cluster of that provider's account,
@@ -19,11 +19,11 @@ def leaks(
 
     Raises ClusterError if any of them cannot be read.
     """
-    found = _everywhere(cluster, regions).machines(None if all_of_ours else cluster.name)
+    found = _make_wide_provider(cluster, regions).machines(None if all_of_ours else cluster.name)
     return sorted(found, key=lambda each: (not each.expired, each.place, each.id))
 
 
-def _everywhere(cluster: OpenCluster, regions: Sequence[str] | None) -> Provider:
+def _make_wide_provider(cluster: OpenCluster, regions: Sequence[str] | None) -> Provider:
     if cluster.kind == KUBERNETES:
         return Kubernetes(None)
     if cluster.kind == LAPTOP:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.document import at, entries, table
+from trainrig.launch.check.document import at, ensure_list, ensure_table
 from trainrig.launch.clusters.providers.local_processes import HEAD_LABELS, MARK, PROC
 from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
@@ -46,18 +46,18 @@ def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> di
         raise ConfigError(f"{name}: processes are found again by /proc, which this system lacks")
     commands = [
         text
-        for text in map(str, entries(config.get("head_start_ray_commands")))
+        for text in map(str, ensure_list(config.get("head_start_ray_commands")))
         if "ray start" in text
     ]
     if not commands:
         raise ConfigError(f"{name}: head_start_ray_commands: no `ray start` to start the head with")
     folder = tempfile.mkdtemp(prefix="trainrig-")  # short: a socket's path has 107 bytes
-    port = _option(commands[0], "--port", "6379")
+    port = _parse_option(commands[0], "--port", "6379")
     bootstrap = Path(folder, "cluster.json")
-    bootstrap.write_text(json.dumps(_for_raylets(config, f"127.0.0.1:{port}")))
-    commands = [_complete_command(text, bootstrap, _head(config)) for text in commands]
+    bootstrap.write_text(json.dumps(_build_raylet_config(config, f"127.0.0.1:{port}")))
+    commands = [_complete_command(text, bootstrap, _find_head(config)) for text in commands]
     _run(commands, name, config, log, seconds)
-    dashboard = _option(commands[0], "--dashboard-port", "8265")
+    dashboard = _parse_option(commands[0], "--dashboard-port", "8265")
     return {
         "address": f"127.0.0.1:{port}",
         "jobs": f"http://127.0.0.1:{dashboard}",
@@ -77,7 +77,7 @@ def _run(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=seconds,
-                env=_environment(name, config),
+                env=_build_environment(name, config),
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
@@ -87,14 +87,14 @@ def _run(
         raise ClusterError(f"{log}: ray start: {said[-1] if said else 'it said nothing'}")
 
 
-def _environment(name: str, config: Mapping[str, Any]) -> dict[str, str]:
+def _build_environment(name: str, config: Mapping[str, Any]) -> dict[str, str]:
     programs = str(Path(sys.executable).parent)
     return (
         ENVIRONMENT
         | dict(os.environ)
         | {
             MARK: name,
-            HEAD_LABELS: json.dumps(_head(config).get("labels") or {}),
+            HEAD_LABELS: json.dumps(_find_head(config).get("labels") or {}),
             "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
             "RAY_FAKE_CLUSTER": "1",
             "RAY_enable_autoscaler_v2": "1",
@@ -105,16 +105,16 @@ def _environment(name: str, config: Mapping[str, Any]) -> dict[str, str]:
     )
 
 
-def _for_raylets(config: Mapping[str, Any], address: str) -> dict[str, Any]:
+def _build_raylet_config(config: Mapping[str, Any], address: str) -> dict[str, Any]:
     made = {name: [] for name in FILLED} | {"file_mounts": {}} | copy.deepcopy(dict(config))
-    made["provider"] = table(config.get("provider")) | {
+    made["provider"] = ensure_table(config.get("provider")) | {
         "type": "external",  # under its own name it asks for a file that Ray does not ship
         "module": LOCAL_NODE_PROVIDER,
         "gcs_address": address,
         "head_node_id": HEAD_ID,
         "launch_multiple": True,
     }
-    kinds = table(made["available_node_types"])
+    kinds = ensure_table(made["available_node_types"])
     kinds[HEAD_TYPE] = kinds.pop(str(made["head_node_type"]))
     made["head_node_type"] = HEAD_TYPE
     for kind in kinds.values():
@@ -122,15 +122,15 @@ def _for_raylets(config: Mapping[str, Any], address: str) -> dict[str, Any]:
     return made
 
 
-def _head(config: Mapping[str, Any]) -> dict[str, Any]:
-    return table(at(config, "available_node_types", str(config.get("head_node_type"))))
+def _find_head(config: Mapping[str, Any]) -> dict[str, Any]:
+    return ensure_table(at(config, "available_node_types", str(config.get("head_node_type"))))
 
 
 def _complete_command(command: str, bootstrap: Path, head: Mapping[str, Any]) -> str:
     """With what Ray's launcher would hand on by the environment: the monitor would take that for
     what the nodes have that it starts."""
-    labels = ",".join(f"{name}={value}" for name, value in table(head.get("labels")).items())
-    resources = dict(table(head.get("resources")))
+    labels = ",".join(f"{name}={value}" for name, value in ensure_table(head.get("labels")).items())
+    resources = dict(ensure_table(head.get("resources")))
     options = [
         f"--temp-dir={bootstrap.parent}/ray",
         f"--num-cpus={resources.pop('CPU', 0)}",
@@ -143,7 +143,7 @@ def _complete_command(command: str, bootstrap: Path, head: Mapping[str, Any]) ->
     return with_path.replace("ray start", f"ray start {shlex.join(options)}", 1)
 
 
-def _option(command: str, name: str, otherwise: str) -> str:
+def _parse_option(command: str, name: str, otherwise: str) -> str:
     for word in shlex.split(command):
         if word.startswith(f"{name}="):
             return word.removeprefix(f"{name}=")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from trainrig.errors import ConfigError
 from trainrig.launch import ray_jobs
-from trainrig.launch.check.document import at, table
+from trainrig.launch.check.document import at, ensure_table
 from trainrig.launch.clusters.kinds import OpenCluster
-from trainrig.launch.clusters.token import token_path
+from trainrig.launch.clusters.token import find_token_path
 
 TOKEN = ".ray/auth_token"  # below the home of whoever runs Ray
 
 
 def check_mounts(cluster: OpenCluster) -> None:
     """Raise ConfigError for a source that is not there, or a token that is another than ours."""
-    for target, source in table(at(cluster.data, "file_mounts")).items():
+    for target, source in ensure_table(at(cluster.data, "file_mounts")).items():
         where = f'{cluster.path}: file_mounts["{target}"]: {source}'
         path = Path(str(source)).expanduser()
         if target.endswith(TOKEN):
@@ -31,8 +31,8 @@ def check_mounts(cluster: OpenCluster) -> None:
 
 def _check_token(where: str, path: Path) -> None:
     given = bool(os.environ.get("RAY_AUTH_TOKEN", "").strip())
-    source = "RAY_AUTH_TOKEN" if given else str(token_path())
-    ours = ray_jobs.token()
+    source = "RAY_AUTH_TOKEN" if given else str(find_token_path())
+    ours = ray_jobs.read_token()
     if ours is None:
         raise ConfigError(f"{where}: no token is in {source}; remove it, and `up` makes one")
     try:

@@ -13,20 +13,20 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import DataError, TrainrigError
 from trainrig.launch.clusters.kinds import OpenCluster
-from trainrig.launch.record.known_clusters import addresses, read_noted_homes
-from trainrig.launch.record.live_runs import live_runs
+from trainrig.launch.record.known_clusters import list_addresses, read_noted_homes
+from trainrig.launch.record.live_runs import list_live_runs
 from trainrig.launch.record.run_record import Home, RunRecord
 
 HOME = "TRAINRIG_HOME"
 SET = re.compile(HOME + r"""=["']?([^\s"';]+)""")  # as an option of docker's or in a shell's line
 
 
-def runs_on(
+def find_runs(
     cluster: OpenCluster, home: Home, ignored: Collection[str] = ()
 ) -> tuple[list[RunRecord], dict[str, str]]:
     """Those live on `cluster`, and the homes that cannot be read, with the reason. The homes of
     `ignored` are left out."""
-    named = [Home.choose(path).path for path in _homes_in(cluster.data) if "$" not in path]
+    named = [Home.choose(path).path for path in _find_homes(cluster.data) if "$" not in path]
     noted = read_noted_homes(cluster.name)
     left_out = {Home.choose(path).path for path in ignored}
     live: list[RunRecord] = []
@@ -37,7 +37,7 @@ def runs_on(
         try:
             if path in (*noted, *named):
                 _see(path)
-            live += live_runs(Home(path), cluster.name, addresses(cluster.name))
+            live += list_live_runs(Home(path), cluster.name, list_addresses(cluster.name))
         except DataError as error:  # a bucket that is not there
             if path not in named:  # and none was made yet for the one that the file names
                 unread[path] = str(error)
@@ -54,15 +54,15 @@ def _see(path: str) -> None:
         raise FileNotFoundError(2, "no such folder on this machine", path)
 
 
-def _homes_in(value: Any) -> Iterator[str]:
+def _find_homes(value: Any) -> Iterator[str]:
     """What a cluster's file gives nodes as their home, wherever it does."""
     if isinstance(value, str):
         yield from SET.findall(value)
     elif isinstance(value, list):
         for each in value:
-            yield from _homes_in(each)
+            yield from _find_homes(each)
     elif isinstance(value, Mapping):
         if value.get("name") == HOME and isinstance(value.get("value"), str):
             yield value["value"]
         for each in value.values():
-            yield from _homes_in(each)
+            yield from _find_homes(each)

@@ -28,14 +28,14 @@ def apply_stamp(config: dict[str, Any], cluster: str) -> dict[str, Any]:
         for specification in node.get("TagSpecifications") or []:
             for tag in specification["Tags"]:
                 if tag["Key"] == EXPIRES_TAG:
-                    tag["Value"] = expiry(tag["Value"], now)
+                    tag["Value"] = compute_expiry(tag["Value"], now)
         if LABEL in (node.get("labels") or {}):
-            written = expiry(node["labels"][LABEL], now)
+            written = compute_expiry(node["labels"][LABEL], now)
             node["labels"][LABEL] = written.lower().replace(":", "-")
     return config
 
 
-def expiry(written: str, now: datetime.datetime) -> str:
+def compute_expiry(written: str, now: datetime.datetime) -> str:
     """`24h` as a time in UTC; what is a time already stays."""
     hours = HOURS.fullmatch(written)
     if not hours:

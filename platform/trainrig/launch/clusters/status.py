@@ -10,7 +10,7 @@ from trainrig.hardware import Hardware
 from trainrig.launch.check.cluster import LAPTOP
 from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.providers.machine import CloudMachine
-from trainrig.launch.clusters.runs import runs_on
+from trainrig.launch.clusters.runs import find_runs
 from trainrig.launch.record.known_clusters import read_endpoint
 from trainrig.launch.record.run_record import Home
 
@@ -52,7 +52,7 @@ class ClusterStatus:
             "machines": [machine.as_json() for machine in self.machines],
         }
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """In words."""
         if not self.machines:
             return [f"{self.name}: nothing is there"]
@@ -68,7 +68,9 @@ class ClusterStatus:
         return lines
 
 
-def status(cluster: OpenCluster, home: Home, table_of_hardware: str | None = None) -> ClusterStatus:
+def read_cluster_status(
+    cluster: OpenCluster, home: Home, table_of_hardware: str | None = None
+) -> ClusterStatus:
     """At the prices of the table; None: of trainrig's own.
 
     Raises ClusterError if what is there cannot be read, ConfigError if the table is none.
@@ -76,9 +78,9 @@ def status(cluster: OpenCluster, home: Home, table_of_hardware: str | None = Non
     prices = hardware.load(table_of_hardware)
     machines = [_as_file_says(cluster, each) for each in cluster.provider.machines(cluster.name)]
     how = read_endpoint(cluster.name) if machines else {}
-    live, unread = runs_on(cluster, home)
-    runs = {record.id: record.state() for record in live}
-    usd = 0.0 if cluster.kind == LAPTOP else _usd(machines, prices)
+    live, unread = find_runs(cluster, home)
+    runs = {record.id: record.read_state() for record in live}
+    usd = 0.0 if cluster.kind == LAPTOP else _sum_usd(machines, prices)
     return ClusterStatus(cluster.name, machines, usd, runs, how, unread)
 
 
@@ -90,12 +92,12 @@ def _as_file_says(cluster: OpenCluster, machine: CloudMachine) -> CloudMachine:
     return replace(machine, instance=pool.instance, market=machine.market or pool.market)
 
 
-def _usd(machines: Sequence[CloudMachine], known: Hardware) -> float | None:
+def _sum_usd(machines: Sequence[CloudMachine], known: Hardware) -> float | None:
     total = 0.0
     for machine in machines:
         if machine.kind not in NODES:
             continue
-        price = known.price(machine.instance, machine.market)
+        price = known.find_price(machine.instance, machine.market)
         if price is None:
             return None
         total += price.usd

@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 
 
-def token_path() -> Path:
+def find_token_path() -> Path:
     """Where it lies, unless RAY_AUTH_TOKEN holds it."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
 
@@ -14,7 +14,7 @@ def make_token() -> Path | None:
     """Its path, if there was none and one was made, for this user's eyes alone."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return None
-    path = token_path()
+    path = find_token_path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

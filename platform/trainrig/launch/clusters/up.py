@@ -15,16 +15,16 @@ from trainrig.launch.clusters.down import DeletionTimeouts, end_all
 from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.mounts import check_mounts
 from trainrig.launch.clusters.providers import kubernetes
-from trainrig.launch.clusters.stamp import apply_stamp, expiry
+from trainrig.launch.clusters.stamp import apply_stamp, compute_expiry
 from trainrig.launch.clusters.token import make_token
-from trainrig.launch.record.known_clusters import folder_of, record_launch, save_endpoint
+from trainrig.launch.record.known_clusters import make_folder, record_launch, save_endpoint
 
 LAUNCH = 900.0  # s for the head to be up: an instance, its image, its setup
 
 Say = Callable[[str], None]
 
 
-def up(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
+def bring_up_cluster(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
     """Bring `cluster` up, within so many seconds; how it is reached.
 
     What a failed attempt has started is ended again. Raises ConfigError if the file is wrong or
@@ -51,7 +51,7 @@ def up(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) -> dict[str, str
 
 def _launch(cluster: OpenCluster, say: Say, seconds: float) -> dict[str, str]:
     if cluster.kind == KUBERNETES:
-        path = record_launch(cluster.name, documents_to_apply(cluster))
+        path = record_launch(cluster.name, render_documents(cluster))
         for line in kubernetes.apply(str(path)).splitlines():
             say(line)
         if at(cluster.data, "kind") == "RayCluster":
@@ -59,7 +59,7 @@ def _launch(cluster: OpenCluster, say: Say, seconds: float) -> dict[str, str]:
             kubernetes.wait_for_head(cluster.data["metadata"], seconds)
         return {"reached": "by kubectl port-forward: docs/kubernetes.md"}
     config = apply_stamp(dict(cluster.data), cluster.name)
-    log = folder_of(cluster.name) / "launch.log"
+    log = make_folder(cluster.name) / "launch.log"
     if cluster.kind == LAPTOP:
         how = local_head.start(cluster.name, config, log, seconds)
         save_endpoint(cluster.name, how)
@@ -72,7 +72,7 @@ def _launch(cluster: OpenCluster, say: Say, seconds: float) -> dict[str, str]:
     return {"head": head.id, "place": head.place}
 
 
-def documents_to_apply(cluster: OpenCluster) -> str:
+def render_documents(cluster: OpenCluster) -> str:
     """What Kubernetes is given: the file, in which hours have become a time, and pods have the
     label of the cluster."""
     now = datetime.datetime.now(datetime.UTC)
@@ -82,7 +82,7 @@ def documents_to_apply(cluster: OpenCluster) -> str:
             documents[index] = document = kubernetes.label_pods(document, cluster.name)
         notes = at(document, "metadata", "annotations")
         if written := at(notes, kubernetes.EXPIRES):
-            notes[kubernetes.EXPIRES] = expiry(str(written), now)
+            notes[kubernetes.EXPIRES] = compute_expiry(str(written), now)
     return str(yaml.safe_dump_all(documents))
 
 

@@ -66,16 +66,16 @@ def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
-def price(seconds: Mapping[Kind, float] | None, table: Hardware) -> Spent:
+def compute_cost(seconds: Mapping[Kind, float] | None, table: Hardware) -> Spent:
     """What node seconds cost; None: nobody knows what there was."""
     if seconds is None:
         return UNKNOWN
-    return sum((_price(kind, value, table) for kind, value in seconds.items()), Spent())
+    return sum((_compute_kind_cost(kind, value, table) for kind, value in seconds.items()), Spent())
 
 
-def _price(kind: Kind, seconds: float, table: Hardware) -> Spent:
+def _compute_kind_cost(kind: Kind, seconds: float, table: Hardware) -> Spent:
     hours = seconds / HOUR
-    price = table.price(kind.instance, kind.market)
+    price = table.find_price(kind.instance, kind.market)
     if price is None:
         return UNKNOWN if seconds else Spent()
     if price.listed:
@@ -85,15 +85,15 @@ def _price(kind: Kind, seconds: float, table: Hardware) -> Spent:
 
 def list_unpriced(kinds: Iterable[Kind], table: Hardware) -> list[str]:
     """Those of the kinds of machines that have no price, in words."""
-    return sorted({str(kind) for kind in kinds if _price(kind, 1.0, table).usd is None})
+    return sorted({str(kind) for kind in kinds if _compute_kind_cost(kind, 1.0, table).usd is None})
 
 
-def tokens_per_usd(tokens: int | None, spent: Spent) -> float | None:
+def compute_tokens_per_usd(tokens: int | None, spent: Spent) -> float | None:
     """None where either is not known, or nothing was paid."""
     return tokens / spent.usd if tokens is not None and spent.usd else None
 
 
-def bill(
+def split_cost(
     usd: float | None, supervised: float, events: Sequence[Mapping[str, Any]], output: str
 ) -> dict[str, float] | None:
     """`usd` by what it went to, for a training run that was answered for during `supervised`
@@ -104,7 +104,7 @@ def bill(
     starts = [event["time"] for event in events if event["event"] == "started"]
     if usd is None or not starts or supervised <= 0:
         return None
-    seconds = _seconds(starts, output)
+    seconds = _sum_seconds(starts, output)
     seconds["waiting"] += sum(e["seconds"] for e in events if e["event"] == "retried")
     named = sum(seconds.values())
     scale = min(1.0, supervised / named) if named else 1.0  # clocks of two machines may differ
@@ -113,7 +113,7 @@ def bill(
     return {name: round(usd * max(0.0, value) / supervised, 4) for name, value in seconds.items()}
 
 
-def _seconds(starts: Sequence[float], output: str) -> dict[str, float]:
+def _sum_seconds(starts: Sequence[float], output: str) -> dict[str, float]:
     """Of the run folder's time since the first of our tries, which began at `starts`."""
     events = [e for e in RunFolder(output).read_events() if e["time"] >= starts[0]]
     lines = [line for line in metrics.read_lines(output) if line["time"] >= starts[0]]

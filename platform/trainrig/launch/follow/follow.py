@@ -40,11 +40,11 @@ class Following:
     _silent_since: float | None = None  # storage; None: it answers
 
     def __post_init__(self) -> None:
-        self._tail = self.record.tail()
+        self._tail = self.record.open_tail()
 
     def skip(self, but: int = 0) -> None:
         """Pass over what the log holds already, `but` for the last lines of it."""
-        lines = list(self._tail.lines())
+        lines = list(self._tail.read_new_lines())
         for line in lines[len(lines) - but :] if but else ():
             self.hear(line)
 
@@ -60,7 +60,7 @@ class Following:
                 self.say(f"{self.record.id}: {_in_words(status)}")
         return status
 
-    def looks(self) -> Iterator[RunStatus]:
+    def watch(self) -> Iterator[RunStatus]:
         """Look, as often as the storage bears, until the run has ended.
 
         No look is given while storage does not answer. Raises ClusterError if it does not for long.
@@ -70,7 +70,7 @@ class Following:
             try:
                 status = self.look()
             except (ClusterError, OSError) as error:
-                self._bear(error)
+                self._tolerate_silence(error)
             else:
                 self._silent_since = None
                 yield status
@@ -78,7 +78,7 @@ class Following:
                     return
             self.sleep(seconds)
 
-    def _bear(self, error: Exception) -> None:
+    def _tolerate_silence(self, error: Exception) -> None:
         """Storage does not answer, which says nothing about the run."""
         if self._silent_since is None:
             self._silent_since = self.clock()
@@ -92,10 +92,14 @@ class Following:
 
     def _read(self) -> tuple[RunStatus, list[dict[str, Any]]]:
         """How the run is, and the events of its newest attempt; what its log has is kept."""
-        status = self.record.status()
-        for line in self._tail.lines():  # after the status: an end comes when the log is whole
+        status = self.record.read_status()
+        for (
+            line
+        ) in self._tail.read_new_lines():  # after the status: an end comes when the log is whole
             self._lines.append(line)  # one by one, so that none is lost with the rest
-        return status, list(self.record.events(status.attempt.number)) if status.attempt else []
+        return status, list(
+            self.record.read_events(status.attempt.number)
+        ) if status.attempt else []
 
     def _tell(self, status: RunStatus, events: Sequence[Mapping[str, Any]]) -> None:
         number = status.attempt.number if status.attempt else 0

@@ -11,7 +11,7 @@ from trainrig.launch.cost.spending import UNKNOWN, Spent
 from trainrig.launch.record.run_progress import trains
 from trainrig.launch.record.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH
-from trainrig.report import duration
+from trainrig.report import format_duration
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,26 @@ class JobRow:
         return f"{self.splits:,} splits done" if self.splits else ""
 
 
-def rows(home: Home) -> list[JobRow]:
+def build_rows(home: Home) -> list[JobRow]:
     """The runs of `home`, the newest first."""
-    return sorted((row_of(record) for record in home.list()), key=lambda row: row.age)
+    return sorted((build_row(record) for record in home.list()), key=lambda row: row.age)
 
 
-def row_of(record: RunRecord) -> JobRow:
+def build_row(record: RunRecord) -> JobRow:
     """The line of one run. What cannot be read of its output is left out."""
-    about, status = record.about(), record.status()
+    about, status = record.read_description(), record.read_status()
     verb, output = str(about["verb"]), str(about["output"])
     step, steps, share = None, None, None
     cost = sum_spent(record, status)
     if trains(verb):
-        step, steps, share = _training(record, output)
+        step, steps, share = _read_training(record, output)
     return JobRow(
         verb=verb,
         id=record.id,
         state=status.state,
         step=step,
         steps=steps,
-        splits=_splits(output) if not trains(verb) and status.state != DONE else None,
+        splits=_count_splits(output) if not trains(verb) and status.state != DONE else None,
         goodput=share,
         usd=cost.usd,
         usd_at_least=cost.at_least,
@@ -77,18 +77,18 @@ def sum_spent(record: RunRecord, status: RunStatus) -> Spent:
     took: dict[int, Spent] = {}
     if status.attempt and "usd" in status.heartbeat:
         took[status.attempt.number] = Spent.of_json(status.heartbeat)
-    for event in record.events():
+    for event in record.read_events():
         if "usd" in event:
             took[event["attempt"]] = Spent.of_json(event)
     return sum(took.values(), Spent()) if took else UNKNOWN
 
 
-def _training(record: RunRecord, output: str) -> tuple[int | None, int | None, float | None]:
+def _read_training(record: RunRecord, output: str) -> tuple[int | None, int | None, float | None]:
     from trainrig.train.run.goodput import measure_goodput
     from trainrig.train.run.progress import ProgressFollower
 
     try:
-        steps = _steps(record)
+        steps = _read_steps(record)
         progress = ProgressFollower(output, steps).look()
         share = measure_goodput(output).share if progress else None
     except (TrainrigError, OSError, KeyError):
@@ -96,12 +96,12 @@ def _training(record: RunRecord, output: str) -> tuple[int | None, int | None, f
     return progress.step if progress else 0, steps, share
 
 
-def _steps(record: RunRecord) -> int:
+def _read_steps(record: RunRecord) -> int:
     text = config.read_text(record.run_file)
     return int(config.parse(text, record.run_file)["training"]["steps"])
 
 
-def _splits(output: str) -> int | None:
+def _count_splits(output: str) -> int | None:
     try:
         return len(storage.list_files(storage.join(output, SCRATCH), ".json"))
     except (TrainrigError, OSError):
@@ -121,12 +121,12 @@ def as_text(row: JobRow) -> Mapping[str, str]:
         "state": row.state,
         "progress": row.progress,
         "goodput": "" if row.goodput is None else f"{row.goodput:.0%}",
-        "cost": _cost(row),
-        "age": duration(row.age),
+        "cost": _format_cost(row),
+        "age": format_duration(row.age),
     }
 
 
-def lines(found: Sequence[JobRow]) -> Iterator[str]:
+def format_lines(found: Sequence[JobRow]) -> Iterator[str]:
     """The table for people, a line each. No cell is cut: an id is there to be copied."""
     texts = [as_text(row) for row in found]
     heads = list(texts[0]) if texts else []
@@ -135,7 +135,7 @@ def lines(found: Sequence[JobRow]) -> Iterator[str]:
         yield "  ".join(text[head].ljust(widths[head]) for head in heads).rstrip()
 
 
-def _cost(row: JobRow) -> str:
+def _format_cost(row: JobRow) -> str:
     if row.usd is not None:
         return f"{row.usd:,.2f} USD"
     if row.usd_at_most is not None:

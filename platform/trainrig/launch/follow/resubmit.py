@@ -39,9 +39,9 @@ class Resubmitter:
     _trouble: tuple[str, float] = ("", 0.0)  # what it is in, and since when
     _heard: tuple[object, float] = (None, 0.0)  # the newest sign of life, and since when it is that
 
-    def until_end(self) -> Mapping[str, Any]:
+    def wait_for_end(self) -> Mapping[str, Any]:
         """The run's end. Raises ClusterError if it is lost and cannot be submitted again."""
-        for status in self.following.looks():
+        for status in self.following.watch():
             if status.ended:
                 return status.ended
             self._hear(status)
@@ -63,18 +63,18 @@ class Resubmitter:
         """See what the cluster makes of the attempt, and act on it."""
         jobs = RayJobs(attempt.address, SILENT_SECONDS)  # the log is not followed meanwhile
         try:
-            job = jobs.job(attempt.submission_id)
-            trouble, seconds = self._trouble_of(status, job)
+            job = jobs.fetch_job(attempt.submission_id)
+            trouble, seconds = self._find_trouble(status, job)
             if not trouble:
                 self._trouble = ("", 0.0)
             elif self._lasts(trouble, seconds):
                 if job and not job.over:
                     jobs.stop(attempt.submission_id)
-                self._again(attempt, trouble, _why(trouble, job, attempt))
+                self._submit_again(attempt, trouble, _explain_trouble(trouble, job, attempt))
         except (ClusterError, OSError) as error:  # of the cluster, or of storage
-            self._unreachable(status, error)
+            self._report_unreachable(status, error)
 
-    def _trouble_of(self, status: RunStatus, job: RayJob | None) -> tuple[str, float]:
+    def _find_trouble(self, status: RunStatus, job: RayJob | None) -> tuple[str, float]:
         """What is wrong with an attempt that has no end on record, and for how long it may be."""
         if job is not None and job.over:
             return "over", END_SECONDS
@@ -93,7 +93,7 @@ class Resubmitter:
             self._trouble = (trouble, self.clock())
         return self.clock() - self._trouble[1] >= seconds
 
-    def _unreachable(self, status: RunStatus, error: Exception) -> None:
+    def _report_unreachable(self, status: RunStatus, error: Exception) -> None:
         if self._trouble[0] != "unreachable":
             self.say(f"{error}; followed from storage meanwhile")
         if self._lasts("unreachable", GONE_SECONDS) and self._is_lost(status):
@@ -102,12 +102,12 @@ class Resubmitter:
                 "one, it will go on"
             ) from error
 
-    def _again(self, attempt: JobAttempt, trouble: str, why: str) -> None:
+    def _submit_again(self, attempt: JobAttempt, trouble: str, why: str) -> None:
         """Submit once more, if that is left and wanted; else put the end on record."""
         record = self.following.record
-        if record.status().ended:  # it came while we looked
+        if record.read_status().ended:  # it came while we looked
             return
-        if record.newest_attempt() != attempt.number:  # somebody else submitted it again
+        if record.find_newest_attempt() != attempt.number:  # somebody else submitted it again
             return
         self._trouble = ("", 0.0)
         if record.stop_requested(attempt.number):
@@ -115,7 +115,7 @@ class Resubmitter:
             return
         cause = "cluster" if trouble == "pending" else "lost node"
         self._dropped[cause] = self._dropped.get(cause, 0) + 1
-        budget = STARTS_AGAIN if trouble == "pending" else self.limits.budget("lost node")
+        budget = STARTS_AGAIN if trouble == "pending" else self.limits.get_budget("lost node")
         if self.again is None or self._dropped[cause] > budget:
             give_up(record, attempt, why, cause)
             return
@@ -124,7 +124,7 @@ class Resubmitter:
         self.again()
 
 
-def _why(trouble: str, job: RayJob | None, attempt: JobAttempt) -> str:
+def _explain_trouble(trouble: str, job: RayJob | None, attempt: JobAttempt) -> str:
     lines = job.message.strip().splitlines() if job else []
     said = lines[-1] if lines else ""
     waited = time.time() - attempt.submitted_at

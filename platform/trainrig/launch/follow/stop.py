@@ -22,7 +22,7 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
 
     `now` skips the wait for a checkpoint: what was done since the last one is lost.
     """
-    status = record.status()
+    status = record.read_status()
     if status.ended or status.attempt is None:
         return status.ended or None
     attempt, jobs = status.attempt, RayJobs(status.attempt.address)
@@ -41,7 +41,7 @@ def _wait(
     grace = float(attempt.limits.get("grace", Limits().grace))
     until = time.monotonic() + grace + MARGIN_SECONDS
     following = Following(record, lambda line: None, say)
-    for status in following.looks():
+    for status in following.watch():
         if status.ended:
             return status.ended
         if time.monotonic() > until or not _may_run(status.state, jobs, attempt):
@@ -54,7 +54,7 @@ def _may_run(state: str, jobs: RayJobs, attempt: JobAttempt) -> bool:
     if state != "queued":
         return state != LOST
     try:
-        job = jobs.job(attempt.submission_id)
+        job = jobs.fetch_job(attempt.submission_id)
     except ClusterError:
         return True
     return job is not None and job.status == "RUNNING"
@@ -66,17 +66,17 @@ def _end_job(
     try:
         jobs.stop(attempt.submission_id)
         until = time.monotonic() + JOB_SECONDS
-        while (job := jobs.job(attempt.submission_id)) and not job.over:
+        while (job := jobs.fetch_job(attempt.submission_id)) and not job.over:
             if time.monotonic() > until:
                 raise ClusterError(f"{jobs.address}: its job did not end")
             time.sleep(0.2)
     except ClusterError as error:
         say(f"{record.id}: {error}")
         return None
-    if ended := record.status().ended:
+    if ended := record.read_status().ended:
         return ended
     end_as_stopped(record, attempt)
-    return record.status().ended
+    return record.read_status().ended
 
 
 def end_as_stopped(record: RunRecord, attempt: JobAttempt) -> None:

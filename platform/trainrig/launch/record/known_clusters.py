@@ -9,7 +9,7 @@ from pathlib import Path
 HOMES = "homes.txt"  # a path a line: two that submit at once both append
 
 
-def folder_of(name: str) -> Path:
+def make_folder(name: str) -> Path:
     """The folder for the cluster `name`: its log, the file as it was launched, how to reach it."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     folder = Path(state, "trainrig", "clusters", name)
@@ -19,18 +19,18 @@ def folder_of(name: str) -> Path:
 
 def save_endpoint(name: str, how: Mapping[str, str]) -> None:
     """Note how the cluster `name` is reached, and where its files are."""
-    (folder_of(name) / "reached.json").write_text(json.dumps(dict(how)))
+    (make_folder(name) / "reached.json").write_text(json.dumps(dict(how)))
 
 
 def read_endpoint(name: str) -> dict[str, str]:
     """What was remembered; empty: nothing."""
     try:
-        return dict(json.loads((folder_of(name) / "reached.json").read_text()))
+        return dict(json.loads((make_folder(name) / "reached.json").read_text()))
     except (FileNotFoundError, ValueError):
         return {}
 
 
-def addresses(name: str) -> list[str]:
+def list_addresses(name: str) -> list[str]:
     """The addresses that runs may have been sent to."""
     how = read_endpoint(name)
     return [how[key] for key in ("jobs", "address") if key in how]
@@ -39,14 +39,14 @@ def addresses(name: str) -> list[str]:
 def note_home(name: str, home: str) -> None:
     """Keep in mind that runs on the cluster `name` have records in `home`. Raises OSError."""
     if home not in read_noted_homes(name):
-        with (folder_of(name) / HOMES).open("a") as file:
+        with (make_folder(name) / HOMES).open("a") as file:
             file.write(f"{home}\n")
 
 
 def read_noted_homes(name: str) -> list[str]:
     """The paths of all homes that were noted for the cluster `name`, the first first."""
     try:
-        return list(dict.fromkeys((folder_of(name) / HOMES).read_text().splitlines()))
+        return list(dict.fromkeys((make_folder(name) / HOMES).read_text().splitlines()))
     except FileNotFoundError:
         return []
 
@@ -55,12 +55,12 @@ def forget(name: str) -> None:
     """Once nothing of the cluster `name` is left: no run is on it, and it is reached no more."""
     if folder := read_endpoint(name).get("folder"):
         shutil.rmtree(folder, ignore_errors=True)
-    (folder_of(name) / HOMES).unlink(missing_ok=True)
+    (make_folder(name) / HOMES).unlink(missing_ok=True)
 
 
 def record_launch(name: str, text: str) -> Path:
     """Keep `text`, the file as it is launched, for this user's eyes; its path."""
-    path = folder_of(name) / "launched.yaml"
+    path = make_folder(name) / "launched.yaml"
     path.touch(mode=0o600)
     path.write_text(text)
     return path

@@ -8,19 +8,19 @@ from trainrig.launch.record.run_record import Home, RunRecord
 AT_ONCE = 16  # records: each is a few requests to a bucket, and homes keep those of all runs
 
 
-def live_runs(home: Home, cluster: str, addresses: Sequence[str] = ()) -> list[RunRecord]:
+def list_live_runs(home: Home, cluster: str, addresses: Sequence[str] = ()) -> list[RunRecord]:
     """Those whose newest attempt names `cluster`, or was sent to one of `addresses`.
 
     An empty `cluster` has no name: only addresses count.
     """
 
     def is_live_there(record: RunRecord) -> bool:
-        newest = record.newest_attempt()
+        newest = record.find_newest_attempt()
         if not newest:
             return False
-        attempt = record.attempt(newest)
+        attempt = record.read_attempt(newest)
         named = bool(cluster) and attempt.cluster == cluster
-        return (named or attempt.address in addresses) and record.status().alive
+        return (named or attempt.address in addresses) and record.read_status().alive
 
     records = home.list()
     with ThreadPoolExecutor(AT_ONCE) as threads:

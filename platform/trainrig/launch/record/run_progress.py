@@ -39,7 +39,7 @@ class RunProgress:
         """Read what the run has put on record since the last look."""
         if not self.trains:
             return
-        for line in self._lines.lines():
+        for line in self._lines.read_new_lines():
             try:
                 update = json.loads(line)
             except ValueError:
@@ -47,16 +47,16 @@ class RunProgress:
             if "train/loss" in update and update["step"] >= self.step:
                 self.step, self.tokens = update["step"], int(update["train/tokens"])
 
-    def progress(self) -> int:
+    def measure_progress(self) -> int:
         """A number that grows as the run gets on: updates, or whole files of the output."""
         if not self.trains:
             return len(storage.list_files(self._output))
         self.look()
-        return max(self.step, self._newest_checkpoint() or 0)
+        return max(self.step, self._find_newest_checkpoint() or 0)
 
     def find_saved(self) -> Saved:
         """What the run would go on from now. Slow: loads what reads checkpoints."""
-        step = self._newest_checkpoint()
+        step = self._find_newest_checkpoint()
         if step is None:
             return Saved(None, None)
         at = next(
@@ -64,11 +64,11 @@ class RunProgress:
         )
         return Saved(step, int(at["train/tokens"]) if at else None)
 
-    def figures(self) -> dict[str, Any]:
+    def build_figures(self) -> dict[str, Any]:
         """What a beat says of it."""
         return {"step": self.step, "tokens": self.tokens} if self.trains else {}
 
-    def _newest_checkpoint(self) -> int | None:
+    def _find_newest_checkpoint(self) -> int | None:
         if not self.trains or not storage.list_files(RunFolder(self._output).checkpoints):
             return None
         from trainrig.train.checkpoint import find_newest_valid

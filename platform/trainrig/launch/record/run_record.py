@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from trainrig import storage
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError
 from trainrig.launch.redaction import redact
 from trainrig.processes import append_log
@@ -58,7 +58,7 @@ ALIVE = (QUEUED, WAITING, RUNNING, STOPPING)
 
 def run_id(verb: str, output: str) -> str:
     """The id of the run of `verb` that writes `output`: the same wherever it is submitted from."""
-    output = storage.absolute(output)
+    output = storage.make_absolute(output)
     key = hashlib.sha256(f"{verb}\n{output}".encode()).hexdigest()[:6]
     last = re.sub(r"[^A-Za-z0-9._-]+", "-", output.rstrip("/").rpartition("/")[2])[:40]
     return f"{verb}-{last}-{key}"
@@ -109,11 +109,11 @@ class Home:
         if not path:
             state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
             path = storage.join(state, "trainrig")
-        return cls(storage.absolute(path).rstrip("/"))
+        return cls(storage.make_absolute(path).rstrip("/"))
 
     def create(self, verb: str, output: str) -> "RunRecord":
         """The record of the run of `verb` that writes `output`; begun if it is not there."""
-        output = storage.absolute(output)
+        output = storage.make_absolute(output)
         record = RunRecord(storage.join(self._runs, run_id(verb, output)))
         entry = {
             "id": record.id,
@@ -122,7 +122,7 @@ class Home:
             "created": round(time.time(), 3),
             "nonce": secrets.token_hex(8),
         }
-        storage.create(storage.join(record.path, "run.json"), _json(entry))
+        storage.create(storage.join(record.path, "run.json"), _encode_json(entry))
         return record
 
     def open(self, name: str) -> "RunRecord":
@@ -130,7 +130,7 @@ class Home:
         record = RunRecord(storage.join(self._runs, name))
         if not ID.fullmatch(name) or not storage.exists(storage.join(record.path, "run.json")):
             known = [path.rpartition("/")[2] for path in storage.list_folders(self._runs)]
-            raise ConfigError(f"{self.path}: no run '{name}'{did_you_mean(name, known)}")
+            raise ConfigError(f"{self.path}: no run '{name}'{suggest_choice(name, known)}")
         return record
 
     def find(self, name: str) -> "RunRecord":
@@ -191,20 +191,20 @@ class RunRecord:
         """Where the log lies; in a bucket a folder of segments."""
         return storage.join(self.path, "log.txt")
 
-    def about(self) -> dict[str, Any]:
+    def read_description(self) -> dict[str, Any]:
         """`id`, `verb`, `output` and `created` of the run."""
         return dict(json.loads(storage.read(storage.join(self.path, "run.json"))))
 
-    def attempts(self) -> list[JobAttempt]:
+    def read_attempts(self) -> list[JobAttempt]:
         """The attempts so far, in order."""
         paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
-        return [_attempt(storage.read(path)) for path in paths]
+        return [_parse_attempt(storage.read(path)) for path in paths]
 
-    def attempt(self, number: int) -> JobAttempt:
+    def read_attempt(self, number: int) -> JobAttempt:
         """One of them. Raises FileNotFoundError."""
-        return _attempt(storage.read(self._attempt_path(number)))
+        return _parse_attempt(storage.read(self._build_attempt_path(number)))
 
-    def newest_attempt(self) -> int:
+    def find_newest_attempt(self) -> int:
         """The number of the newest attempt; 0: there is none. One request."""
         paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
         return max(
@@ -219,18 +219,18 @@ class RunRecord:
         "{attempt}" in the submission id stands for its number.
         """
         while True:
-            number = self.newest_attempt() + 1
+            number = self.find_newest_attempt() + 1
             name = submission_id.replace("{attempt}", str(number))
             attempt = JobAttempt(
                 number, name, address, cluster, round(time.time(), 3), dict(limits)
             )
             entry = asdict(attempt) | {"nonce": secrets.token_hex(8)}
-            if storage.create(self._attempt_path(number), _json(entry)):
+            if storage.create(self._build_attempt_path(number), _encode_json(entry)):
                 return attempt
 
     def begin_anew(self) -> None:
         """Say that the next attempt is asked for by the user: no deadline is carried over to it."""
-        if newest := self.newest_attempt():
+        if newest := self.find_newest_attempt():
             self.record(RESTART, newest)
 
     def find_request_time(self, attempt: JobAttempt) -> float:
@@ -240,24 +240,24 @@ class RunRecord:
         """
         first = attempt
         while first.number > 1 and not self._was_left(first.number - 1):
-            first = self.attempt(first.number - 1)
+            first = self.read_attempt(first.number - 1)
         return first.submitted_at
 
     def _was_left(self, number: int) -> bool:
         """Whether what came after the attempt was asked for by the user."""
-        return any(event["event"] in (ENDED, RESTART) for event in self.events(number))
+        return any(event["event"] in (ENDED, RESTART) for event in self.read_events(number))
 
-    def _attempt_path(self, number: int) -> str:
+    def _build_attempt_path(self, number: int) -> str:
         return storage.join(self.path, "attempts", f"{number:04d}.json")
 
     def record(self, event: str, attempt: int, **details: Any) -> None:
         """Append one event with the time. What this process holds as a secret is masked."""
         line = {"event": event, "time": round(time.time(), 3), "attempt": attempt}
-        append_log.append_line(self._events, _event_line(line | redact(details)))
+        append_log.append_line(self._events, _encode_event(line | redact(details)))
 
-    def events(self, attempt: int | None = None) -> Iterator[dict[str, Any]]:
+    def read_events(self, attempt: int | None = None) -> Iterator[dict[str, Any]]:
         """All events so far, or those of one attempt, in the order written."""
-        for line in append_log.lines(self._events):
+        for line in append_log.read_lines(self._events):
             with contextlib.suppress(ValueError):  # torn by a death or a full disk
                 event = json.loads(line)
                 if attempt is None or event["attempt"] == attempt:
@@ -267,7 +267,7 @@ class RunRecord:
     def _events(self) -> str:
         return storage.join(self.path, "events.jsonl")
 
-    def heartbeat(self, attempt: int, state: str, **figures: Any) -> None:
+    def write_heartbeat(self, attempt: int, state: str, **figures: Any) -> None:
         """Say that `attempt` is supervised by this process, and how it is."""
         line = {
             "time": round(time.time(), 3),
@@ -277,32 +277,32 @@ class RunRecord:
             "host": socket.gethostname(),
             **figures,
         }
-        storage.write(storage.join(self.path, "beat.json"), _json(line))
+        storage.write(storage.join(self.path, "beat.json"), _encode_json(line))
 
-    def last_heartbeat(self) -> dict[str, Any]:
+    def read_last_heartbeat(self) -> dict[str, Any]:
         """The newest sign of life, of whichever attempt; empty: none yet."""
         try:
             return dict(json.loads(storage.read(storage.join(self.path, "beat.json"))))
         except (FileNotFoundError, ValueError):
             return {}
 
-    def status(self) -> RunStatus:
+    def read_status(self) -> RunStatus:
         """How the newest attempt is."""
-        number = self.newest_attempt()
+        number = self.find_newest_attempt()
         if not number:
             return RunStatus(QUEUED, None, {}, {})
-        newest = self.attempt(number)
-        events = list(self.events(newest.number))
+        newest = self.read_attempt(number)
+        events = list(self.read_events(newest.number))
         ended = next((event for event in reversed(events) if event["event"] == ENDED), None)
-        heartbeat = self.last_heartbeat()
+        heartbeat = self.read_last_heartbeat()
         if heartbeat.get("attempt") != newest.number:
             heartbeat = {}
         state = str(ended["state"]) if ended else self._state_before_end(newest, events, heartbeat)
         return RunStatus(state, newest, heartbeat, ended or {})
 
-    def state(self) -> str:
+    def read_state(self) -> str:
         """How the newest attempt is, in a word."""
-        return self.status().state
+        return self.read_status().state
 
     def _state_before_end(
         self, attempt: JobAttempt, events: Sequence[Mapping[str, Any]], heartbeat: Mapping[str, Any]
@@ -321,9 +321,9 @@ class RunRecord:
 
     def request_stop(self) -> None:
         """Ask the newest attempt, and those before it, to checkpoint and end."""
-        newest = self.newest_attempt()
+        newest = self.find_newest_attempt()
         entry = {"attempt": newest, "time": round(time.time(), 3), "host": socket.gethostname()}
-        storage.write(self._stop, _json(entry))
+        storage.write(self._stop, _encode_json(entry))
         self.record("stop_requested", newest)
 
     def stop_requested(self, attempt: int) -> bool:
@@ -357,21 +357,21 @@ class RunRecord:
         """
         return append_log.open_appender(self.log, f"attempt-{attempt:04d}.{again:03d}")
 
-    def tail(self) -> append_log.Tail:
+    def open_tail(self) -> append_log.Tail:
         """The lines of the log, look by look, blank ones left out."""
         return append_log.Tail(self.log)
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _encode_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode()
 
 
-def _attempt(data: bytes) -> JobAttempt:
+def _parse_attempt(data: bytes) -> JobAttempt:
     entry = json.loads(data)
     return JobAttempt(**{name: entry[name] for name in JobAttempt.__dataclass_fields__})
 
 
-def _event_line(event: Mapping[str, Any]) -> bytes:
+def _encode_event(event: Mapping[str, Any]) -> bytes:
     """`event` as a line that is short enough to be appended whole; long texts in it are cut."""
     for limit in (2000, 500, 100):  # characters, each of up to 4 bytes
         cut = {name: _clip_text(value, limit) for name, value in event.items()}

@@ -14,7 +14,7 @@ from trainrig.errors import ConfigError
 from trainrig.launch.spot.agent import Agent
 from trainrig.launch.spot.drain import RayNode
 from trainrig.launch.spot.kubernetes import GRACE
-from trainrig.launch.spot.provider import PROVIDERS, detect, source
+from trainrig.launch.spot.provider import PROVIDERS, detect, make_source
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
             raise ConfigError("no --address HOST:PORT of Ray's head, and no RAY_ADDRESS either")
         node = RayNode(address, given.node)
         provider = detect(os.environ) if given.provider == "auto" else given.provider
-        notices = source(provider, os.environ, given.endpoint, given.grace, given.now)
+        notices = make_source(provider, os.environ, given.endpoint, given.grace, given.now)
     except ConfigError as error:
         print(f"trainrig spot: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

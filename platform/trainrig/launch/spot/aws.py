@@ -69,19 +69,19 @@ class InstanceMetadata:
 
 def read_interruption(body: bytes) -> Notice:
     """What lies at INTERRUPTION. Raises Unclear."""
-    entries = _entries(body)
-    what = f"spot interruption: {_text(entries, 'action')}"
-    return Notice(what, _time(_text(entries, "time")))
+    entries = _parse_entries(body)
+    what = f"spot interruption: {_read_text(entries, 'action')}"
+    return Notice(what, _time(_read_text(entries, "time")))
 
 
 def read_rebalance(body: bytes) -> Notice:
     """What lies at REBALANCE. Raises Unclear."""
-    noticed = _text(_entries(body), "noticeTime")
+    noticed = _read_text(_parse_entries(body), "noticeTime")
     _time(noticed)
     return Notice(f"rebalance recommendation of {noticed}", None)
 
 
-def _entries(body: bytes) -> dict[str, Any]:
+def _parse_entries(body: bytes) -> dict[str, Any]:
     try:
         entries = json.loads(body)
     except ValueError:
@@ -91,7 +91,7 @@ def _entries(body: bytes) -> dict[str, Any]:
     return entries
 
 
-def _text(entries: dict[str, Any], key: str) -> str:
+def _read_text(entries: dict[str, Any], key: str) -> str:
     value = entries.get(key)
     if not isinstance(value, str) or not value.isprintable():
         raise Unclear(f"no `{key}` in {json.dumps(entries)[:120]}")

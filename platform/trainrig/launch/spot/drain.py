@@ -55,11 +55,11 @@ def drain(address: str, node: str, deadline: float, why: str) -> None:
     As often as one likes: the newest deadline holds. Raises ClusterError if the head does not
     answer, or knows no such node.
     """
-    head = _head(address)
+    head = _open_client(address)
     from ray.exceptions import RayError
 
-    preemption = ray_private.preemption_reason()
-    node = _one_of(live_nodes(address), node, address)
+    preemption = ray_private.get_preemption_reason()
+    node = _pick_node(list_live_nodes(address), node, address)
     try:
         agreed, problem = head.drain_node(node, preemption, why, int(deadline * 1000), ANSWER)
     except RayError as error:
@@ -68,23 +68,23 @@ def drain(address: str, node: str, deadline: float, why: str) -> None:
         raise ClusterError(f"{address}: node {node} is not drained: {problem}")
 
 
-def live_nodes(address: str) -> dict[str, str]:
+def list_live_nodes(address: str) -> dict[str, str]:
     """The address of each live node, by id, of the Ray whose head is at `address`.
 
     Raises ClusterError if that does not answer.
     """
-    head = _head(address)
+    head = _open_client(address)
     from ray.exceptions import RayError
 
     try:
-        live = ray_private.live_nodes_of(head, ANSWER)
+        live = ray_private.fetch_live_nodes(head, ANSWER)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
     return {info.node_id.hex(): info.node_manager_address for info in live}
 
 
 @functools.cache
-def _head(address: str) -> Any:
+def _open_client(address: str) -> Any:
     """A client of it. Raises ClusterError."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -92,7 +92,7 @@ def _head(address: str) -> Any:
     from ray.exceptions import RayError
 
     try:
-        return ray_private.gcs_client(address)
+        return ray_private.open_gcs_client(address)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
 
@@ -106,7 +106,7 @@ def _probe(address: str) -> None:
         raise ClusterError(f"{address}: no Ray head answers there ({problem})") from None
 
 
-def _one_of(live: Mapping[str, str], wanted: str, address: str) -> str:
+def _pick_node(live: Mapping[str, str], wanted: str, address: str) -> str:
     """The node that is meant. Ray itself agrees to drain nodes that it does not have."""
     if wanted:
         found = [node for node in live if node == wanted]

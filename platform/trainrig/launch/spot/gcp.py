@@ -35,12 +35,12 @@ class ComputeMetadata:
     def look(self) -> Notice | None:
         """See Source. A preemption, or maintenance that ends or moves the machine."""
         if self._is_preempted():
-            return self._first_seen("preemption", PREEMPTION_GRACE)
+            return self._build_notice("preemption", PREEMPTION_GRACE)
         event = self._get(MAINTENANCE)
         if event in ("NONE", ""):
             return None
         if event == "TERMINATE_ON_HOST_MAINTENANCE":
-            return self._first_seen(event, MAINTENANCE_GRACE)
+            return self._build_notice(event, MAINTENANCE_GRACE)
         return Notice(event, None)  # it is moved while it runs
 
     def over(self) -> bool:
@@ -68,5 +68,5 @@ class ComputeMetadata:
             self._etag = tag if tag.isalnum() else ""
         return answer.body.decode("utf-8", "replace").strip()
 
-    def _first_seen(self, what: str, grace: float) -> Notice:
+    def _build_notice(self, what: str, grace: float) -> Notice:
         return Notice(what, self._seen.setdefault(what, time.time() + grace))

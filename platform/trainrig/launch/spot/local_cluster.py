@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainrig.errors import ClusterError
-from trainrig.launch.spot.drain import live_nodes
+from trainrig.launch.spot.drain import list_live_nodes
 from trainrig.processes.process_group import kill_group
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
@@ -48,7 +48,7 @@ class LocalCluster:
     def wait(self, nodes: Iterable[str]) -> None:
         """Return once Ray knows all of `nodes`. Raises ClusterError."""
         until = time.monotonic() + START
-        while missing := [node for node in nodes if self.ids[node] not in self._live()]:
+        while missing := [node for node in nodes if self.ids[node] not in self._list_live_nodes()]:
             ended = [node for node in missing if self._processes[node].poll() is not None]
             if ended or time.monotonic() > until:
                 node = [*ended, *missing][0]
@@ -56,9 +56,9 @@ class LocalCluster:
                 raise ClusterError(f"{node} did not start: {''.join(log) or 'it says nothing'}")
             time.sleep(0.2)
 
-    def _live(self) -> Mapping[str, str]:
+    def _list_live_nodes(self) -> Mapping[str, str]:
         try:
-            return live_nodes(self.address)
+            return list_live_nodes(self.address)
         except ClusterError:  # the head is not up yet
             return {}
 

@@ -27,7 +27,7 @@ def detect(environment: Mapping[str, str], vendor: Path = VENDOR) -> str:
     )
 
 
-def source(
+def make_source(
     provider: str, environment: Mapping[str, str], endpoint: str, grace: float, now: bool
 ) -> NoticeSource:
     """Where the notices of `provider` come from. Raises ConfigError.

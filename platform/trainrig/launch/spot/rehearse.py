@@ -26,7 +26,7 @@ from trainrig.errors import ConfigError, TrainrigError
 from trainrig.launch.spot.drain import RayNode
 from trainrig.launch.spot.local_cluster import LocalCluster
 from trainrig.launch.spot.notices import Notice
-from trainrig.launch.spot.trace import LOST, Event, nodes_of, read
+from trainrig.launch.spot.trace import LOST, Event, list_nodes, read
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,10 @@ def cluster_for(events: Sequence[Event], steady: int, cpus: int) -> Iterator[Loc
         cluster = LocalCluster(folder, cpus)
         try:
             cluster.start()
-            for node in [*(f"steady {number + 1}" for number in range(steady)), *nodes_of(events)]:
+            for node in [
+                *(f"steady {number + 1}" for number in range(steady)),
+                *list_nodes(events),
+            ]:
                 cluster.add(node)
                 cluster.wait([node])  # Ray gives a node 30 s to start: they come one by one
             yield cluster
@@ -104,7 +107,7 @@ def cluster_for(events: Sequence[Event], steady: int, cpus: int) -> Iterator[Loc
             cluster.close()
 
 
-def environment_of(cluster: LocalCluster) -> Mapping[str, str]:
+def build_environment(cluster: LocalCluster) -> Mapping[str, str]:
     """What a command needs to run on `cluster`."""
     return {**os.environ, "RAY_ADDRESS": cluster.address}
 
@@ -125,7 +128,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no Ray
         with cluster_for(events, given.steady, given.cpus) as cluster:
             replay = Replay(cluster, events)
-            with subprocess.Popen(given.command, env=environment_of(cluster)) as command:
+            with subprocess.Popen(given.command, env=build_environment(cluster)) as command:
                 replay.start()
                 try:
                     code = command.wait()

@@ -46,9 +46,9 @@ def read(path: str) -> list[Event]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; a trace is CSV") from None
     events: list[Event] = []
-    for number, entries in _entries(path, text):
+    for number, entries in _iterate_entries(path, text):
         try:
-            events.append(_event(entries))
+            events.append(_parse_event(entries))
             _check_follows(events)
         except ValueError as problem:
             raise DataError(f"{path}: line {number}: {problem}") from None
@@ -67,12 +67,12 @@ def write(path: str, events: Iterable[Event]) -> None:
     storage.write(path, text.getvalue().encode())
 
 
-def nodes_of(events: Iterable[Event]) -> list[str]:
+def list_nodes(events: Iterable[Event]) -> list[str]:
     """The nodes that a trace speaks of, sorted."""
     return sorted({each.node for each in events})
 
 
-def storm(
+def generate_trace(
     seed: int,
     nodes: Sequence[str],
     seconds: float,
@@ -90,23 +90,23 @@ def storm(
         at = 0.0
         while True:
             notice = dice.choice(notices)
-            at = _later(at, notice + dice.expovariate(1 / stays))
+            at = _add_seconds(at, notice + dice.expovariate(1 / stays))
             if at > seconds:
                 break
             events.append(Event(at, node, LOST, notice))
-            at = _later(at, dice.expovariate(1 / away))
+            at = _add_seconds(at, dice.expovariate(1 / away))
             if at > seconds:
                 break
             events.append(Event(at, node, BACK))
     return sorted(events, key=lambda each: each.second)
 
 
-def _later(at: float, seconds: float) -> float:
+def _add_seconds(at: float, seconds: float) -> float:
     """In hundredths of a second, and at least two of them later."""
     return round(at + seconds + 0.02, 2)
 
 
-def _entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _iterate_entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each line's number and its entries."""
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), 1):
@@ -126,7 +126,7 @@ def _entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield lines.line_num, row
 
 
-def _event(entries: dict[str, Any]) -> Event:
+def _parse_event(entries: dict[str, Any]) -> Event:
     if extra := [str(key) for key in entries if key not in FIELDS]:
         raise ValueError(f"no `{extra[0]}` in a trace; there are {', '.join(FIELDS)}")
     node, event = entries.get("node"), entries.get("event")

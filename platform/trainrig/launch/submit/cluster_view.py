@@ -17,7 +17,7 @@ from trainrig.config import ResourceRequest
 from trainrig.hardware import Hardware
 from trainrig.launch.ray_jobs import ClusterNode, RayJobs
 from trainrig.ray_runtime import ray_pools
-from trainrig.ray_runtime.ray_pools import LABEL, NodePool, places
+from trainrig.ray_runtime.ray_pools import LABEL, NodePool, count_places
 
 INSTANCE = "trainrig.io/instance"  # the label that says what was rented
 CLUSTER = "trainrig.io/cluster"  # the label that says whose node it is
@@ -61,11 +61,11 @@ class ClusterView:
     def in_words(self) -> str:
         """Its nodes and what they have."""
         count = len(self.nodes)
-        gpus = self._live("GPU")
-        having = f"{self._live('CPU'):g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
+        gpus = self._sum_live("GPU")
+        having = f"{self._sum_live('CPU'):g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
         return f"{count} {'node' if count == 1 else 'nodes'}, {having}"
 
-    def other_versions(self) -> str | None:
+    def find_version_problem(self) -> str | None:
         """What is wrong with its versions for a driver that was written for ours; None: nothing.
 
         Ray's own must be equal: its processes speak no other version's protocol. Python's may
@@ -79,35 +79,35 @@ class ClusterView:
                 f"`pip install 'ray[data,default,train,tune]=={self.ray}'` here, or give the "
                 f"cluster {ours}"
             )
-        if _minor(self.python) != _minor(python):
+        if _parse_minor(self.python) != _parse_minor(python):
             wrong.append(
                 f"the cluster has Python {self.python}, and here is {python}; submit from "
-                f"Python {_minor(self.python)}, or give the cluster {_minor(python)}"
+                f"Python {_parse_minor(self.python)}, or give the cluster {_parse_minor(python)}"
             )
         return "; ".join(wrong) or None
 
-    def capacity_for(self, asked: ResourceRequest) -> tuple[Verdict, str]:
+    def check_capacity(self, asked: ResourceRequest) -> tuple[Verdict, str]:
         """Whether it has, or may grow to have, what a run cannot do without."""
         if asked.least == 0 or not asked.each:
             return "ok", "nothing of its own: it runs beside its supervisor, on the head"
-        live = self.live_places(asked)
+        live = self.count_live_places(asked)
         if live >= asked.least:
             return "ok", f"{asked}: room for {live} now"
         if self.pools is None:
             return "unknown", f"{asked}: room for {live} now; what may be added, it does not say"
         nodes, pools = self._find_meant(asked)
-        head = sum(places(node.resources, asked.each) for node in nodes if node.head)
-        later = head + sum(pool.most * places(pool.resources, asked.each) for pool in pools)
+        head = sum(count_places(node.resources, asked.each) for node in nodes if node.head)
+        later = head + sum(pool.most * count_places(pool.resources, asked.each) for pool in pools)
         if (later := max(live, later)) >= asked.least:
             grown = "; ".join(map(str, self.pools))
             return "ok", f"{asked}: room for {live} now, for {later} with what may come ({grown})"
-        return "problem", f"{asked}, but {self._lack(asked, later)}"
+        return "problem", f"{asked}, but {self._explain_lack(asked, later)}"
 
-    def live_places(self, asked: ResourceRequest) -> int:
+    def count_live_places(self, asked: ResourceRequest) -> int:
         """How many workers the live nodes hold, were nothing else there."""
         if not asked.each:
             return asked.most
-        return sum(places(node.resources, asked.each) for node in self._find_meant(asked)[0])
+        return sum(count_places(node.resources, asked.each) for node in self._find_meant(asked)[0])
 
     def _find_meant(self, asked: ResourceRequest) -> tuple[list[ClusterNode], list[NodePool]]:
         """The nodes and pools that such workers go to: those with the label, if there are any."""
@@ -116,12 +116,12 @@ class ClusterView:
         coming = [p for p in pools if p.labels.get(LABEL) == asked.pool]
         return (meant, coming) if asked.pool and (meant or coming) else (nodes, pools)
 
-    def resources(self) -> list[Mapping[str, float]]:
+    def list_resources(self) -> list[Mapping[str, float]]:
         """Of each live node, and of a node of each pool."""
         return [*(n.resources for n in self.nodes), *(p.resources for p in self.pools or ())]
 
-    def _lack(self, asked: ResourceRequest, capacity: int) -> str:
-        if asked.gpus and not any(each.get("GPU", 0) for each in self.resources()):
+    def _explain_lack(self, asked: ResourceRequest, capacity: int) -> str:
+        if asked.gpus and not any(each.get("GPU", 0) for each in self.list_resources()):
             pools = "; ".join(map(str, self.pools or ())) or "it has none"
             return (
                 f"no node has GPUs, and no pool has GPUs ({pools}); set {asked.key} = 0, or add a "
@@ -130,17 +130,17 @@ class ClusterView:
         fewer = f"set {asked.key} = {capacity} or fewer" if capacity else "ask for smaller ones"
         return f"the cluster has room for {capacity} at most; {fewer}, or let it have more nodes"
 
-    def device(self, known: Hardware) -> str | None:
+    def find_device(self, known: Hardware) -> str | None:
         """What the table calls the devices that training would run on; None: unknown.
 
         They are those of the nodes and pools with the label of an instance, GPUs first.
         """
-        instance = self._instance(known)
+        instance = self._find_instance(known)
         return known.instances[instance].device if instance else None
 
-    def spot_share(self, known: Hardware) -> float | None:
+    def compute_spot_share(self, known: Hardware) -> float | None:
         """What its instances cost as spot machines, as a share of their price on demand."""
-        instance = self._instance(known)
+        instance = self._find_instance(known)
         if instance is None:
             return None
         offer = known.instances[instance]
@@ -150,23 +150,23 @@ class ClusterView:
         """Its nodes and pools that have no price at all, in words."""
         offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
         names = {labels.get(INSTANCE, "") for labels in offered}
-        missing = {name for name in names if known.price(name, "on-demand") is None}
+        missing = {name for name in names if known.find_price(name, "on-demand") is None}
         return sorted(f"'{name}'" if name else f"nodes without {INSTANCE}" for name in missing)
 
-    def _instance(self, known: Hardware) -> str | None:
+    def _find_instance(self, known: Hardware) -> str | None:
         offered = [(node.labels, node.resources) for node in self.nodes if not node.head]
         offered += [(pool.labels, pool.resources) for pool in self.pools or ()]
         offered.sort(key=lambda each: -each[1].get("GPU", 0))
         names = [labels.get(INSTANCE, "") for labels, _ in offered]
         return next((name for name in names if name in known.instances), None)
 
-    def _live(self, resource: str) -> float:
+    def _sum_live(self, resource: str) -> float:
         return sum(node.resources.get(resource, 0) for node in self.nodes)
 
 
 def look(jobs: RayJobs) -> ClusterView:
     """The cluster behind `jobs`, without its pools. Raises ClusterError."""
-    return ClusterView(jobs.address, *jobs.versions(), jobs.nodes(), None)
+    return ClusterView(jobs.address, *jobs.fetch_versions(), jobs.fetch_nodes(), None)
 
 
 def ask_pools(jobs: RayJobs) -> Sequence[NodePool] | None:
@@ -181,12 +181,12 @@ def ask_pools(jobs: RayJobs) -> Sequence[NodePool] | None:
     name = f"trainrig-pools-{secrets.token_hex(4)}"
     jobs.submit(name, f'python -c "{unpack}"', {}, {})
     until = time.monotonic() + ASK_SECONDS
-    while (job := jobs.job(name)) and not job.over:
+    while (job := jobs.fetch_job(name)) and not job.over:
         if time.monotonic() > until:
             jobs.stop(name)
             return None
         time.sleep(0.2)
-    found = [line for line in jobs.output(name).splitlines() if line.startswith(ANSWER)]
+    found = [line for line in jobs.fetch_output(name).splitlines() if line.startswith(ANSWER)]
     answer = json.loads(found[-1].removeprefix(ANSWER)) if found else None
     return None if answer is None else [NodePool(**each) for each in answer]
 
@@ -202,5 +202,5 @@ def _is_ours(address: str) -> bool:
     return True
 
 
-def _minor(version: str) -> str:
+def _parse_minor(version: str) -> str:
     return ".".join(version.split(".")[:2])

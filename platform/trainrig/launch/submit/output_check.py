@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.config import RunFile, identity
+from trainrig.config import RunFile, extract_identity
 from trainrig.errors import OutputTaken
 from trainrig.manifest import MANIFEST, Manifest
 
@@ -25,10 +25,10 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
         return None
     if done := storage.exists(storage.join(folder, MANIFEST)):
         found = manifest.read_manifest(folder)
-    here, lasting = identity(run), identity(run, extendable=False)
+    here, lasting = extract_identity(run), extract_identity(run, extendable=False)
     whole = done and not run.extends_finished
-    there = found.config if whole else _lasting(found.config, here, lasting)
-    different = manifest.difference_of(
+    there = found.config if whole else _drop_extendable(found.config, here, lasting)
+    different = manifest.describe_table_difference(
         {"stage": found.stage, **there}, {"stage": run.verb, **(here if whole else lasting)}
     )
     if different:
@@ -36,7 +36,7 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
             f"{folder}: made by another run ({different}); choose another `output`, or delete that "
             "folder"
         )
-    same = not manifest.difference_of(found.config, here)
+    same = not manifest.describe_table_difference(found.config, here)
     return found if isinstance(found, Manifest) and same else None
 
 
@@ -48,15 +48,15 @@ def _check_empty(folder: str) -> None:
         )
 
 
-def _lasting(there: Any, whole: Any, lasting: Any) -> Any:
+def _drop_extendable(there: Any, whole: Any, lasting: Any) -> Any:
     """`there` without what `lasting` leaves out of `whole`: the fields marked EXTENDABLE."""
     if all(isinstance(each, Mapping) for each in (there, whole, lasting)):
         return {
-            key: _lasting(value, whole.get(key), lasting.get(key))
+            key: _drop_extendable(value, whole.get(key), lasting.get(key))
             for key, value in there.items()
             if key not in whole or key in lasting
         }
     if all(isinstance(each, list) for each in (there, whole, lasting)):
-        known = [_lasting(*each) for each in zip(there, whole, lasting, strict=False)]
+        known = [_drop_extendable(*each) for each in zip(there, whole, lasting, strict=False)]
         return [*known, *there[len(known) :]]
     return there

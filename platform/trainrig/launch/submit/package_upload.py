@@ -32,7 +32,7 @@ class Package:
     files: int
 
 
-def files_to_pack(folder: Path) -> dict[str, Path]:
+def find_files_to_pack(folder: Path) -> dict[str, Path]:
     """The files of the package in `folder`, by their names in the upload.
 
     Raises ConfigError if they are larger than LIMIT together, naming the largest.
@@ -60,7 +60,7 @@ def _belongs(path: Path) -> bool:
 
 def pack(folder: Path | None = None) -> Package:
     """The package in `folder`; None: trainrig itself. Raises ConfigError for one too large."""
-    files = files_to_pack(folder or Path(trainrig.__file__).parent)
+    files = find_files_to_pack(folder or Path(trainrig.__file__).parent)
     buffer = io.BytesIO()
     digest = hashlib.sha256()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:

@@ -14,8 +14,8 @@ from trainrig import config, hardware, manifest, storage
 from trainrig.config import ResourceRequest, RunFile
 from trainrig.errors import ClusterError, ConfigError, OutputTaken, TrainrigError
 from trainrig.hardware import Hardware
-from trainrig.launch.ray_jobs import RayJobs, Unreachable, address_of
-from trainrig.launch.record.live_runs import live_runs
+from trainrig.launch.ray_jobs import RayJobs, Unreachable, find_address
+from trainrig.launch.record.live_runs import list_live_runs
 from trainrig.launch.record.run_record import Home, RunRecord, run_id
 from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.cluster_view import ClusterView, Verdict, ask_pools, look
@@ -115,7 +115,7 @@ class Preflight:
 def read_run(request: SubmissionRequest) -> RunFile:
     """The run that is asked for, with absolute paths. Raises ConfigError."""
     if request.verb not in VERBS:
-        hint = config.did_you_mean(request.verb, VERBS)
+        hint = config.suggest_choice(request.verb, VERBS)
         raise ConfigError(f"submit: no verb '{request.verb}' takes a run file{hint}")
     model = VERBS[request.verb].load_model()
     return with_absolute_paths(config.load(model, request.run_file, request.changes))
@@ -129,16 +129,16 @@ def examine(request: SubmissionRequest) -> Preflight:
     found.check("cluster", lambda: _reach(found, request))
     found.check("upload", lambda: _pack(found))
     if found.cluster:
-        _versions(found, found.cluster)
-    _home(found)
+        _check_versions(found, found.cluster)
+    _check_home(found)
     if found.run:
-        _outputs(found, found.run)
-        _inputs(found, found.run)
+        _check_outputs(found, found.run)
+        _check_inputs(found, found.run)
         if found.cluster:
             _check_capacity(found, found.run, found.cluster)
-            found.check("cost", lambda: _cost(found))
-            _max_cost(found)
-            _others(found, found.run, found.cluster)
+            found.check("cost", lambda: _estimate_cost(found))
+            _check_max_cost(found)
+            _check_other_runs(found, found.run, found.cluster)
     return found
 
 
@@ -154,7 +154,7 @@ def _read_prices(found: Preflight) -> str | None:
 
 
 def _reach(found: Preflight, request: SubmissionRequest) -> str:
-    jobs = RayJobs(address_of(request.address))
+    jobs = RayJobs(find_address(request.address))
     found.cluster = look(jobs)
     found.jobs = jobs
     return f"{jobs.address}: {found.cluster.in_words()}"
@@ -166,18 +166,18 @@ def _pack(found: Preflight) -> str:
     return f"trainrig, {found.package.files} files, {size:.1f} MiB packed"
 
 
-def _versions(found: Preflight, cluster: ClusterView) -> None:
-    if problem := cluster.other_versions():
+def _check_versions(found: Preflight, cluster: ClusterView) -> None:
+    if problem := cluster.find_version_problem():
         found.note("versions", "problem", problem)
     else:
         found.note("versions", "ok", f"Ray {cluster.ray}, Python {cluster.python} on both sides")
 
 
-def _home(found: Preflight) -> None:
+def _check_home(found: Preflight) -> None:
     found.check("home", lambda: _place(found, found.home.path, "--home (or TRAINRIG_HOME)"))
 
 
-def _outputs(found: Preflight, run: RunFile) -> None:
+def _check_outputs(found: Preflight, run: RunFile) -> None:
     for place in find_paths(run):
         if place.use == "output":
             found.check(place.key, lambda at=place: _place(found, at.path, at.key))  # type: ignore[misc]
@@ -186,9 +186,11 @@ def _outputs(found: Preflight, run: RunFile) -> None:
 
 def _look_into_output(found: Preflight, run: RunFile) -> str | None:
     record = found.record()
-    if record and record.status().alive:  # it may not have claimed its output yet
+    if record and record.read_status().alive:  # it may not have claimed its output yet
         there = config.load(type(run), record.run_file)
-        if different := manifest.difference_of(config.identity(there), config.identity(run)):
+        if different := manifest.describe_table_difference(
+            config.extract_identity(there), config.extract_identity(run)
+        ):
             raise OutputTaken(
                 f"{found.output}: {record.id} is under way there with another run file "
                 f"({different}); stop it, or choose another `output`"
@@ -219,15 +221,15 @@ def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
     )
 
 
-def _inputs(found: Preflight, run: RunFile) -> None:
+def _check_inputs(found: Preflight, run: RunFile) -> None:
     inputs = [place for place in find_paths(run) if place.use in ("input", "shipped")]
     for place in inputs:
-        found.check(place.key, lambda at=place: _input(found, at))  # type: ignore[misc]
+        found.check(place.key, lambda at=place: _check_input(found, at))  # type: ignore[misc]
     if inputs and not any(each.what in {p.key for p in inputs} for each in found.problems):
         found.note("inputs", "ok", f"all {len(inputs)} are there")
 
 
-def _input(found: Preflight, place: NamedPath) -> None:
+def _check_input(found: Preflight, place: NamedPath) -> None:
     if place.use == "input":
         _check_seen_by_cluster(found, place.path, place.key)
     if not is_there(place.path):
@@ -236,18 +238,22 @@ def _input(found: Preflight, place: NamedPath) -> None:
 
 def _check_capacity(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
     asked = _request(run, cluster)
-    if found.jobs and _pools_matter(found, run, cluster, asked) and not cluster.other_versions():
+    if (
+        found.jobs
+        and _pools_matter(found, run, cluster, asked)
+        and not cluster.find_version_problem()
+    ):
         try:  # a few seconds, which a cluster with enough nodes does not cost
             cluster = found.cluster = dataclasses.replace(cluster, pools=ask_pools(found.jobs))
         except ClusterError as error:
             found.note("resources", "problem", str(error))
             return
         asked = _request(run, cluster)
-    found.note("resources", *cluster.capacity_for(asked))
+    found.note("resources", *cluster.check_capacity(asked))
 
 
 def _request(run: RunFile, cluster: ClusterView) -> ResourceRequest:
-    return run.request_resources(any(node.get("GPU", 0) >= 1 for node in cluster.resources()))
+    return run.request_resources(any(node.get("GPU", 0) >= 1 for node in cluster.list_resources()))
 
 
 def _pools_matter(
@@ -255,7 +261,7 @@ def _pools_matter(
 ) -> bool:
     """Whether what may come says more than what is up: of the room, of the devices that training
     takes, which go before cores also while their pool is at zero, or of the prices."""
-    if cluster.live_places(asked) < asked.least:
+    if cluster.count_live_places(asked) < asked.least:
         return True
     if not cluster.may_grow:
         return False
@@ -263,7 +269,7 @@ def _pools_matter(
     return bool(would_take_gpus) or found.limits.max_cost is not None
 
 
-def _cost(found: Preflight) -> str | None:
+def _estimate_cost(found: Preflight) -> str | None:
     """Hours and price, for runs that can be reckoned. Raises InputError if parts do not fit."""
     if found.run is None or not found.run.estimates_cost or found.cluster is None:
         return None
@@ -273,14 +279,14 @@ def _cost(found: Preflight) -> str | None:
     from trainrig.estimate.device_choice import DeviceChoice
 
     # What the reckoning is for must be known; it is not for this machine, unless the cluster is.
-    device = found.cluster.device(found.prices)
+    device = found.cluster.find_device(found.prices)
     if device is None and not found.cluster.here:
         return None
     facts = describe(found.run, DeviceChoice(device, found.limits.hardware))
-    return ", ".join(_estimate(facts, found.cluster.spot_share(found.prices))) or None
+    return ", ".join(_estimate(facts, found.cluster.compute_spot_share(found.prices))) or None
 
 
-def _max_cost(found: Preflight) -> None:
+def _check_max_cost(found: Preflight) -> None:
     """Add a problem if a limit is set that nobody could hold."""
     if found.limits.max_cost is None or found.cluster is None or found.prices is None:
         return
@@ -293,10 +299,10 @@ def _max_cost(found: Preflight) -> None:
         )
 
 
-def _others(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
+def _check_other_runs(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
     """Warn of runs that are live there: nodes are not divided between them."""
     try:
-        live = live_runs(found.home, cluster.name, [] if cluster.name else [cluster.address])
+        live = list_live_runs(found.home, cluster.name, [] if cluster.name else [cluster.address])
     except (TrainrigError, OSError):  # `home` says what is wrong with it
         return
     others = [record.id for record in live if record.id != run_id(run.verb, found.output)]

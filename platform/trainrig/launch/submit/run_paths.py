@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from trainrig import storage
 from trainrig.config import CACHE, OUTPUT, Settings, format_location
-from trainrig.config.absolute_paths import texts, values, with_absolute_paths
+from trainrig.config.absolute_paths import find_path_fields, list_fields, with_absolute_paths
 from trainrig.config.field_marks import SHIPPED
-from trainrig.corpus.read import files_of
+from trainrig.corpus.read import find_files
 from trainrig.errors import DataError
 
 __all__ = ["NamedPath", "find_paths", "is_there", "with_absolute_paths"]
@@ -37,13 +37,13 @@ def find_paths(run: Settings) -> list[NamedPath]:
 
 
 def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[NamedPath]:
-    for name, value in values(settings):
+    for name, value in list_fields(settings):
         here = (*at, name)
-        if name in texts(settings):
+        if name in find_path_fields(settings):
             use = _use(type(settings).model_fields[name].metadata)
-            for part, path in _strings(value):
+            for part, path in _iterate_strings(value):
                 yield NamedPath(format_location((*here, *part)), path, use)
-        for part, inner in _inner(value):
+        for part, inner in _iterate_settings(value):
             yield from _find_paths(inner, (*here, *part))
 
 
@@ -55,21 +55,21 @@ def _use(marks: Sequence[Any]) -> Use:
     return "cache" if CACHE in marks else "input"
 
 
-def _strings(value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    return ((part, leaf) for part, leaf in _leaves(value) if isinstance(leaf, str))
+def _iterate_strings(value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    return ((part, leaf) for part, leaf in _iterate_leaves(value) if isinstance(leaf, str))
 
 
-def _inner(value: Any) -> Iterator[tuple[tuple[str | int, ...], Settings]]:
-    return ((part, leaf) for part, leaf in _leaves(value) if isinstance(leaf, Settings))
+def _iterate_settings(value: Any) -> Iterator[tuple[tuple[str | int, ...], Settings]]:
+    return ((part, leaf) for part, leaf in _iterate_leaves(value) if isinstance(leaf, Settings))
 
 
-def _leaves(value: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def _iterate_leaves(value: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     if isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from (((index, *part), leaf) for part, leaf in _leaves(item))
+            yield from (((index, *part), leaf) for part, leaf in _iterate_leaves(item))
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from (((key, *part), leaf) for part, leaf in _leaves(item))
+            yield from (((key, *part), leaf) for part, leaf in _iterate_leaves(item))
     else:
         yield (), value
 
@@ -80,6 +80,6 @@ def is_there(path: str) -> bool:
         return True
     if any(sign in path for sign in "*?["):
         with contextlib.suppress(DataError):
-            return bool(files_of([path]))
+            return bool(find_files([path]))
         return False
     return bool(storage.list_files(path))

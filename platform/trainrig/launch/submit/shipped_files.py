@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from trainrig import storage
 from trainrig.config import Settings
-from trainrig.config.absolute_paths import values
+from trainrig.config.absolute_paths import list_fields
 from trainrig.config.field_marks import SHIPPED
 
 Run = TypeVar("Run", bound=Settings)
@@ -23,7 +23,7 @@ def with_shipped_files(run: Run, folder: str) -> tuple[Run, dict[str, bytes]]:
 
 def _with_shipped(settings: Run, folder: str, files: dict[str, bytes]) -> Run:
     changed: dict[str, Any] = {}
-    for name, value in values(settings):
+    for name, value in list_fields(settings):
         if SHIPPED in type(settings).model_fields[name].metadata and isinstance(value, str):
             data = storage.read(value)
             short = hashlib.sha256(data).hexdigest()[:16]

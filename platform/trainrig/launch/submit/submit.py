@@ -79,12 +79,15 @@ class Submission:
             attempt.number,
             submission_id=attempt.submission_id,
             address=attempt.address,
-            versions=manifest.environment(),
+            versions=manifest.collect_environment(),
         )
         about = {"run": self.record.id, "attempt": str(attempt.number)}
         try:
             self.jobs.submit(
-                attempt.submission_id, self._entrypoint(attempt), self._runtime_env(uri), about
+                attempt.submission_id,
+                self._build_entrypoint(attempt),
+                self._build_runtime_env(uri),
+                about,
             )
         except ClusterError as error:
             give_up(self.record, attempt, str(error))
@@ -108,12 +111,12 @@ class Submission:
             storage.write(limits["hardware"], self.hardware.encode())
         return limits
 
-    def _entrypoint(self, attempt: JobAttempt) -> str:
+    def _build_entrypoint(self, attempt: JobAttempt) -> str:
         command = ["python", "-m", "trainrig.launch.supervise.entrypoint", "--home", self.home.path]
         command += ["--run", self.record.id, "--attempt", str(attempt.number)]
         return shlex.join(command)
 
-    def _runtime_env(self, uri: str) -> Mapping[str, Any]:
+    def _build_runtime_env(self, uri: str) -> Mapping[str, Any]:
         """What the job's processes and its workers are started with. It is shown by the dashboard:
         nothing secret may be in it."""
         if self.environment == "cluster":

@@ -37,12 +37,12 @@ def find_shared_disk(path: str) -> str | None:
     except OSError:
         return None
     mounts = [line.split()[:3] for line in lines]
-    on = [mount for mount in mounts if _below(path, mount[1].replace("\\040", " "))]
+    on = [mount for mount in mounts if _is_below(path, mount[1].replace("\\040", " "))]
     if not on:
         return None
     source, _, kind = max(on, key=lambda mount: len(mount[1]))
     return f"{kind} ({source})" if kind in SHARED or kind.startswith("fuse.") else None
 
 
-def _below(path: str, folder: str) -> bool:
+def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -27,9 +27,9 @@ SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
 }
 
 
-def verb_command(record: RunRecord) -> list[str]:
+def build_verb_command(record: RunRecord) -> list[str]:
     """What does the run's verb."""
-    return [sys.executable, "-m", "trainrig", record.about()["verb"], record.run_file]
+    return [sys.executable, "-m", "trainrig", record.read_description()["verb"], record.run_file]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes(), if_stopped(GOES_ON):
         record = Home.choose(given.home).open(given.run)
-        attempt = record.attempt(given.attempt)
+        attempt = record.read_attempt(given.attempt)
         compare_versions(record, attempt.number)
         try:
             limits = config.build(Limits, attempt.limits, f"{record.id}: limits")
-            supervisor = JobSupervisor(record, attempt, limits, verb_command(record))
+            supervisor = JobSupervisor(record, attempt, limits, build_verb_command(record))
         except ConfigError as error:
             end = RunEnd(error.exit_code, "input", str(error))
             record.record(ENDED, attempt.number, state=end.state, **asdict(end))

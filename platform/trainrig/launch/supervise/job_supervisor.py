@@ -81,7 +81,7 @@ class JobSupervisor:
         command: Sequence[str],
         pace: Pace = Pace(),
     ) -> None:
-        about = record.about()
+        about = record.read_description()
         self._record, self._attempt, self._limits = record, attempt, limits
         self._command, self._pace = command, pace
         self._progress = RunProgress(about["verb"], about["output"])
@@ -110,21 +110,21 @@ class JobSupervisor:
     def supervise(self) -> int:
         """Do the attempt; the exit code of its verb."""
         number = self._attempt.number
-        if any(event["event"] == ENDED for event in self._record.events(number)):
+        if any(event["event"] == ENDED for event in self._record.read_events(number)):
             log.warning("%s: attempt %d was given up before it began", self._record.id, number)
             return 1
         try:
             self._settle_previous()
             self._log = LogCopy(self._record, number)
             self._watch.start()
-            end, tries = self._tries()
+            end, tries = self._run_tries()
             self._log.close()
-            self._quietly(self._check_fence)
+            self._try_quietly(self._check_fence)
         except Superseded:
             self._end_watch()
             self._read_meter()
             log.warning("%s: superseded by attempt %d", self._record.id, self._newer)
-            self._insist("superseded", by=self._newer, **self._figures())
+            self._insist("superseded", by=self._newer, **self._collect_figures())
             return 1
         except AlreadyDone:
             end, tries = self._end_unstarted(), 0
@@ -142,7 +142,7 @@ class JobSupervisor:
         self._before, self._supervised_before = earlier.spent, earlier.supervised
         self._check_budget({})
         # In this order: of two attempts that begin at once, one sees the other.
-        self._heartbeat()
+        self._write_heartbeat()
         self._check_fence()
 
     def _check_need(self) -> None:
@@ -155,27 +155,27 @@ class JobSupervisor:
         assert self._asked is not None
         return RunEnd(Unfinished.exit_code, *self._asked)
 
-    def _tries(self) -> tuple[RunEnd, int]:
+    def _run_tries(self) -> tuple[RunEnd, int]:
         """The end of the last try, and how many there were."""
         retries, tries = Retries(self._limits), 0
         while True:
-            self._quietly(self._look)
+            self._try_quietly(self._look)
             if self._asked:
                 return self._end_unstarted(), tries
             tries += 1
-            end = self._one_try(tries)
+            end = self._run_try(tries)
             if self._newer:
                 raise Superseded
             if self._asked or end.cause == "done":
                 return end, tries
-            progress = self._quietly(self._progress.progress) or 0
-            verdict = retries.after(end, progress)
+            progress = self._try_quietly(self._progress.measure_progress) or 0
+            verdict = retries.decide_retry(end, progress)
             if isinstance(verdict, GiveUp):
                 why = f" ({verdict.reason})" if verdict.reason else ""
                 return RunEnd(end.exit_code, end.cause, f"{end.message}{why}"), tries
             self._back_off(end, progress, verdict * uniform(0.5, 1.0))
 
-    def _one_try(self, number: int) -> RunEnd:
+    def _run_try(self, number: int) -> RunEnd:
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             outcome = str(Path(folder) / "outcome.json")
             environment = {**os.environ, OUTCOME: outcome, "PYTHONUNBUFFERED": "1"}
@@ -190,10 +190,10 @@ class JobSupervisor:
                 child.kill()
             self._log.end_lines()
             asked = self._asked[0] if self._asked else None
-            end = find_end(code, read_outcome(outcome), asked, self._log.last_words())
-        return RunEnd(end.exit_code, end.cause, self._why(end))
+            end = find_end(code, read_outcome(outcome), asked, self._log.find_last_words())
+        return RunEnd(end.exit_code, end.cause, self._explain_end(end))
 
-    def _why(self, end: RunEnd) -> str:
+    def _explain_end(self, end: RunEnd) -> str:
         if not self._asked or end.cause == "done":
             return end.message
         if self._forced:
@@ -235,11 +235,11 @@ class JobSupervisor:
     def _watch_until_over(self) -> None:
         next_heartbeat = time.monotonic()
         while not self._over.wait(self._pace.look):
-            self._quietly(self._look)
+            self._try_quietly(self._look)
             if time.monotonic() >= next_heartbeat:
                 next_heartbeat = time.monotonic() + self._pace.heartbeat
-                self._quietly(self._read_meter)
-                self._quietly(self._heartbeat)
+                self._try_quietly(self._read_meter)
+                self._try_quietly(self._write_heartbeat)
 
     def _end_watch(self) -> None:
         self._over.set()
@@ -254,14 +254,16 @@ class JobSupervisor:
         if not self._asked and self._record.stop_requested(number):
             self.ask("stopped", "asked to stop")
 
-    def _heartbeat(self) -> None:
+    def _write_heartbeat(self) -> None:
         began = time.monotonic()  # whoever is frozen in the middle has been away since then
-        self._newer = self._newer_attempt()
+        self._newer = self._find_newer_attempt()
         if self._newer and self._was_away():
             return
-        self._quietly(self._progress.look)
-        figures = self._figures() | self._progress.figures()
-        self._record.heartbeat(self._attempt.number, self._state, owner=self._owner, **figures)
+        self._try_quietly(self._progress.look)
+        figures = self._collect_figures() | self._progress.build_figures()
+        self._record.write_heartbeat(
+            self._attempt.number, self._state, owner=self._owner, **figures
+        )
         self._heard = began
 
     def _was_away(self) -> bool:
@@ -290,7 +292,7 @@ class JobSupervisor:
         """
         now = self._sum_spent().count_against_limit()
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
-        left = spending.price(grace, self._prices).count_against_limit()
+        left = spending.compute_cost(grace, self._prices).count_against_limit()
         if self._limits.max_cost and now + left >= self._limits.max_cost:
             kept = f" and {left:.2f} kept for its end" if left else ""
             why = f"{now:.2f} USD are spent{kept}: max_cost is {self._limits.max_cost:g}"
@@ -300,9 +302,9 @@ class JobSupervisor:
         return self._before + self._own()
 
     def _own(self) -> Spent:
-        return spending.price(self._meter.seconds, self._prices)
+        return spending.compute_cost(self._meter.seconds, self._prices)
 
-    def _figures(self) -> dict[str, Any]:
+    def _collect_figures(self) -> dict[str, Any]:
         """What this attempt took, for beats and events."""
         return {
             **self._own().as_json(),
@@ -311,20 +313,20 @@ class JobSupervisor:
             "total_usd": self._sum_spent().as_json()["usd"],  # with all earlier attempts
         }
 
-    def _newer_attempt(self) -> int:
-        newest = self._record.newest_attempt()
+    def _find_newer_attempt(self) -> int:
+        newest = self._record.find_newest_attempt()
         return newest if newest > self._attempt.number else 0
 
     def _check_fence(self) -> None:
-        self._newer = self._newer_attempt()
+        self._newer = self._find_newer_attempt()
         if self._newer:
             raise Superseded
 
     def _finish(self, end: RunEnd, tries: int) -> None:
         self._end_watch()
         self._read_meter()
-        self._insist(ENDED, **self._end_facts(end), tries=tries, **self._figures())
-        self._quietly(lambda: self._record.clear_stop(self._attempt.number))
+        self._insist(ENDED, **self._end_facts(end), tries=tries, **self._collect_figures())
+        self._try_quietly(lambda: self._record.clear_stop(self._attempt.number))
         log.info("%s: %s%s", self._record.id, end.state, f": {end.message}" if end.message else "")
         if self._limits.notify:
             facts = {
@@ -334,16 +336,16 @@ class JobSupervisor:
                 "message": redact(end.message),
             }
             how = notify(self._limits.notify, self._limits.notify_seconds, facts)
-            self._quietly(lambda: self._record.record("notified", self._attempt.number, **how))
+            self._try_quietly(lambda: self._record.record("notified", self._attempt.number, **how))
 
     def _end_facts(self, end: RunEnd) -> dict[str, Any]:
-        saved = self._quietly(self._progress.find_saved)
+        saved = self._try_quietly(self._progress.find_saved)
         spent = self._sum_spent()
         tokens = saved.tokens if saved else None
         supervised = self._supervised_before + self._meter.wall
-        events = self._quietly(lambda: list(self._record.events())) or []
-        split = self._progress.trains and self._quietly(
-            lambda: spending.bill(spent.usd, supervised, events, self._output)
+        events = self._try_quietly(lambda: list(self._record.read_events())) or []
+        split = self._progress.trains and self._try_quietly(
+            lambda: spending.split_cost(spent.usd, supervised, events, self._output)
         )
         return {
             "state": end.state,
@@ -353,7 +355,7 @@ class JobSupervisor:
             "forced": self._forced,
             "step": saved.step if saved else None,
             "tokens": tokens,
-            "tokens_per_usd": spending.tokens_per_usd(tokens, spent),
+            "tokens_per_usd": spending.compute_tokens_per_usd(tokens, spent),
             "bill": split or None,
         }
 
@@ -369,7 +371,7 @@ class JobSupervisor:
                     return None
                 time.sleep(min(self._pace.heartbeat, 5.0))
 
-    def _quietly(self, look: Callable[[], Any]) -> Any:
+    def _try_quietly(self, look: Callable[[], Any]) -> Any:
         """What `look` gives; None if it fails: no run ends, or goes without its end, for that."""
         try:
             return look()

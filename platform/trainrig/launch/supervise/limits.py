@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
-from trainrig.config import Field, Settings, did_you_mean
+from trainrig.config import Field, Settings, suggest_choice
 from trainrig.launch.supervise.end_causes import CAUSES, Cause
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -44,7 +44,7 @@ class Limits(Settings):
             if cause in NEVER:
                 raise ValueError(f"retries: '{cause}' is never retried; leave it out")
             if cause not in choices:
-                raise ValueError(f"retries: no cause '{cause}'{did_you_mean(cause, choices)}")
+                raise ValueError(f"retries: no cause '{cause}'{suggest_choice(cause, choices)}")
         return self
 
     @model_validator(mode="after")
@@ -58,6 +58,6 @@ class Limits(Settings):
                 raise ValueError("notify: names no command; leave it out")
         return self
 
-    def budget(self, cause: Cause) -> int:
+    def get_budget(self, cause: Cause) -> int:
         """How often a run that ended by `cause` may be begun again."""
         return self.retries.get(cause, RETRIES.get(cause, 0))

@@ -42,18 +42,18 @@ class LiveNodes:
 
     def _ask(self) -> None:
         try:
-            self._answer = [_kind(node.labels) for node in self._nodes()]
+            self._answer = [_make_kind(node.labels) for node in self._list_nodes()]
         except Exception:  # whatever Ray raises: no answer is no news
             self._client = None
 
-    def _nodes(self) -> Sequence[Any]:
+    def _list_nodes(self) -> Sequence[Any]:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         assert self._address is not None
         if self._client is None:
-            self._client = ray_private.gcs_client(self._address)
-        return ray_private.live_nodes_of(self._client, ANSWER_SECONDS)
+            self._client = ray_private.open_gcs_client(self._address)
+        return ray_private.fetch_live_nodes(self._client, ANSWER_SECONDS)
 
 
-def _kind(labels: Any) -> Kind:
+def _make_kind(labels: Any) -> Kind:
     return Kind(*(str(labels.get(name, "")) for name in (POOL, INSTANCE, MARKET)))

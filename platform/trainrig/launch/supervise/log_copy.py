@@ -8,7 +8,7 @@ from collections import deque
 
 from trainrig.errors import ClusterError
 from trainrig.launch.record.run_record import RunRecord
-from trainrig.launch.redaction import Redactor, secrets_of
+from trainrig.launch.redaction import Redactor, find_secrets
 from trainrig.processes.append_log import Appender
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class LogCopy:
 
     def __init__(self, record: RunRecord, attempt: int) -> None:
         self._record, self._attempt = record, attempt
-        self._masking = Redactor(secrets_of(os.environ))
+        self._masking = Redactor(find_secrets(os.environ))
         self._begun = b""  # of the line that is not yet at its end
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
         self._file: Appender | None = None
@@ -34,11 +34,11 @@ class LogCopy:
 
     def end_lines(self) -> None:
         """Copy what is left of the child's last line. Another child may follow."""
-        self._take(self._masking.rest())
+        self._take(self._masking.flush())
         if self._begun:
             self._take(b"\n")
 
-    def last_words(self) -> str:
+    def find_last_words(self) -> str:
         """The last line that says something; for a traceback, its last."""
         lines = (line.decode(errors="replace").strip() for line in reversed(self._last))
         return next((line[:LAST_WORDS] for line in lines if line), "")

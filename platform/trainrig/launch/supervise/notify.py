@@ -17,7 +17,7 @@ def notify(command: str, seconds: float, facts: Mapping[str, str]) -> dict[str, 
     It has `seconds`, then it is killed with all that it started. Nothing is raised: a run ended as
     it did, whatever becomes of the news.
     """
-    told = {f"TRAINRIG_{name.upper()}": _without_nul(value) for name, value in facts.items()}
+    told = {f"TRAINRIG_{name.upper()}": _remove_nul(value) for name, value in facts.items()}
     try:
         process = subprocess.Popen(
             shlex.split(command),
@@ -40,6 +40,6 @@ def notify(command: str, seconds: float, facts: Mapping[str, str]) -> dict[str, 
     return result
 
 
-def _without_nul(text: str) -> str:
+def _remove_nul(text: str) -> str:
     """Environment variables hold all characters but one."""
     return text.replace("\0", "")

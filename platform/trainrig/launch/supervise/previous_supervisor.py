@@ -34,12 +34,12 @@ def settle_previous_supervisors(
     `check_need` is called at each look, and raises if there is no point in waiting. The cost of
     one that died is put on record as its last beat has it: the next beat replaces that.
     """
-    while (heartbeat := record.last_heartbeat()) and _alive(record, heartbeat, attempt):
+    while (heartbeat := record.read_last_heartbeat()) and _may_be_alive(record, heartbeat, attempt):
         check_need()
         time.sleep(LOOK_SECONDS)
     took = {
         event["attempt"]: event
-        for event in record.events()
+        for event in record.read_events()
         if _is_account(event, ACCOUNTS) and event["attempt"] < attempt
     }
     if heartbeat and heartbeat["attempt"] < attempt and heartbeat["attempt"] not in took:
@@ -59,11 +59,11 @@ def _is_account(event: Mapping[str, Any], kinds: tuple[str, ...]) -> bool:
     return event["event"] in kinds and "attended" in event
 
 
-def _alive(record: RunRecord, heartbeat: Mapping[str, Any], attempt: int) -> bool:
+def _may_be_alive(record: RunRecord, heartbeat: Mapping[str, Any], attempt: int) -> bool:
     """Whether whoever gave `heartbeat` may still have a child."""
     if heartbeat["attempt"] >= attempt:
         return False
-    if any(_is_account(event, OVER) for event in record.events(heartbeat["attempt"])):
+    if any(_is_account(event, OVER) for event in record.read_events(heartbeat["attempt"])):
         return False
     try:
         owner = LeaseOwner.model_validate(heartbeat["owner"])

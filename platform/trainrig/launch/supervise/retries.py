@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from trainrig.launch.supervise.end_causes import Cause, RunEnd
 from trainrig.launch.supervise.limits import Limits
-from trainrig.processes.retry_policy import FailureHistory, GiveUp, back_off_seconds, normalise
+from trainrig.processes.retry_policy import FailureHistory, GiveUp, compute_back_off, normalise
 
 
-def signature(end: RunEnd) -> tuple[Cause, str]:
+def build_signature(end: RunEnd) -> tuple[Cause, str]:
     """What two ends have in common when they are the same failure."""
     return end.cause, normalise(end.message)
 
@@ -27,9 +27,9 @@ class Retries:
     _farthest: int = -1
     _fruitless: int = 0  # ends in a row that got no farther than those before
 
-    def after(self, end: RunEnd, progress: int) -> float | GiveUp:
+    def decide_retry(self, end: RunEnd, progress: int) -> float | GiveUp:
         """Seconds to wait after `end`, with `progress` (steps, or files) made in all."""
-        budget, used = self.limits.budget(end.cause), self._used.get(end.cause, 0)
+        budget, used = self.limits.get_budget(end.cause), self._used.get(end.cause, 0)
         if not budget:
             return GiveUp()
         if self._came_before(end, progress):
@@ -39,9 +39,9 @@ class Retries:
         self._used[end.cause] = used + 1
         self._fruitless = 0 if progress > self._farthest else self._fruitless + 1
         self._farthest = max(self._farthest, progress)
-        return back_off_seconds(self.limits.back_off, self.limits.longest_back_off, self._fruitless)
+        return compute_back_off(self.limits.back_off, self.limits.longest_back_off, self._fruitless)
 
     def _came_before(self, end: RunEnd, progress: int) -> bool:
         if end.cause == "preempted":  # a machine that is taken back says nothing about the run
             return False
-        return self._history.repeats(signature(end), progress)
+        return self._history.repeats(build_signature(end), progress)

@@ -16,11 +16,11 @@ SUBMITTED, OTHER_VERSIONS = "submitted", "other_versions"
 
 def compare_versions(record: RunRecord, attempt: int) -> str:
     """What differs between the environment that submitted `attempt` and this one; "": nothing."""
-    submitted = next((e for e in record.events(attempt) if e["event"] == SUBMITTED), {})
+    submitted = next((e for e in record.read_events(attempt) if e["event"] == SUBMITTED), {})
     there = submitted.get("versions")
     if not isinstance(there, dict):
         return ""
-    here = manifest.environment()
+    here = manifest.collect_environment()
     different = ", ".join(
         f"{name} {there.get(name, 'none')} there, {here.get(name, 'none')} here"
         for name in sorted({*there, *here})

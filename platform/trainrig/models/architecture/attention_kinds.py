@@ -4,13 +4,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainrig.config.field_marks import FitsSeveral, without_kind
+from trainrig.config.field_marks import FitsSeveral, assume_kind
 from trainrig.models.architecture.attention import AttentionSettings
 from trainrig.models.architecture.gated_attention import GatedAttention
 
 AttentionKind = Annotated[
     AttentionSettings | GatedAttention,
     Field(discriminator="kind"),
-    without_kind("Attention"),
+    assume_kind("Attention"),
     FitsSeveral(),
 ]

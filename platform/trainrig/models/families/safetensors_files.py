@@ -96,7 +96,7 @@ def _find_weight_files(folder: str) -> list[str]:
 
 def _read_header(path: str) -> dict[str, StoredTensor]:
     try:
-        size = storage.size(path)
+        size = storage.measure_size(path)
         length = int.from_bytes(storage.read_range(path, 0, LENGTH), "little") if size else 0
         if not 2 <= length <= min(size - LENGTH, LONGEST_HEADER):
             raise ValueError("its header does not fit it")

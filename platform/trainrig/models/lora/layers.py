@@ -23,7 +23,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.lora.settings import LoRA, is_of_head, is_router, list_matrices
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 
 TRAINED = ("lora_a", "lora_b", "magnitude")  # last parts of the names of trained parameters
 SCALES = "scales"  # of the rows of an int8 weight, beside it
@@ -54,7 +54,7 @@ class Dropout:
         begins = torch.arange(width, device=x_I.device) * (self.whole or channels)
         places = (begins[:, None] + places)[None]
         kept = [
-            uniforms(
+            draw_uniforms(
                 replace(self._key, layer=f"{self._key.layer} {number}"),
                 places,
                 self.samples_B[:, None, None],
@@ -279,7 +279,7 @@ def draw_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
     if not name.endswith("lora_a"):
         return torch.zeros(tuple(size))
     places = torch.arange(math.prod(size)).view(tuple(size))
-    drawn = uniforms(RandomKey(seed, "fresh adapter", name), places)
+    drawn = draw_uniforms(RandomKey(seed, "fresh adapter", name), places)
     return ((2 * drawn - 1) / math.sqrt(size[1])).float()
 
 

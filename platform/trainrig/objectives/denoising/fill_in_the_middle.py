@@ -22,7 +22,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.needed_tokens import need_tokens
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
@@ -113,7 +113,7 @@ class MovedMiddles:
         row = np.append(ids, targets[-1])
         filled = int(trained[-1]) + 2  # ids up to the last target; padding comes after
         key = RandomKey(self.seed, "fill in the middle")
-        drawn_P4 = uniforms(
+        drawn_P4 = draw_uniforms(
             key,
             (places[:, None] * DRAWS + np.arange(DRAWS)).astype(np.int64),
             np.array([[sample]], dtype=np.int64),

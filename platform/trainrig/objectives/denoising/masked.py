@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.needed_tokens import need_tokens
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
@@ -133,7 +133,7 @@ class MaskedTokens:
     def count_predicted(self, step: int, samples: Integers, targets: Integers) -> Integers:
         """[R] how many tokens of each row are predicted: the rate of its `targets`, rounded up as
         often as makes that rate on average; one at least, of a row that has any."""
-        rounded = uniforms(self._make_key("count"), np.zeros_like(samples), samples)
+        rounded = draw_uniforms(self._make_key("count"), np.zeros_like(samples), samples)
         counts = np.floor(self.settings.rate_at(step) * targets + rounded).astype(np.int64)
         bounded: Integers = np.minimum(np.maximum(counts, 1), targets)
         return bounded
@@ -148,7 +148,7 @@ class MaskedTokens:
         ids_BT, text_BT = micro.ids, micro.targets != IGNORE
         counts_B = self.count_predicted(step, micro.samples, text_BT.sum(1))
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
-        drawn_BT = uniforms(self._make_key("order"), places_T, micro.samples[:, None])
+        drawn_BT = draw_uniforms(self._make_key("order"), places_T, micro.samples[:, None])
         scores_BT = drawn_BT + SPECIAL * np.isin(ids_BT, self.special) + OUTSIDE * ~text_BT
         if self.settings.unit != "token":
             for row, scores_T in enumerate(scores_BT):
@@ -168,8 +168,8 @@ class MaskedTokens:
         ids_BT, settings = micro.ids, self.settings
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         samples_B1 = micro.samples[:, None]
-        how_BT = uniforms(self._make_key("how"), places_T, samples_B1)
-        other_BT = uniforms(self._make_key("replacement"), places_T, samples_B1)
+        how_BT = draw_uniforms(self._make_key("how"), places_T, samples_B1)
+        other_BT = draw_uniforms(self._make_key("replacement"), places_T, samples_B1)
         random_BT = self.words[(other_BT * len(self.words)).astype(np.int64)]
         free_BT = predicted_BT & ~np.isin(ids_BT, self.special)
         changed_BT = np.where(free_BT & (how_BT < settings.masked), self.mask, ids_BT)
@@ -188,7 +188,7 @@ class MaskedTokens:
             begins_T = ~self.begins[ids_T] | ended_T
         else:
             # Of spans that lie end to end, each is as long as a geometric draw says.
-            draws = uniforms(
+            draws = draw_uniforms(
                 self._make_key("spans"), np.arange(len(ids_T), dtype=np.int64), np.array([sample])
             )
             mean, longest = self.settings.mean_span, self.settings.longest_span

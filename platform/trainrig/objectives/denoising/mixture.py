@@ -38,7 +38,7 @@ from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import (
     DECODER_IDS,
     IDS,
@@ -245,7 +245,7 @@ class DealtRows:
         if self.by_micro_batch:
             samples = np.full_like(samples, samples.min())
         key = RandomKey(self.seed, "objective of a sample")
-        drawn = uniforms(key, np.zeros_like(samples), samples)
+        drawn = draw_uniforms(key, np.zeros_like(samples), samples)
         ends = np.cumsum(self.shares)[:-1]
         return np.searchsorted(ends, drawn, side="right").astype(np.int64)
 

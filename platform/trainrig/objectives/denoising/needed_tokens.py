@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainrig.errors import DataError
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import MODES, find_named, sentinel
+from trainrig.tokens.special import MODES, find_named, name_sentinel
 
 
 def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) -> list[int]:
@@ -25,8 +25,8 @@ def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) ->
 def find_sentinels(encoder: Encoder) -> list[int]:
     """The ids of <extra_id_0> and so on, as many as `encoder` has."""
     there = encoder.special_ids
-    count = next(number for number in itertools.count() if sentinel(number) not in there)
-    return [there[sentinel(number)] for number in range(count)]
+    count = next(number for number in itertools.count() if name_sentinel(number) not in there)
+    return [there[name_sentinel(number)] for number in range(count)]
 
 
 def find_modes(encoder: Encoder, kind: str, modes: Sequence[str]) -> list[int]:
@@ -38,9 +38,9 @@ def find_modes(encoder: Encoder, kind: str, modes: Sequence[str]) -> list[int]:
 def check_sentinels(where: str, kind: str, there: int, needed: int) -> None:
     """Raise DataError as `need_tokens` does if the tokenizer at `where` has fewer than `needed`."""
     if there < needed:
-        last = sentinel(needed - 1)
-        what = last if there == needed - 1 else f"{sentinel(there)} to {last}"
-        raise make_lack_error(where, kind, what, f"sentinels = {needed}", sentinel(there))
+        last = name_sentinel(needed - 1)
+        what = last if there == needed - 1 else f"{name_sentinel(there)} to {last}"
+        raise make_lack_error(where, kind, what, f"sentinels = {needed}", name_sentinel(there))
 
 
 def make_lack_error(where: str, kind: str, what: str, setting: str, first: str) -> DataError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.randomness import RandomKey, uniforms, words
+from trainrig.randomness import RandomKey, draw_uniforms, draw_words
 from trainrig.tokens.permutation import Integers
 
 Flags = NDArray[np.bool_]
@@ -95,7 +95,7 @@ def draw_within(
     if divided is None:
         return spans
     begins, sizes, lengths = divided
-    drawn = uniforms(key, 2 * len(documents) + begins, np.array([sample]))
+    drawn = draw_uniforms(key, 2 * len(documents) + begins, np.array([sample]))
     # A document's last token, which ends it, is in none.
     return Spans(begins + np.floor(drawn * (sizes - lengths)).astype(np.int64), lengths)
 
@@ -125,7 +125,7 @@ def _divide(
 
 def _draw_numbers(key: RandomKey, sample: int, first: int, choices: int, count: int) -> Integers:
     """`count` different numbers below `choices`, ascending; drawn at the places from `first` on."""
-    drawn = words(key, np.arange(first, first + choices), np.array([sample]))
+    drawn = draw_words(key, np.arange(first, first + choices), np.array([sample]))
     return np.sort(np.argsort(drawn, kind="stable")[:count])
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import DeviceBatch, Output
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
@@ -90,7 +90,7 @@ class Prefixes:
         of a row that has any."""
         if self.tokens is not None:
             return np.minimum(self.tokens, np.maximum(targets - 1, 0))
-        drawn = uniforms(RandomKey(self.seed, "prefixes"), np.zeros_like(samples), samples)
+        drawn = draw_uniforms(RandomKey(self.seed, "prefixes"), np.zeros_like(samples), samples)
         return np.floor(drawn * targets).astype(np.int64)
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
 from trainrig.objectives.denoising.masked import MaskedLM, MaskedTokens
-from trainrig.randomness import RandomKey, uniforms
+from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import (
     DRAWS,
     IDS,
@@ -116,7 +116,7 @@ class DrawnTokens(MaskedTokens):
         made = super().apply(micro, step)
         places_T = np.arange(micro.ids.shape[1], dtype=np.int64)
         key = RandomKey(self.settings.corruption_seed, "replaced tokens")
-        drawn_BT = uniforms(key, places_T, micro.samples[:, None])
+        drawn_BT = draw_uniforms(key, places_T, micro.samples[:, None])
         free_BT = (made.targets != IGNORE) & ~self.is_special(micro.ids)
         arrays: dict[str, Any] = {
             **made.arrays,

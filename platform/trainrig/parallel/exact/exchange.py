@@ -16,7 +16,7 @@ from torch import Tensor
 from trainrig.parallel.exact.tree import Span, TreeSum, join_spans, plan_hand_over
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.tokens.batches import MicroBatchSlot, virtual_worker
+from trainrig.tokens.batches import MicroBatchSlot, find_virtual_worker
 
 Waits = Generator["PendingTransfer", None, None]  # what to wait for, before what comes next is done
 Pieces = list[tuple[Span, Tensor]]  # sums of subtrees
@@ -211,7 +211,7 @@ class StepSum:
     def measure_own(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
         """`gradient` is what `slot` hands over: it counts if that is all of a virtual worker."""
         slot = self.slot
-        if self.measured and virtual_worker(slot.index, *self.shape) == (
+        if self.measured and find_virtual_worker(slot.index, *self.shape) == (
             slot.first,
             slot.index + 1,
         ):
@@ -219,7 +219,7 @@ class StepSum:
 
     def measure_formed(self, span: Span, value: Tensor) -> None:
         """`value`, of `span`, has come together from what several ranks have handed over."""
-        if self.measured and virtual_worker(span[0], *self.shape) == span:
+        if self.measured and find_virtual_worker(span[0], *self.shape) == span:
             self._measure(value)
 
     def _measure(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:

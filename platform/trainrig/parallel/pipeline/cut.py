@@ -8,7 +8,7 @@ every machine.
 
 from functools import lru_cache
 
-from trainrig.flops import mean_keys
+from trainrig.flops import compute_mean_keys
 from trainrig.models.architecture.shapes import multiplications
 from trainrig.models.decoder_config import DecoderConfig
 
@@ -19,7 +19,7 @@ def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
     costs = []
     for number, layer in enumerate(model.shapes.layers):
         size = window.size if window is not None and window.is_local(number) else None
-        keys = mean_keys(model.positions, size, causal=True, around=False)
+        keys = compute_mean_keys(model.positions, size, causal=True, around=False)
         costs.append(2.0 * multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys)
     return tuple(costs), 2.0 * model.outputs * shape.channels
 

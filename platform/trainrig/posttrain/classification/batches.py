@@ -77,7 +77,9 @@ class TextReading:
         }
 
     def _read(self, source: str, number: int) -> tuple[Integers, Integers]:
-        begin, end = self.shards.document_starts(source, np.array([number, number + 1])).tolist()
+        begin, end = self.shards.find_document_starts(
+            source, np.array([number, number + 1])
+        ).tolist()
         if end - begin > self.longest:
             raise DataError(
                 f"{self.shards.folder}: {source}: a text of {end - begin} tokens is longer than "
@@ -155,7 +157,7 @@ class HeldOutTexts:
         reading = TextReading(shards, self.kind, self.sequence_length, self.padding)
         batches = []
         for number, source in enumerate(shards.sources):
-            count = shards.document_count(source)
+            count = shards.count_documents(source)
             wanted = min(self.rows, count)
             for row in np.unique(np.arange(wanted) * count // wanted).tolist():
                 batches.append(

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainrig.errors import DataError
 from trainrig.tokens.chat.messages import BadRow, check_unicode
-from trainrig.tokens.chat.rows import field_of
+from trainrig.tokens.chat.rows import find_field
 
 MOST_LABELS = 1_000  # more is a text of its own in each row
 
@@ -83,7 +83,7 @@ def read_question(
 
 
 def _read_field(row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> Any:
-    return field_of(row, columns.get(name, name))
+    return find_field(row, columns.get(name, name))
 
 
 def _read_text(value: Any, name: str) -> str:

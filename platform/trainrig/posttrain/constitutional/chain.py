@@ -14,14 +14,14 @@ import torch
 
 from trainrig.evaluate.engine.encoding import LikelihoodRequest
 from trainrig.evaluate.engine.likelihood import score_continuations
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.decoder import Decoder
 from trainrig.models.generate import Request, generate_batch
 from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.sampling.prompted import Asked, build_sampling
-from trainrig.randomness import RandomKey, words
+from trainrig.randomness import RandomKey, draw_words
 from trainrig.tokens.chat.messages import Message
 
 JUDGED_TOKENS = 2**13  # of a forward pass of judgements
@@ -92,7 +92,7 @@ class ChainMaker:
 
     def _ask(self, chains: Sequence[Chain], step: str, number: int) -> list[tuple[Chain, str]]:
         """What the model says to the template `step`, of each chain whose prompt has room."""
-        make = template(getattr(self.run, step), step)
+        make = compile_template(getattr(self.run, step), step)
         fitting, ids = [], []
         for chain in chains:
             now = chain.steps[-1]
@@ -149,7 +149,7 @@ class ChainMaker:
         return found
 
     def _judge_by_model(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
-        make = template(self.run.judgement, "judgement")
+        make = compile_template(self.run.judgement, "judgement")
         requests, found = list[LikelihoodRequest](), list[dict[str, Any]]()
         choices = [self._encode_choice(letter) for letter in "AB"]
         for chain in chains:
@@ -184,7 +184,7 @@ class ChainMaker:
 
     def _choose_principle(self, purpose: str, prompt: int, number: int) -> str:
         key = RandomKey(self.run.seed, f"constitutional principles of {purpose}", number)
-        drawn = int(words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])
+        drawn = int(draw_words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])
         return self.principles[drawn % len(self.principles)]
 
 

@@ -7,7 +7,7 @@ from pydantic import field_validator, model_validator
 
 from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.errors import ConfigError
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.posttrain.rewards.verifier import check_pattern
 from trainrig.posttrain.sampling.run_file import PromptedRunFile
 
@@ -96,7 +96,7 @@ class ConstitutionalChain(PromptedRunFile):
     @classmethod
     def _is_a_template(cls, given: str) -> str:
         try:
-            template(given, "template")
+            compile_template(given, "template")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return given

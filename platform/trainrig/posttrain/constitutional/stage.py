@@ -22,7 +22,7 @@ from trainrig.posttrain.sampling.prompted import (
     write_rows,
 )
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, total
+from trainrig.splits import Phase, Work, sum_counts
 from trainrig.storage import utf8
 from trainrig.train import checkpoint
 
@@ -39,7 +39,7 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     one prompt can be asked.
     """
     run = make_prompts_absolute(run)
-    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     principles = read_principles(run.principles)
     asked = open_asked(run, model)
     digest = hashlib.sha256("\0".join(principles).encode()).hexdigest()
@@ -50,15 +50,15 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
         return stage.finished
     if run.critic == "rules":
         log.info("%s: rules criticise and judge in the place of a model", run.output)
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
         make = functools.partial(_make_work, run, model, principles)
-        phase = Phase(stage.path(manifest.SCRATCH), make)
+        phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-    counts = total(record.counts for record in records)
+        records = phase.read_results(splits)
+    counts = sum_counts(record.counts for record in records)
     counts["prompts_left_out"] = sum(asked.prompts.left_out.values())
     counts["critic"] = run.critic
     for what in ("revisions", "pairs"):

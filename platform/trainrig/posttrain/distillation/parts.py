@@ -53,8 +53,8 @@ def cut_parts(shards: TokenShards, split: str, part_tokens: int) -> Iterator[Tea
     conversation is cut."""
     number = 0
     for source in shards.sources:
-        count = shards.document_count(source)
-        starts = shards.document_starts(source, np.arange(count + 1))
+        count = shards.count_documents(source)
+        starts = shards.find_document_starts(source, np.arange(count + 1))
         first = 0
         while first < count:
             wanted = np.searchsorted(starts, starts[first] + part_tokens, "left")
@@ -73,7 +73,7 @@ def write_part(folder: str, name: str, arrays: dict[str, NDArray[Any]]) -> dict[
             (f"{name}.{ending}{SUMS}", block_sums([data])),
         ):
             storage.write(storage.join(folder, file), content)
-            files[file] = manifest.file_sum(storage.join(folder, file))
+            files[file] = manifest.compute_file_sum(storage.join(folder, file))
     return files
 
 

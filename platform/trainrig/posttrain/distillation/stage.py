@@ -30,7 +30,7 @@ from trainrig.posttrain.distillation.parts import (
 )
 from trainrig.posttrain.distillation.run_file import TeacherScoring
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Split, Work, total
+from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
@@ -48,28 +48,28 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
     Raises ConfigError for a model that does not speak, has another tokenizer or fewer positions
     than the conversations, and for rows that are no conversations.
     """
-    folder = storage.absolute(run.conversations)
+    folder = storage.make_absolute(run.conversations)
     written = manifest.read_input(folder, "conversations")
-    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     longest = int(written.config["sequence_length"])
     _check(run, model, longest)
     inputs = {"conversations": written.content, "checkpoint": checkpoint.compute_content_key(model)}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         splits = [
             Split(part.name, {"split": split, **asdict(part)})
             for split in (TRAIN, HELD_OUT)
             for part in cut_parts(_open(folder, split), split, run.part_tokens)
         ]
         make = functools.partial(_make_work, run, model, folder, longest)
-        phase = Phase(stage.path(manifest.SCRATCH), make)
+        phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-    summed = total(record.counts for record in records)
+        records = phase.read_results(splits)
+    summed = sum_counts(record.counts for record in records)
     targets = max(1, summed["targets"])
     counts = {
         "conversations": summed["conversations"],
@@ -85,7 +85,7 @@ def _open(folder: str, split: str) -> TokenShards:
 
 
 def _check(run: TeacherScoring, model: str, longest: int) -> None:
-    shards = _open(storage.absolute(run.conversations), TRAIN)
+    shards = _open(storage.make_absolute(run.conversations), TRAIN)
     check_rows(shards, "conversations")
     config, _ = checkpoint.describe(model)
     if config.head != "tokens":

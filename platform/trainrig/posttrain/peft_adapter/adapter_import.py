@@ -42,10 +42,10 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     check_folder(out)
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
-    path = checkpoint.resolve(storage.absolute(base))
+    path = checkpoint.resolve(storage.make_absolute(base))
     below = Base(path, *checkpoint.describe(path))
     settings = read_settings(folder)
-    stored = load_file(storage.local_path(storage.join(folder, WEIGHTS)))
+    stored = load_file(storage.fetch_local_path(storage.join(folder, WEIGHTS)))
     config = find_head(folder, below, settings.task, stored)
     layers = find_layers(path, config)
     theirs, whole = _read_tensors(folder, path, config, layers, stored)

@@ -29,7 +29,7 @@ class TheirLayer:
 def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
     """The matrices that a model of `config` has in Transformers, by their names; `path`: the
     checkpoint that it is of. Not those that have inputs first."""
-    family = find_family(config, checkpoint.read_tokenizer_files(path).json("config.json"))
+    family = find_family(config, checkpoint.read_tokenizer_files(path).parse_json("config.json"))
     shapes = list_tensor_shapes(config)
     found = {}
     for entry in list_tensors(family, config, shapes):
@@ -44,7 +44,7 @@ def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
 
 def find_tensors(path: str, config: DecoderConfig) -> dict[str, str]:
     """Our name of each tensor that is one in Transformers too, and theirs."""
-    family = find_family(config, checkpoint.read_tokenizer_files(path).json("config.json"))
+    family = find_family(config, checkpoint.read_tokenizer_files(path).parse_json("config.json"))
     table = list_tensors(family, config, list_tensor_shapes(config))
     return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
 

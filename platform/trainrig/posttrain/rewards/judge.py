@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
 from trainrig.posttrain.rewards.verifier import check_pattern
 from trainrig.tokens.chat.messages import Message
@@ -44,7 +44,7 @@ class JudgeModel(RewardPart):
     @classmethod
     def _is_a_template(cls, given: str) -> str:
         try:
-            template(given, "question")
+            compile_template(given, "question")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return given
@@ -56,7 +56,7 @@ class JudgeModel(RewardPart):
 
     def resolve_paths(self) -> Self:
         """With the checkpoint that is the newest now."""
-        path = checkpoint.resolve(storage.absolute(self.checkpoint))
+        path = checkpoint.resolve(storage.make_absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})
 
     def hash_inputs(self) -> Mapping[str, str]:
@@ -115,7 +115,7 @@ class JudgeScorer:
         sampling = Sampling(temperature=0.0, maximum_tokens=self.settings.maximum_tokens)
         scores: list[Score | None] = []
         requests = []
-        make = template(self.settings.question, f"reward '{self.name}': question")
+        make = compile_template(self.settings.question, f"reward '{self.name}': question")
         for completion in completions:
             about = {**completion.row, "prompt": completion.prompt, "completion": completion.text}
             try:

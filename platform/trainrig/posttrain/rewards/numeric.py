@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainrig.evaluate.checks.answers import numbers_in
+from trainrig.evaluate.checks.answers import find_numbers
 from trainrig.posttrain.rewards.verifier import Verifier
 
 
@@ -21,7 +21,7 @@ class NumericAnswer(Verifier):
 
     def is_right(self, given: str, target: str) -> bool:
         """Whether the number of `given` is that of `target`."""
-        mine, wanted = numbers_in(given), numbers_in(target)
+        mine, wanted = find_numbers(given), find_numbers(target)
         if not mine or not wanted:
             return False
         number = mine[-1 if self.take == "last" else 0]

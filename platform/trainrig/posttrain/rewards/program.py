@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.confined.run import check_confinement, run_confined
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -34,7 +34,7 @@ class ProgramAnswer(RewardPart):
     @classmethod
     def _is_a_template(cls, given: str) -> str:
         try:
-            template(given, "program")
+            compile_template(given, "program")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return given
@@ -59,7 +59,7 @@ class ProgramAnswer(RewardPart):
         blocks = _FENCED.findall(completion.text)
         said = blocks[-1] if blocks else completion.text
         try:
-            make = template(self.program, f"reward '{self.name}': program")
+            make = compile_template(self.program, f"reward '{self.name}': program")
             source = make({**completion.row, "completion": said}, "a row")
         except DataError as error:
             return Fault("no_target", str(error))

@@ -34,7 +34,7 @@ class RewardModel(RewardPart):
 
     def resolve_paths(self) -> Self:
         """With the checkpoint that is the newest now."""
-        path = checkpoint.resolve(storage.absolute(self.checkpoint))
+        path = checkpoint.resolve(storage.make_absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})
 
     def hash_inputs(self) -> Mapping[str, str]:

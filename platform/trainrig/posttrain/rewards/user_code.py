@@ -54,7 +54,7 @@ class UserCodeSettings(Settings):
         if self.file is not None:
             if not storage.exists(self.file):
                 raise ConfigError(f"{self.file}: no such file; name the one with your Python")
-            return storage.content_key(self.file)
+            return storage.compute_content_key(self.file)
         assert self.module is not None
         top = self.module.partition(".")[0]
         found = importlib.util.find_spec(top)

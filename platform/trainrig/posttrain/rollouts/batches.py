@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.config import identity
+from trainrig.config import extract_identity
 from trainrig.errors import DataError
 from trainrig.objectives.divergence import estimate_divergence
 from trainrig.objectives.policy import Floats
@@ -96,11 +96,11 @@ class RolloutBatches(RolloutMaker):
         return {
             "prompts": self._fingerprint,
             "asked": run.prompts.model_dump(mode="json", exclude={"paths"}),
-            "rollouts": identity(run.rollouts),
-            "rewards": [identity(part) for part in run.rewards],
-            **({"environment": identity(run.environment)} if run.environment else {}),
+            "rollouts": extract_identity(run.rollouts),
+            "rewards": [extract_identity(part) for part in run.rewards],
+            **({"environment": extract_identity(run.environment)} if run.environment else {}),
             "objective": run.objective.model_dump(mode="json"),
-            **({"critic": identity(run.settled_critic)} if run.settled_critic else {}),
+            **({"critic": extract_identity(run.settled_critic)} if run.settled_critic else {}),
         }
 
     def micro_batches(self, number: int) -> int:

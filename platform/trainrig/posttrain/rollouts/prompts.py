@@ -14,11 +14,11 @@ import numpy as np
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.run_file import PromptFiles
 from trainrig.tokens.chat.messages import Message
-from trainrig.tokens.documents.files import paths_of
+from trainrig.tokens.documents.files import find_paths
 from trainrig.tokens.documents.formats import unpack_file
 from trainrig.tokens.permutation import permute_indices
 
@@ -60,12 +60,12 @@ def read_prompt_set(
 
     Raises DataError for what is no JSON line, and if not one row can be asked.
     """
-    make = template(files.template, "prompts.template")
+    make = compile_template(files.template, "prompts.template")
     found: list[Prompt] = []
     left_out: Counter[str] = Counter()
     first: dict[str, str] = {}
     number = -1
-    for path in paths_of(FORMAT, files.paths):
+    for path in find_paths(FORMAT, files.paths):
         for line_number, line in enumerate(_read_lines(path), start=1):
             if not line.strip():
                 continue

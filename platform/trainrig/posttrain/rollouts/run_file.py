@@ -7,7 +7,7 @@ from pydantic import field_validator, model_validator
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.config.resource_request import ResourceRequest
 from trainrig.errors import ConfigError
-from trainrig.evaluate.tasks.templates import template
+from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
 from trainrig.optim import AdamW, Optimizer
@@ -35,7 +35,7 @@ class PromptFiles(Settings):
     @classmethod
     def _is_a_template(cls, given: str) -> str:
         try:
-            template(given, "template")
+            compile_template(given, "template")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return given

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.training_facts import describe_adapters, sizes_of
+from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
@@ -19,7 +19,7 @@ from trainrig.posttrain.rollouts.batches import open_rewards
 from trainrig.posttrain.rollouts.partial_batches import open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
-from trainrig.tokens.documents.files import name_files, paths_of
+from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter, FrozenModel, TrainedModel, TrainingJob
@@ -45,7 +45,9 @@ def prepare(
     run: ReinforcementLearning,
 ) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
-    path = open_initial_model(storage.absolute(run.checkpoint), storage.absolute(run.output))
+    path = open_initial_model(
+        storage.make_absolute(run.checkpoint), storage.make_absolute(run.output)
+    )
     model, tokenizer = checkpoint.describe(path)
     files = checkpoint.read_tokenizer_files(path)
     if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
@@ -61,19 +63,19 @@ def prepare(
     open_rewards(run)
     if environment:
         environment.open()
-    paths = paths_of(FORMAT, run.prompts.paths)
-    at_paths = tuple(map(storage.absolute, paths))
+    paths = find_paths(FORMAT, run.prompts.paths)
+    at_paths = tuple(map(storage.make_absolute, paths))
     run = run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": at_paths})})
     columns = tuple(name for part in run.rewards for name in part.columns)
     asked = read_prompt_set(run.prompts, encoder, run.rollouts.prompt_tokens, columns)
-    keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
+    keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     prompts = manifest.digest([list(each) for each in keys])
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
     if teacher := _find_teacher(run, encoder.encoder):
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
     job = TrainingJob(
-        folder=storage.absolute(run.output),
+        folder=storage.make_absolute(run.output),
         model=model,
         training=run.training.make_paths_absolute(),
         make_batches=functools.partial(open_rollouts, run, encoder, prompts),
@@ -127,7 +129,7 @@ def estimate_rollouts(run: ReinforcementLearning, _: object) -> dict[str, int | 
     if run.environment:
         there = run.environment
         foreign |= _name_inputs(there.name, there.kind, there.resolve_paths().hash_inputs())
-    return sizes_of(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
+    return describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
 
 
 def _name_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
@@ -143,7 +145,9 @@ def _find_critic(run: ReinforcementLearning, start: str, encoder: Encoder) -> Tr
     wanted = run.settled_critic
     if wanted is None:
         return None
-    path = checkpoint.resolve(storage.absolute(wanted.checkpoint)) if wanted.checkpoint else start
+    path = (
+        checkpoint.resolve(storage.make_absolute(wanted.checkpoint)) if wanted.checkpoint else start
+    )
     there = _describe_reader(run, "critic.checkpoint", path, encoder)
     model = there if there.head == "score" else there.with_score_head()
     return TrainedModel(model, path, wanted.optimizer, wanted.clip_norm)
@@ -157,7 +161,7 @@ def _find_teacher(run: ReinforcementLearning, encoder: Encoder) -> FrozenModel |
     """
     if run.teacher is None:
         return None
-    path = checkpoint.resolve(storage.absolute(run.teacher))
+    path = checkpoint.resolve(storage.make_absolute(run.teacher))
     there = _describe_reader(run, "teacher", path, encoder)
     if there.head != "tokens" or there.bidirectional or isinstance(there, EncoderDecoderConfig):
         raise ConfigError(

@@ -16,7 +16,7 @@ from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
 from trainrig.posttrain.rewards.contract import Completion, Fault, Score
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
-from trainrig.randomness import RandomKey, words
+from trainrig.randomness import RandomKey, draw_words
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
@@ -130,7 +130,7 @@ class TranscriptSampler:
         stops = wanted.stop if settings is None else settings.stops
         numbers = np.array([each.sample for each in transcripts])
         turn = np.array([transcripts[0].turns])
-        seeds = words(RandomKey(wanted.seed, PURPOSE, draw), turn, numbers)
+        seeds = draw_words(RandomKey(wanted.seed, PURPOSE, draw), turn, numbers)
         listeners, requests = [], []
         for each, seed in zip(transcripts, seeds.tolist(), strict=True):
             room = wanted.maximum_tokens - len(each.ids)

@@ -17,9 +17,9 @@ from trainrig.manifest import FileSum
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import FORMAT, PromptSet, read_prompt_set
 from trainrig.posttrain.sampling.run_file import PromptedRunFile
-from trainrig.randomness import RandomKey, words
+from trainrig.randomness import RandomKey, draw_words
 from trainrig.splits import Split
-from trainrig.tokens.documents.files import name_files, paths_of
+from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
@@ -47,7 +47,7 @@ class Asked:
 
 def make_prompts_absolute(run: Run) -> Run:
     """`run` with each file of prompts by itself, wherever a worker is."""
-    paths = tuple(map(storage.absolute, paths_of(FORMAT, run.prompts.paths)))
+    paths = tuple(map(storage.make_absolute, find_paths(FORMAT, run.prompts.paths)))
     return run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": paths})})
 
 
@@ -76,7 +76,7 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
 def hash_prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
     """Fingerprints of what `run` reads."""
     paths = run.prompts.paths
-    keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
+    keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     return {
         "checkpoint": checkpoint.compute_content_key(model),
         "prompts": manifest.digest([list(each) for each in keys]),
@@ -89,7 +89,7 @@ def build_sampling(run: PromptedRunFile, purpose: str, prompt: int, sample: int)
     from trainrig.models.sampling import Sampling
 
     key = RandomKey(run.seed, purpose, sample)
-    seed = int(words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])
+    seed = int(draw_words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])
     return Sampling(
         temperature=run.temperature,
         top_p=run.top_p,
@@ -108,5 +108,5 @@ def write_rows(
         lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
         below = f"{kind}/{name}.jsonl"
         storage.write(storage.join(folder, below), lines.encode("utf-8", "replace"))
-        sums[below] = manifest.file_sum(storage.join(folder, below))
+        sums[below] = manifest.compute_file_sum(storage.join(folder, below))
     return sums

@@ -28,7 +28,7 @@ from trainrig.posttrain.sampling.prompted import (
 )
 from trainrig.posttrain.sampling.run_file import AnswerSampling
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, total
+from trainrig.splits import Phase, Work, sum_counts
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -46,21 +46,21 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     not one prompt can be asked.
     """
     run = make_prompts_absolute(run)
-    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     build_rewards(run.rewards)
     asked = open_asked(run, model, _list_columns(run))
     inputs = hash_prompted_inputs(run, model) | hash_reward_inputs(run.rewards)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
-        phase = Phase(stage.path(manifest.SCRATCH), functools.partial(_make_work, run, model))
+        phase = Phase(stage.build_path(manifest.SCRATCH), functools.partial(_make_work, run, model))
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-    counts = _summarise(total(record.counts for record in records), asked)
+        records = phase.read_results(splits)
+    counts = _summarise(sum_counts(record.counts for record in records), asked)
     if not counts["rows"]:
         log.warning(
             "%s: not one of %d answers became a row; see samples/ for what they are worth, lower "
@@ -149,7 +149,7 @@ def _make_work(run: AnswerSampling, model: str) -> Work:
             "prompts_with_a_row": sum(bool(group) for group in kept),
             "reward": sum(answer.reward for answer in answers),
             "reward_best": sum(max(each.reward for each in group) for group in groups),
-            "parts": total(answer.parts for answer in answers),
+            "parts": sum_counts(answer.parts for answer in answers),
             "faults": dict(sorted(faults.items())),
         }
         return counts, write_rows(run.output, task["name"], files)

@@ -29,18 +29,18 @@ from trainrig.posttrain.conversations import (
 )
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, total
+from trainrig.splits import Phase, Work, sum_counts
 from trainrig.tokens.chat.messages import BadRow
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
-from trainrig.tokens.chat.rows import example_of
+from trainrig.tokens.chat.rows import parse_example
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.documents.files import name_files, paths_of
+from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.documents.formats import (
     FORMATS,
     Row,
     StagePart,
-    parquet_batches,
-    rows_of,
+    iterate_rows,
+    read_parquet_batches,
 )
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
@@ -59,30 +59,30 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
     work; DataError for what is no file of rows, a row that has such a column already, and if not
     one row could be scored.
     """
-    paths = tuple(paths_of(run.kind, run.paths))
+    paths = tuple(find_paths(run.kind, run.paths))
     files = RowFiles(kind=run.kind, paths=paths, source="rows")
-    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     texts, inputs = run.rows in TEXT_ROWS, {"checkpoint": checkpoint.compute_content_key(model)}
     chat = None
     if not texts:
         variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
         chat = open_chat_tokenizer(model, run.template, variables)
         inputs["template"] = chat.fingerprint
-    keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
+    keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     inputs["rows"] = manifest.digest([list(each) for each in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
+    with stage.undo_if_refused():
         labels = _check_model(run, model)  # one that can't is refused before workers start
         splits = split_rows((files,), run.shard_bytes)
         make = functools.partial(_make_work, run, model, chat)
-        phase = Phase(stage.path(manifest.SCRATCH), make)
+        phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.results(splits)
-        counts = total(record.counts for record in records)
+        records = phase.read_results(splits)
+        counts = sum_counts(record.counts for record in records)
         if not counts["scored"]:
             told = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
             raise DataError(f"paths: not one row to score, of {counts['rows']:,}: {told or 'none'}")
@@ -147,7 +147,7 @@ class _AskedScorer:
     ) -> list[tuple[Rendered, Integers]]:
         run, steps = self.run, self.run.rows == "steps"
         assert run.rows not in TEXT_ROWS
-        example = example_of(row, columns, run.rows, run.format)
+        example = parse_example(row, columns, run.rows, run.format)
         rendered = [render_example(self.renderer, example, each) for each in example.chats]
         return [(each, self.scorer.find_places(each, steps)) for each in rendered]
 
@@ -217,9 +217,9 @@ def _read_rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterab
     if run.kind != "Parquet":
         yield from FORMATS[run.kind].read(part, ())
         return
-    for first, batch in parquet_batches(part):
+    for first, batch in read_parquet_batches(part):
         done.tables.append(batch)
-        yield from enumerate(rows_of(batch, part.path), first)
+        yield from enumerate(iterate_rows(batch, part.path), first)
 
 
 def _write_rows(
@@ -251,7 +251,9 @@ def _write_rows(
     }
     if run.rows == "pairs":
         counts["chosen_higher"] = sum(chosen > rejected for chosen, rejected in scored)
-    return counts, {each: manifest.file_sum(storage.join(run.output, each)) for each in written}
+    return counts, {
+        each: manifest.compute_file_sum(storage.join(run.output, each)) for each in written
+    }
 
 
 def _build_empty(run: AnswerScoring) -> tuple[None, ...]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainrig import figures
 from trainrig.figures import C1, C2, MUTED, BarPart, BarRow, BeforeAfter, Interruptions, NoisyCurve
 from trainrig.quickstart.report.results import MODELS, LossPoint, QuickstartResults
-from trainrig.report import Cell, Chart, ReportTable, duration, percent, short
+from trainrig.report import Cell, Chart, ReportTable, format_duration, format_percent, format_short
 
 _TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
 
@@ -39,7 +39,7 @@ def draw_caught_chart(results: QuickstartResults) -> Chart:
     looked_for = sum(kind.caught + kind.missed for kind in results.planted)
     caught = sum(kind.caught for kind in results.planted)
     worst = max(results.planted, key=lambda kind: kind.missed / max(kind.planted, 1))
-    title = f"{percent(caught, looked_for)} of what was looked for was found"
+    title = f"{format_percent(caught, looked_for)} of what was looked for was found"
     if worst.missed:
         title += f"; hardest: {worst.kind}"
     plot = partial(figures.plot_rows, rows=rows, parts=parts, x_label="share of planted (%)")
@@ -57,26 +57,26 @@ def draw_caught_chart(results: QuickstartResults) -> Chart:
     )
 
 
-def funnel_rows(results: QuickstartResults) -> list[BarRow]:
+def build_funnel_rows(results: QuickstartResults) -> list[BarRow]:
     """The pages read, what is left and dropped at each reason in turn, and the documents kept."""
     rows = [BarRow("pages read", (results.documents_in, 0), f"{results.documents_in:,}")]
     left = results.documents_in
     for dropped in results.dropped:
         left -= dropped.documents
-        share = percent(dropped.documents, results.documents_in)
+        share = format_percent(dropped.documents, results.documents_in)
         rows.append(
             BarRow(dropped.reason, (left, dropped.documents), f"−{dropped.documents:,} · {share}")
         )
-    share = percent(results.documents_kept, results.documents_in)
+    share = format_percent(results.documents_kept, results.documents_in)
     rows.append(
         BarRow("kept", (results.documents_kept, 0), f"{results.documents_kept:,} · {share}")
     )
     return rows
 
 
-def funnel_chart(results: QuickstartResults) -> Chart:
+def draw_funnel_chart(results: QuickstartResults) -> Chart:
     """From the pages read to the documents kept, a bar after each reason to drop."""
-    rows = funnel_rows(results)
+    rows = build_funnel_rows(results)
     parts = (BarPart("left", C1), BarPart("dropped here", C2, hatched=True))
     most = max(results.dropped, key=lambda dropped: dropped.documents, default=None)
     plot = partial(figures.plot_rows, rows=rows, parts=parts, x_label="documents")
@@ -97,14 +97,14 @@ def funnel_chart(results: QuickstartResults) -> Chart:
     )
 
 
-def sources_chart(results: QuickstartResults) -> Chart:
+def draw_sources_chart(results: QuickstartResults) -> Chart:
     """How many tokens each source gives, largest first."""
     total = sum(results.tokens_by_source.values())
     sources = sorted(results.tokens_by_source.items(), key=lambda item: (-item[1], item[0]))
-    rows = [BarRow(s, (n,), f"{short(n)} · {percent(n, total)}") for s, n in sources]
+    rows = [BarRow(s, (n,), f"{format_short(n)} · {format_percent(n, total)}") for s, n in sources]
     plot = partial(figures.plot_rows, rows=rows, parts=(BarPart("tokens", C1),), x_label="tokens")
     return Chart(
-        f"{percent(sources[0][1], total)} of the tokens come from {sources[0][0]}",
+        f"{format_percent(sources[0][1], total)} of the tokens come from {sources[0][0]}",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of tokens by source.",
         caption=f"n = {total:,} tokens, of a vocabulary of {results.vocabulary:,}.",
@@ -112,12 +112,12 @@ def sources_chart(results: QuickstartResults) -> Chart:
     )
 
 
-def loss_curve(results: QuickstartResults) -> tuple[NoisyCurve, Interruptions]:
+def build_loss_curve(results: QuickstartResults) -> tuple[NoisyCurve, Interruptions]:
     """The loss by tokens of the attempts that count, and what happened along it."""
-    tokens, losses, thrown = _points(results.loss)
+    tokens, losses, thrown = _list_points(results.loss)
     attempts = np.array([point.attempt for point in results.loss])
     steps = np.array([point.step for point in results.loss])
-    over = mean_over(int((~thrown).sum()))
+    over = choose_mean_over(int((~thrown).sum()))
     curve = NoisyCurve(
         tokens[~thrown], losses[~thrown], over, "training tokens", "loss (nats per token)"
     )
@@ -136,9 +136,9 @@ def loss_curve(results: QuickstartResults) -> tuple[NoisyCurve, Interruptions]:
     )
 
 
-def loss_chart(results: QuickstartResults) -> Chart:
+def draw_loss_chart(results: QuickstartResults) -> Chart:
     """The loss by tokens, through every restart: the chart that answers whether it works."""
-    curve, interruptions = loss_curve(results)
+    curve, interruptions = build_loss_curve(results)
     plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=interruptions)
     first, last = results.held_out[0].loss, results.held_out[-1].loss
     through = f" through {_describe_kills(len(results.restarts))}" if results.restarts else ""
@@ -149,15 +149,15 @@ def loss_chart(results: QuickstartResults) -> Chart:
         "each killed worker and the steps thrown away dotted.",
         caption=f"n = {len(curve.x):,} steps, faint; bold: mean of the last {curve.mean_over} "
         f"steps; diamonds: held-out documents.{_restart_captions(results)}",
-        table=_loss_table(results),
+        table=_build_loss_table(results),
     )
 
 
-def speed_chart(results: QuickstartResults) -> Chart:
+def draw_speed_chart(results: QuickstartResults) -> Chart:
     """Tokens per second by step."""
     steps = np.array([point.step for point in results.speed], dtype=np.float64)
     speeds = np.array([point.tokens_per_second for point in results.speed])
-    over = mean_over(len(steps))
+    over = choose_mean_over(len(steps))
 
     def plot(ax: Axes) -> None:
         figures.plot_curve(ax, NoisyCurve(steps, speeds, over, "step", "tokens per second"))
@@ -165,21 +165,21 @@ def speed_chart(results: QuickstartResults) -> Chart:
         ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
 
     return Chart(
-        f"Training ran at {short(float(np.median(speeds)))} tokens per second",
+        f"Training ran at {format_short(float(np.median(speeds)))} tokens per second",
         figures.draw(plot, 220),
         label="Line of tokens per second against steps.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}. All workers "
         "together; the time between attempts is not in it.",
-        table=_curve_table("tokens per second", ("step", "tokens/s"), steps, speeds),
+        table=_build_curve_table("tokens per second", ("step", "tokens/s"), steps, speeds),
     )
 
 
-def tuning_chart(results: QuickstartResults) -> Chart:
+def draw_tuning_chart(results: QuickstartResults) -> Chart:
     """The loss of supervised fine-tuning by step."""
     steps = np.array([point.step for point in results.tuning], dtype=np.float64)
     losses = np.array([point.loss for point in results.tuning])
-    over = mean_over(len(steps))
-    mean = figures.trailing_mean(losses, over)
+    over = choose_mean_over(len(steps))
+    mean = figures.compute_trailing_mean(losses, over)
     curve = NoisyCurve(steps, losses, over, "step", "loss (nats per trained token)")
     return Chart(
         f"Tuning loss {_describe_change(float(losses[:over].mean()), float(mean[-1]))}"
@@ -188,24 +188,24 @@ def tuning_chart(results: QuickstartResults) -> Chart:
         label="Line of the tuning loss against steps.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}. Only the tokens "
         f"of answers are trained on. The title compares the first {over} steps with the last.",
-        table=_curve_table("tuning loss", ("step", "nats per token"), steps, losses),
+        table=_build_curve_table("tuning loss", ("step", "nats per token"), steps, losses),
     )
 
 
-def preferences_chart(results: QuickstartResults) -> Chart:
+def draw_preferences_chart(results: QuickstartResults) -> Chart:
     """How far apart the rewards of right and wrong answers are, by step."""
     learnt = results.preferences
     steps = np.array([point.step for point in learnt.steps], dtype=np.float64)
     margins = np.array([point.right_reward - point.wrong_reward for point in learnt.steps])
-    over = mean_over(len(steps))
+    over = choose_mean_over(len(steps))
     curve = NoisyCurve(steps, margins, over, "step", "reward of right less wrong answers")
     drifts = [
         f"{what} answers {abs(drift):.1f} nats {'likelier' if drift > 0 else 'less likely'}"
         for what, drift in (("right", learnt.right_drift), ("wrong", learnt.wrong_drift))
     ]
     return Chart(
-        f"The right answer has the higher reward in {percent(learnt.held_out.accuracy, 1)} of "
-        "held-out pairs",
+        f"The right answer has the higher reward in {format_percent(learnt.held_out.accuracy, 1)} "
+        "of held-out pairs",
         figures.draw(partial(figures.plot_curve, curve=curve), 220),
         label="Line of the reward margin against steps.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}; "
@@ -225,7 +225,7 @@ def preferences_chart(results: QuickstartResults) -> Chart:
     )
 
 
-def scores_chart(results: QuickstartResults) -> Chart:
+def draw_scores_chart(results: QuickstartResults) -> Chart:
     """Bits per byte by domain, of the first model and the last."""
     pairs = [
         BeforeAfter(score.domain, score.bits_per_byte[0], score.bits_per_byte[-1])
@@ -256,7 +256,7 @@ def scores_chart(results: QuickstartResults) -> Chart:
 
 def compare_repeated_steps(results: QuickstartResults) -> tuple[int, float]:
     """How many steps were computed by two attempts, and the largest difference of their losses."""
-    _, _, thrown = _points(results.loss)
+    _, _, thrown = _list_points(results.loss)
     final = {p.step: p.loss for p, dead in zip(results.loss, thrown, strict=True) if not dead}
     again = [
         abs(point.loss - final[point.step])
@@ -266,7 +266,7 @@ def compare_repeated_steps(results: QuickstartResults) -> tuple[int, float]:
     return len(again), max(again, default=0.0)
 
 
-def mean_over(points: int) -> int:
+def choose_mean_over(points: int) -> int:
     """Over how many points a curve of `points` is smoothed: a fortieth, so that its bends stay.
 
     But over four at least, where there are as many: fewer smooth nothing.
@@ -274,7 +274,7 @@ def mean_over(points: int) -> int:
     return max(1, min(points, max(4, points // 40)))
 
 
-def _points(
+def _list_points(
     loss: Sequence[LossPoint],
 ) -> tuple[figures.Numbers, figures.Numbers, NDArray[np.bool_]]:
     tokens = np.array([point.tokens for point in loss], dtype=np.float64)
@@ -296,14 +296,15 @@ def _describe_kills(workers: int) -> str:
 def _restart_captions(results: QuickstartResults) -> str:
     return "".join(
         f" {number}: process {restart.pid} killed after step {restart.killed_at:,}; training went "
-        f"on from the checkpoint of step {restart.resumed_from:,}, {duration(restart.seconds)} "
-        f"later; the {restart.killed_at - restart.resumed_from:,} steps thrown away are dotted."
+        f"on from the checkpoint of step {restart.resumed_from:,}, "
+        f"{format_duration(restart.seconds)} later; the "
+        f"{restart.killed_at - restart.resumed_from:,} steps thrown away are dotted."
         for number, restart in enumerate(results.restarts, 1)
     )
 
 
-def _loss_table(results: QuickstartResults) -> ReportTable:
-    _, _, thrown = _points(results.loss)
+def _build_loss_table(results: QuickstartResults) -> ReportTable:
+    _, _, thrown = _list_points(results.loss)
     held_out = {point.step: point.loss for point in results.held_out}
     every = -(-len(results.loss) // _TABLE_ROWS)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
@@ -325,7 +326,7 @@ def _loss_table(results: QuickstartResults) -> ReportTable:
     )
 
 
-def _curve_table(
+def _build_curve_table(
     what: str, columns: tuple[str, str], x: figures.Numbers, y: figures.Numbers
 ) -> ReportTable:
     every = -(-len(x) // _TABLE_ROWS)

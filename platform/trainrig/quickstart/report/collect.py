@@ -23,8 +23,13 @@ from trainrig.posttrain.text_generator import Spoken, TextGenerator
 from trainrig.quickstart.fault_injection import KILLED
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report import results
-from trainrig.quickstart.report.laws import scaling_of
-from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, outcomes, tally
+from trainrig.quickstart.report.laws import fit_scaling
+from trainrig.quickstart.report.planted_results import (
+    DUPLICATES,
+    count_by_kind,
+    find_outcomes,
+    tally,
+)
 from trainrig.quickstart.site.planted import Plant, read_plants
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
@@ -94,18 +99,18 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
     checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
     dropped, pairs = _count_dropped(at, made.documents)
     return results.QuickstartResults(
-        stages=_stages(made) + (_sweep_stage(at) if with_law else ()),
+        stages=_collect_stages(made) + (_read_sweep_stage(at) if with_law else ()),
         documents_in=made.documents.counts["documents_in"],
         documents_kept=made.documents.counts["documents_kept"],
         dropped=dropped,
-        planted=_count_planted(outcomes(read_plants(at.planted), at.documents)),
+        planted=_count_planted(find_outcomes(read_plants(at.planted), at.documents)),
         near_duplicates=pairs,
         tokens_by_source=made.tokens.counts["train_tokens_of"],
         vocabulary=made.tokens.counts["vocabulary"],
         parameters=made.model.counts["parameters"],
-        loss=tuple(_loss_point(line) for line in lines),
+        loss=tuple(_build_loss_point(line) for line in lines),
         held_out=(_read_held_out(at.scores_early, lines), _read_held_out(at.scores_model, lines)),
-        restarts=_restarts(run, lines),
+        restarts=_find_restarts(run, lines),
         speed=tuple(
             results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
             for line in metrics.read_series(at.model)
@@ -117,23 +122,23 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
             results.TuningPoint(line["step"], line["train/loss"])
             for line in metrics.read_series(at.tuned)
         ),
-        preferences=_preferences(at, made.pairs.counts["held_out_pairs"]),
-        scores=_scores(at),
-        generations=_generations(at),
+        preferences=_read_preferences(at, made.pairs.counts["held_out_pairs"]),
+        scores=_read_scores(at),
+        generations=_generate_answers(at),
         versions=made.aligned.environment,
         machine=f"{platform.platform()}, {os.cpu_count()} CPUs",
         manifests={
-            name: storage.sha256(storage.join(getattr(at, name), manifest.MANIFEST))
+            name: storage.compute_sha256(storage.join(getattr(at, name), manifest.MANIFEST))
             for name in _Made.__dataclass_fields__
         },
-        commands=_commands(at),
-        scaling=scaling_of(at) if with_law else None,
+        commands=_list_commands(at),
+        scaling=fit_scaling(at) if with_law else None,
     )
 
 
 def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
     """The quickstart in one JSON object."""
-    found = outcomes(read_plants(at.planted), at.documents)
+    found = find_outcomes(read_plants(at.planted), at.documents)
     duplicates = tally(found, DUPLICATES)
     personal = tally(found, ["personal_data"])
     made = _Made.read(at)
@@ -161,11 +166,11 @@ def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
         "samples_repeated": told.samples_repeated,
         "seconds": {stage.name: stage.seconds for stage in told.stages},
         "report": at.report,
-        **({"scaling": _scaling(told.scaling)} if told.scaling else {}),
+        **({"scaling": _summarise_scaling(told.scaling)} if told.scaling else {}),
     }
 
 
-def _scaling(found: results.Scaling) -> dict[str, Any]:
+def _summarise_scaling(found: results.Scaling) -> dict[str, Any]:
     if found.plan is None:
         return {"points": len(found.points), "problem": found.problem}
     return {
@@ -178,7 +183,7 @@ def _scaling(found: results.Scaling) -> dict[str, Any]:
     }
 
 
-def _stages(made: _Made) -> tuple[results.StageResult, ...]:
+def _collect_stages(made: _Made) -> tuple[results.StageResult, ...]:
     pages, tuned, aligned = made.pages.counts, made.tuned.counts, made.aligned.counts
     scores = (made.scores_early, made.scores_model, made.scores_tuned, made.scores_aligned)
     tokens_seconds = made.tokenizer.seconds + made.tokens.seconds
@@ -201,7 +206,7 @@ def _stages(made: _Made) -> tuple[results.StageResult, ...]:
     )
 
 
-def _sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
+def _read_sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
     made = manifest.read_manifest(at.sweep)
     return (results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
 
@@ -233,7 +238,7 @@ def _count_dropped(
 
 
 def _count_planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
-    counts = by_kind(found)
+    counts = count_by_kind(found)
     return tuple(
         results.Planted(words, sum(counts[kind].values()), **counts[kind])
         for kind, words in KINDS.items()
@@ -241,20 +246,20 @@ def _count_planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
     )
 
 
-def _loss_point(line: Mapping[str, Any]) -> results.LossPoint:
+def _build_loss_point(line: Mapping[str, Any]) -> results.LossPoint:
     return results.LossPoint(
         line["step"], line["train/tokens"], line["train/loss"], line["attempt"]
     )
 
 
-def _card(scores: str) -> dict[str, Any]:
+def _read_card(scores: str) -> dict[str, Any]:
     card: dict[str, Any] = json.loads(storage.read(storage.join(scores, SCORECARD)))
     return card
 
 
 def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
     """Loss over the held-out documents of all sources together; conversations are no documents."""
-    card = _card(scores)
+    card = _read_card(scores)
     documents = [score for name, score in card["scores"].items() if name != "conversations"]
     nats = sum(score["loss"] * score["tokens"] for score in documents)
     tokens = next(line["train/tokens"] for line in lines if line["step"] == card["step"])
@@ -262,7 +267,9 @@ def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.H
     return results.HeldOutPoint(card["step"], tokens, loss)
 
 
-def _restarts(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> tuple[results.Restart, ...]:
+def _find_restarts(
+    run: RunFolder, lines: Sequence[Mapping[str, Any]]
+) -> tuple[results.Restart, ...]:
     """Each attempt that ended by our own kill, and what it cost."""
     kills = [event for event in run.read_events() if event["event"] == KILLED]
     restarts = []
@@ -294,28 +301,33 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
     return checked, lost, repeated
 
 
-def _preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
+def _read_preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
     """How rewards of right and wrong answers came apart, as the run's metrics say."""
     measured = metrics.read_held_out_series(at.aligned)[-1]
     told = "eval/diagnostics/"
     return results.Preferences(
         steps=tuple(
-            _preference(line, "train/diagnostics/") for line in metrics.read_series(at.aligned)
+            _build_preference_point(line, "train/diagnostics/")
+            for line in metrics.read_series(at.aligned)
         ),
-        held_out=_preference(measured, told),
+        held_out=_build_preference_point(measured, told),
         held_out_pairs=held_out_pairs,
         right_drift=measured[f"{told}chosen_drift"],
         wrong_drift=measured[f"{told}rejected_drift"],
     )
 
 
-def _preference(line: Mapping[str, Any], told: str) -> results.PreferencePoint:
+def _build_preference_point(line: Mapping[str, Any], told: str) -> results.PreferencePoint:
     names = ("chosen_reward", "rejected_reward", "reward_accuracy")
     return results.PreferencePoint(line["step"], *(line[told + name] for name in names))
 
 
-def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
-    cards = [_card(at.scores_model), _card(at.scores_tuned), _card(at.scores_aligned)]
+def _read_scores(at: Folders) -> tuple[results.DomainScore, ...]:
+    cards = [
+        _read_card(at.scores_model),
+        _read_card(at.scores_tuned),
+        _read_card(at.scores_aligned),
+    ]
     return tuple(
         results.DomainScore(
             domain=name,
@@ -326,7 +338,7 @@ def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
     )
 
 
-def _generations(at: Folders) -> tuple[results.PromptAnswers, ...]:
+def _generate_answers(at: Folders) -> tuple[results.PromptAnswers, ...]:
     """What each model answers to the first held-out questions."""
     models = [TextGenerator.open(path) for path in (at.model, at.tuned, at.aligned)]
     lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
@@ -344,7 +356,7 @@ def _answer(spoken: Spoken) -> results.ModelAnswer:
     return results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
 
 
-def _commands(at: Folders) -> tuple[tuple[str, str], ...]:
+def _list_commands(at: Folders) -> tuple[tuple[str, str], ...]:
     question = "What does `json.dumps` do?"
     return (
         ("Ask the aligned model", f"trainrig generate {at.aligned} --chat --prompt '{question}'"),

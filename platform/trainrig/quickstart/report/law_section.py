@@ -12,13 +12,15 @@ from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 _HEIGHT = 320  # pixels of the drawing
 
 
-def law_section(found: Scaling) -> Section:
+def build_law_section(found: Scaling) -> Section:
     """What the sweep's models came to, the law of them, and what it says of a larger run."""
     sizes = len({point.parameters for point in found.points})
     what = f"Scaling law: {len(found.points)} runs of {sizes} sizes"
     if found.plan is None:
         reason = Text(f"They make no law: {found.problem}.")
-        return Section("law", f"{what}, too few or too alike for a law", (reason, _runs(found)))
+        return Section(
+            "law", f"{what}, too few or too alike for a law", (reason, _build_runs_table(found))
+        )
     caution = Text(
         "So few runs of so small models bind a law loosely: see the intervals. It shows the path "
         "from a sweep to a plan, not what a large model will do."
@@ -27,22 +29,22 @@ def law_section(found: Scaling) -> Section:
         "The law's constants", ("constant", "value", "95% interval"), found.constants
     )
     plan = TextSample(
-        f"A plan for {report.short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines)
+        f"A plan for {report.format_short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines)
     )
     return Section(
         "law",
         f"{what}, and a plan for ten times their compute",
-        (_agreement(found), caution, constants, Details("The plan", (plan,))),
+        (_draw_agreement(found), caution, constants, Details("The plan", (plan,))),
     )
 
 
-def _runs(found: Scaling) -> ReportTable:
+def _build_runs_table(found: Scaling) -> ReportTable:
     columns = ("parameters", "tokens", "loss")
     rows = tuple((point.parameters, point.tokens, point.loss) for point in found.points)
     return ReportTable("The runs of the sweep", columns, rows)
 
 
-def _agreement(found: Scaling) -> Chart:
+def _draw_agreement(found: Scaling) -> Chart:
     predicted = np.array([point.predicted for point in found.points])
     actual = np.array([point.loss for point in found.points])
     worst = float(np.abs(predicted / actual - 1).max())

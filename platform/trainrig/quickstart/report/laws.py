@@ -21,7 +21,7 @@ TIMES = 10.0  # the compute of the sweep's largest run that a plan is made for
 LENGTH = 256  # tokens of its sequences, as of the quickstart's model
 
 
-def scaling_of(at: Folders) -> results.Scaling:
+def fit_scaling(at: Folders) -> results.Scaling:
     """The law of the finished sweep of `at`, put beside its table, and a plan by it.
 
     So few runs need not make a law: the reason is then told in its place.
@@ -33,12 +33,12 @@ def scaling_of(at: Folders) -> results.Scaling:
     except (
         InputError
     ) as error:  # nor need what they make be of use: its best model may be too small
-        points = _points(runs, np.full(len(runs), np.nan))
+        points = _build_points(runs, np.full(len(runs), np.nan))
         return results.Scaling(points=points, problem=str(error))
     return results.Scaling(
-        points=_points(fitted.runs, predict(fitted.law.form, fitted.runs)),
+        points=_build_points(fitted.runs, predict(fitted.law.form, fitted.runs)),
         constants=tuple(
-            (name, f"{estimate.value:.4g}", _interval(estimate))
+            (name, f"{estimate.value:.4g}", _format_interval(estimate))
             for name, estimate in fitted.law.estimates.items()
         ),
         plan=results.Planned(plan.asked, plan.size.parameters, plan.size.tokens, plan.loss, lines),
@@ -61,7 +61,7 @@ def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...
     return plan, tuple(lines)
 
 
-def _points(runs: RunsTable, predicted: Floats) -> tuple[results.SweepPoint, ...]:
+def _build_points(runs: RunsTable, predicted: Floats) -> tuple[results.SweepPoint, ...]:
     return tuple(
         results.SweepPoint(
             parameters=int(runs.parameters[row]),
@@ -73,6 +73,6 @@ def _points(runs: RunsTable, predicted: Floats) -> tuple[results.SweepPoint, ...
     )
 
 
-def _interval(estimate: IntervalEstimate) -> str:
+def _format_interval(estimate: IntervalEstimate) -> str:
     found = estimate.profile or estimate.bootstrap
     return str(found) if found else "none"

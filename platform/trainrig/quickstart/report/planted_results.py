@@ -21,7 +21,7 @@ class CuratedRow:
     dropped_by: str | None
 
 
-def outcomes(plants: Sequence[Plant], documents: str) -> dict[Plant, PlantedOutcome]:
+def find_outcomes(plants: Sequence[Plant], documents: str) -> dict[Plant, PlantedOutcome]:
     """Each plant's fate in the curated folder `documents`.
 
     A copy is caught if it or its original fell as a duplicate, gone if one of them fell for another
@@ -34,10 +34,10 @@ def outcomes(plants: Sequence[Plant], documents: str) -> dict[Plant, PlantedOutc
         for folder in (KEPT, DROPPED)
         for row in read_rows(documents, folder, columns)
     }
-    return {plant: _outcome(plant, rows) for plant in plants}
+    return {plant: _find_outcome(plant, rows) for plant in plants}
 
 
-def _outcome(plant: Plant, rows: Mapping[str, CuratedRow]) -> PlantedOutcome:
+def _find_outcome(plant: Plant, rows: Mapping[str, CuratedRow]) -> PlantedOutcome:
     row = rows.get(plant.url)
     if row is None:
         return "gone"
@@ -67,7 +67,7 @@ def tally(
     return counts
 
 
-def by_kind(found: Mapping[Plant, PlantedOutcome]) -> dict[str, dict[PlantedOutcome, int]]:
+def count_by_kind(found: Mapping[Plant, PlantedOutcome]) -> dict[str, dict[PlantedOutcome, int]]:
     """The same for each kind; personal data by what they are."""
     counts: defaultdict[str, dict[PlantedOutcome, int]] = defaultdict(
         lambda: {"caught": 0, "missed": 0, "gone": 0}

@@ -10,7 +10,7 @@ from typing import Literal
 
 from trainrig import report
 from trainrig.quickstart.report import charts
-from trainrig.quickstart.report.law_section import law_section
+from trainrig.quickstart.report.law_section import build_law_section
 from trainrig.quickstart.report.results import MODELS, QuickstartResults
 from trainrig.report import Details, ReportTable, Section, Text
 
@@ -19,26 +19,26 @@ _EXCERPT = 400  # characters of a dropped text: enough to see why it fell
 _EXAMPLES = 3  # texts shown for each reason
 
 
-def quickstart_page(results: QuickstartResults) -> str:
+def build_quickstart_page(results: QuickstartResults) -> str:
     """The page as HTML text, a pure function of `results`."""
     page = report.ReportPage(
         title="trainrig quickstart: raw pages to an aligned model on this machine",
-        verdict=_verdict(results),
-        figures=_key_figures(results),
+        verdict=_build_verdict(results),
+        figures=_build_key_figures(results),
         steps=tuple(
-            report.Step(stage.name, report.short(stage.count), stage.unit, stage.seconds)
+            report.Step(stage.name, report.format_short(stage.count), stage.unit, stage.seconds)
             for stage in results.stages
         ),
         sections=(
-            _pages(results),
-            _documents(results),
-            _tokens(results),
-            _model(results),
+            _show_pages(results),
+            _show_documents(results),
+            _show_tokens(results),
+            _show_model(results),
             _show_tuning(results),
             _show_alignment(results),
-            _scores(results),
-            _generations(results),
-            *((law_section(results.scaling),) if results.scaling else ()),
+            _show_scores(results),
+            _show_generations(results),
+            *((build_law_section(results.scaling),) if results.scaling else ()),
         ),
         commands=tuple(report.PageCommand(line, purpose) for purpose, line in results.commands),
         provenance={
@@ -47,10 +47,10 @@ def quickstart_page(results: QuickstartResults) -> str:
             "Manifests (SHA-256)": results.manifests,
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(results: QuickstartResults) -> report.Verdict:
+def _build_verdict(results: QuickstartResults) -> report.Verdict:
     seconds = sum(stage.seconds for stage in results.stages)
     astray = results.samples_lost + results.samples_repeated
     samples = (
@@ -59,7 +59,7 @@ def _verdict(results: QuickstartResults) -> report.Verdict:
         else "0 samples lost or repeated"
     )
     sentence = (
-        f"{_count(len(results.stages), 'stage')}, {report.duration(seconds)}, "
+        f"{_count(len(results.stages), 'stage')}, {report.format_duration(seconds)}, "
         f"{_count(len(results.restarts), 'worker').lower()} killed, {samples}."
     )
     warnings = []
@@ -80,7 +80,7 @@ def _verdict(results: QuickstartResults) -> report.Verdict:
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ...]:
+def _build_key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ...]:
     planted = sum(kind.planted for kind in results.planted)
     caught = sum(kind.caught for kind in results.planted)
     missed = sum(kind.missed for kind in results.planted)
@@ -91,7 +91,7 @@ def _key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ...]:
             "Documents kept",
             f"{results.documents_kept:,}",
             "documents",
-            f"{report.percent(results.documents_kept, results.documents_in)} "
+            f"{report.format_percent(results.documents_kept, results.documents_in)} "
             f"of {results.documents_in:,} read",
         ),
         report.KeyFigure(
@@ -102,7 +102,7 @@ def _key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ...]:
         ),
         report.KeyFigure(
             "Tokens to train on",
-            report.short(sum(results.tokens_by_source.values())),
+            report.format_short(sum(results.tokens_by_source.values())),
             "tokens",
             f"from a vocabulary of {results.vocabulary:,}",
         ),
@@ -115,21 +115,22 @@ def _key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ...]:
         ),
         report.KeyFigure(
             "Lost to the killed worker" if len(results.restarts) == 1 else "Lost to killed workers",
-            report.duration(sum(restart.seconds for restart in results.restarts)),
+            report.format_duration(sum(restart.seconds for restart in results.restarts)),
             "",
             f"{sum(r.killed_at - r.resumed_from for r in results.restarts):,} steps done again, "
             f"of {results.loss[-1].step:,}",
         ),
         report.KeyFigure(
             "Training speed",
-            report.short(median(speeds)),
+            report.format_short(median(speeds)),
             "tokens/s",
-            f"median of {len(speeds):,} steps, {report.short(results.parameters)} parameters",
+            f"median of {len(speeds):,} steps, "
+            f"{report.format_short(results.parameters)} parameters",
         ),
     )
 
 
-def _pages(results: QuickstartResults) -> Section:
+def _show_pages(results: QuickstartResults) -> Section:
     planted = sum(kind.planted for kind in results.planted)
     missed = sum(kind.missed for kind in results.planted)
     blocks: tuple[report.Block, ...] = (
@@ -152,12 +153,12 @@ def _pages(results: QuickstartResults) -> Section:
     return Section("pages", f"Pages: {planted:,} planted faults, {missing}", blocks)
 
 
-def _documents(results: QuickstartResults) -> Section:
+def _show_documents(results: QuickstartResults) -> Section:
     folds = tuple(
         Details(
             f"{dropped.reason}: {_count(dropped.documents, 'document')}",
             tuple(
-                report.TextSample(f"Example {index}", _excerpt(example))
+                report.TextSample(f"Example {index}", _cut_excerpt(example))
                 for index, example in enumerate(dropped.examples[:_EXAMPLES], 1)
             ),
         )
@@ -166,22 +167,22 @@ def _documents(results: QuickstartResults) -> Section:
     )
     intro = Text("Examples of what fell, by reason. Personal data in them is masked.")
     shown: tuple[report.Block, ...] = (intro, *folds) if folds else ()
-    share = report.percent(results.documents_kept, results.documents_in)
+    share = report.format_percent(results.documents_kept, results.documents_in)
     return Section(
         "documents",
         f"Documents: {share} of the pages were kept",
-        (charts.funnel_chart(results), *shown),
+        (charts.draw_funnel_chart(results), *shown),
     )
 
 
-def _tokens(results: QuickstartResults) -> Section:
-    total = report.short(sum(results.tokens_by_source.values()))
+def _show_tokens(results: QuickstartResults) -> Section:
+    total = report.format_short(sum(results.tokens_by_source.values()))
     sources = _count(len(results.tokens_by_source), "source").lower()
     title = f"Tokens: {total} from {sources}"
-    return Section("tokens", title, (charts.sources_chart(results),))
+    return Section("tokens", title, (charts.draw_sources_chart(results),))
 
 
-def _model(results: QuickstartResults) -> Section:
+def _show_model(results: QuickstartResults) -> Section:
     restarts = ReportTable(
         "What happened to the workers",
         ("no.", "process", "killed after step", "resumed from step", "seconds lost"),
@@ -199,39 +200,39 @@ def _model(results: QuickstartResults) -> Section:
         findings.append(f"{_count(again, 'step')} were computed twice; the two losses {same}.")
     return Section(
         "model",
-        f"Model: {report.short(results.parameters)} parameters, "
-        f"{report.short(results.loss[-1].tokens)} training tokens",
+        f"Model: {report.format_short(results.parameters)} parameters, "
+        f"{report.format_short(results.loss[-1].tokens)} training tokens",
         (
-            charts.loss_chart(results),
+            charts.draw_loss_chart(results),
             *((Text(" ".join(findings)),) if findings else ()),
             *((Details("Restarts", (restarts,)),) if results.restarts else ()),
-            Details("Speed", (charts.speed_chart(results),)),
+            Details("Speed", (charts.draw_speed_chart(results),)),
         ),
     )
 
 
 def _show_tuning(results: QuickstartResults) -> Section:
     title = f"Tuned: {_count(len(results.tuning), 'step').lower()} on questions and answers"
-    return Section("tuned", title, (charts.tuning_chart(results),))
+    return Section("tuned", title, (charts.draw_tuning_chart(results),))
 
 
 def _show_alignment(results: QuickstartResults) -> Section:
     steps = _count(len(results.preferences.steps), "step").lower()
     title = f"Aligned: {steps} on right answers beside wrong ones"
-    return Section("aligned", title, (charts.preferences_chart(results),))
+    return Section("aligned", title, (charts.draw_preferences_chart(results),))
 
 
-def _scores(results: QuickstartResults) -> Section:
+def _show_scores(results: QuickstartResults) -> Section:
     title = "Scores: what was learnt, and what was forgotten"
-    return Section("scores", title, (charts.scores_chart(results),))
+    return Section("scores", title, (charts.draw_scores_chart(results),))
 
 
-def _generations(results: QuickstartResults) -> Section:
+def _show_generations(results: QuickstartResults) -> Section:
     tokens = results.loss[-1].tokens
     size = Text(
-        f"Judge these by form, not by truth. A model of {report.short(results.parameters)} "
-        f"parameters that has read {report.short(tokens)} tokens can learn the look of its pages "
-        "and, from tuning, to answer briefly and stop; it is far too small to know things."
+        f"Judge these by form, not by truth. A model of {report.format_short(results.parameters)} "
+        f"parameters that has read {report.format_short(tokens)} tokens can learn the look of its "
+        "pages and, from tuning, to answer briefly and stop; it is far too small to know things."
     )
     groups = tuple(
         report.SampleGroup(
@@ -259,5 +260,5 @@ def _count(number: int, noun: str) -> str:
     return f"{numeral} {noun}{'' if number == 1 else 's'}"
 
 
-def _excerpt(text: str) -> str:
+def _cut_excerpt(text: str) -> str:
     return text if len(text) <= _EXCERPT else text[:_EXCERPT].rstrip() + " …"

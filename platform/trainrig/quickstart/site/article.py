@@ -70,17 +70,17 @@ class Article:
     blocks: tuple[Block, ...]
 
 
-def main_text(article: Article) -> str:
+def build_main_text(article: Article) -> str:
     """The article as lines of text, as a perfect extractor would give it, but for Markup."""
-    return "\n".join([article.title, *(line for b in article.blocks for line in _lines(b))])
+    return "\n".join([article.title, *(line for b in article.blocks for line in _list_lines(b))])
 
 
-def prose_words(article: Article) -> int:
+def count_prose_words(article: Article) -> int:
     """Words in its paragraphs."""
     return sum(len(block.text.split()) for block in article.blocks if isinstance(block, Paragraph))
 
 
-def _lines(block: Block) -> list[str]:
+def _list_lines(block: Block) -> list[str]:
     match block:
         case Paragraph(text) | Heading(_, text):
             return [text]
@@ -94,12 +94,12 @@ def _lines(block: Block) -> list[str]:
             return []
 
 
-def body_html(article: Article) -> str:
+def render_body(article: Article) -> str:
     """The blocks as HTML, everything in them escaped but Markup."""
-    return "\n".join(_html(block) for block in article.blocks)
+    return "\n".join(_render_block(block) for block in article.blocks)
 
 
-def _html(block: Block) -> str:
+def _render_block(block: Block) -> str:
     match block:
         case Paragraph(text):
             return f"<p>{html.escape(text)}</p>"
@@ -145,28 +145,31 @@ def _read_group(lines: list[str]) -> list[Block]:
     if len(lines) > 2 and _UNDERLINE.match(lines[0].strip()):
         lines = lines[1:]  # the line above a heading
     if len(lines) > 1 and _UNDERLINE.match(lines[1].strip()):
-        return [Heading(4, plain(lines[0].strip())), *_read_group(_dedent_lines(lines[2:]))]
+        return [Heading(4, strip_marks(lines[0].strip())), *_read_group(_dedent_lines(lines[2:]))]
     if lines[0].lstrip().startswith(">>>") or all(line.startswith("    ") for line in lines):
         return [Code("\n".join(_dedent_lines(lines)))]
     if _BULLET.match(lines[0]) or _FIELD.match(lines[0]):
-        return [Bullets(tuple(_bullet(item) for item in _hanging(lines)))]
+        return [Bullets(tuple(_format_bullet(item) for item in _group_hanging(lines)))]
     if len(lines) > 1 and not lines[0][0].isspace() and all(x[0].isspace() for x in lines[1:]):
         term = lines[0].strip()
         if term.endswith(":") and " " not in term:
-            items = _hanging(_dedent_lines(lines[1:]))
-            return [Heading(4, term.rstrip(":")), Bullets(tuple(_bullet(item) for item in items))]
+            items = _group_hanging(_dedent_lines(lines[1:]))
+            return [
+                Heading(4, term.rstrip(":")),
+                Bullets(tuple(_format_bullet(item) for item in items)),
+            ]
     if any(line[0].isspace() for line in lines):
         return _read_indented(lines)
     if all(_UNDERLINE.match(line.strip()) for line in lines):
         return []
-    return [Paragraph(plain(" ".join(line.strip() for line in lines)))]
+    return [Paragraph(strip_marks(" ".join(line.strip() for line in lines)))]
 
 
 def _read_indented(lines: list[str]) -> list[Block]:
     """Terms with their definitions below them, or prose and what is set off from it, by turns."""
-    items = _hanging(lines)
+    items = _group_hanging(lines)
     if all(len(item) > 1 and not _BULLET.match(item[1]) for item in items):
-        return [Bullets(tuple(map(_bullet, items)))]
+        return [Bullets(tuple(map(_format_bullet, items)))]
     blocks: list[Block] = []
     for indented, run in itertools.groupby(lines, key=lambda line: line[0].isspace()):
         together = list(run)
@@ -178,7 +181,7 @@ def _dedent_lines(lines: list[str]) -> list[str]:
     return inspect.cleandoc("\n".join(["", *lines])).splitlines()
 
 
-def _hanging(lines: list[str]) -> list[list[str]]:
+def _group_hanging(lines: list[str]) -> list[list[str]]:
     """Each line at the margin, with the indented ones that follow it."""
     items: list[list[str]] = []
     for line in lines:
@@ -189,17 +192,17 @@ def _hanging(lines: list[str]) -> list[list[str]]:
     return items
 
 
-def _bullet(item: list[str]) -> str:
+def _format_bullet(item: list[str]) -> str:
     first = _BULLET.sub("", item[0])
     if field := _FIELD.match(first):
         name = _FIELD_WORDS.sub("", field.group(1))
         first = f"{name}: {first[field.end() :]}"
     elif len(item) > 1 and not _BULLET.match(item[0]) and " : " in first:
         first += ":"  # NumPy's "name : type", with the sentence on the next line
-    return plain(" ".join([first, *item[1:]]).strip())
+    return strip_marks(" ".join([first, *item[1:]]).strip())
 
 
-def plain(text: str) -> str:
+def strip_marks(text: str) -> str:
     """`text` without the marks of reStructuredText: ``:func:`~os.walk` `` is `os.walk`."""
     unmarked = _QUOTED.sub(r"\2", _ROLE.sub(r"\1", text)).strip()
     return unmarked[:-1] if unmarked.endswith("::") else unmarked

@@ -15,20 +15,20 @@ _SENTENCES_A_PARAGRAPH = 4
 
 
 @functools.cache
-def _languages() -> dict[str, dict[str, list[str]]]:
+def _load_languages() -> dict[str, dict[str, list[str]]]:
     text = files("trainrig.quickstart.site").joinpath("foreign.toml").read_text("utf-8")
     return tomllib.loads(text)
 
 
-def languages() -> tuple[str, ...]:
+def list_languages() -> tuple[str, ...]:
     """Their codes by ISO 639-1."""
-    return tuple(_languages())
+    return tuple(_load_languages())
 
 
-def foreign_page(number: int, layout: int, seed: int) -> tuple[Article, Frame]:
+def make_foreign_page(number: int, layout: int, seed: int) -> tuple[Article, Frame]:
     """The page with this `number`; languages take turns."""
-    language = languages()[number % len(languages())]
-    words = _languages()[language]
+    language = list_languages()[number % len(list_languages())]
+    words = _load_languages()[language]
     draw = random.Random(f"foreign/{seed}/{number}")
     spaced = language not in _WITHOUT_SPACES
     sentences = _sample(words["sentences"], spaced, draw)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainrig.quickstart.site.source_pages import Described, key_by_seed
+from trainrig.quickstart.site.source_pages import Described, hash_with_seed
 
 _LONGEST = 600  # characters of question and answer together
 _HELD_OUT_ONE_IN = 12  # names, by their hash
@@ -33,7 +33,7 @@ class Instruction:
     question: str
     answer: str
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """As one line of JSON, in the format of chat messages."""
         messages = [
             {"role": "user", "content": self.question},
@@ -50,7 +50,7 @@ class AnswerPair:
     right: str
     wrong: str
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """As one line of JSON, in the format of pairs."""
         row = {
             "prompt": [{"role": "user", "content": self.question}],
@@ -80,24 +80,24 @@ def write_instructions(
     Which of the two a name falls to depends on the name alone, so no name is in both; nor is a
     summary, for it is used for the first of the names that share it.
     """
-    one_each = _first_with_each_summary(described)
-    shorts = Counter(_short(item) for item in one_each)
+    one_each = _select_distinct(described)
+    shorts = Counter(_shorten_name(item) for item in one_each)
     chosen: tuple[list[Instruction], list[Instruction]] = ([], [])
-    for item in sorted(one_each, key=lambda item: key_by_seed(seed, item.name)):
-        instruction = _instruction(item, shorts[_short(item)] == 1, seed)
+    for item in sorted(one_each, key=lambda item: hash_with_seed(seed, item.name)):
+        instruction = _make_instruction(item, shorts[_shorten_name(item)] == 1, seed)
         if len(instruction.question) + len(instruction.answer) <= _LONGEST:
             chosen[_is_held_out(item.name)].append(instruction)
     return chosen[0][:train], chosen[1][:held_out]
 
 
-def _first_with_each_summary(described: Iterable[Described]) -> Sequence[Described]:
+def _select_distinct(described: Iterable[Described]) -> Sequence[Described]:
     first: dict[str, Described] = {}
     for item in sorted(described, key=lambda item: item.name):
         first.setdefault(item.summary, item)
     return list({item.name: item for item in first.values()}.values())
 
 
-def _short(item: Described) -> str:
+def _shorten_name(item: Described) -> str:
     return item.name.rpartition(".")[2]
 
 
@@ -106,14 +106,16 @@ def _is_held_out(name: str) -> bool:
     return int.from_bytes(digest, "big") % _HELD_OUT_ONE_IN == 0
 
 
-def _instruction(item: Described, short_is_unique: bool, seed: int) -> Instruction:
+def _make_instruction(item: Described, short_is_unique: bool, seed: int) -> Instruction:
     """One of the questions that `item` can answer. Half ask what it is, the rest how or where."""
-    draw = int.from_bytes(key_by_seed(seed, f"question/{item.name}")[:4], "big")
+    draw = int.from_bytes(hash_with_seed(seed, f"question/{item.name}")[:4], "big")
     kind, form = draw % 8, draw // 8
     if kind in (0, 1, 2) and item.signature:
         question = _SIGNATURE[form % len(_SIGNATURE)].format(name=item.name)
         return Instruction(question, f"`{item.signature}`")
     if kind == 3 and short_is_unique:
-        question = _MODULE[form % len(_MODULE)].format(short=_short(item))
-        return Instruction(question, f"`{_short(item)}` is defined in the module `{item.module}`.")
+        question = _MODULE[form % len(_MODULE)].format(short=_shorten_name(item))
+        return Instruction(
+            question, f"`{_shorten_name(item)}` is defined in the module `{item.module}`."
+        )
     return Instruction(_ABOUT[form % len(_ABOUT)].format(name=item.name), item.summary)

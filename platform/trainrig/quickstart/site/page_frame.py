@@ -8,7 +8,7 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainrig.quickstart.site.article import Article, body_html
+from trainrig.quickstart.site.article import Article, render_body
 
 ENGLISH = ("Home", "Contents", "About", "Contact")
 
@@ -43,47 +43,47 @@ def render(article: Article, frame: Frame) -> bytes:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<link rel="stylesheet" href="/static/style.css">',
         "<script>window.settings = {theme: 'auto', search: true};</script></head>",
-        layout(f"<h1>{title}</h1>\n{body_html(article)}", article, frame),
+        layout(f"<h1>{title}</h1>\n{render_body(article)}", article, frame),
         "</html>",
     ]
     # Docstrings may hold lone surrogates, which no encoding has.
     return "\n".join(lines).encode("utf-8", "replace")
 
 
-def _link(link: Link) -> str:
+def _render_link(link: Link) -> str:
     return f'<a href="/{html.escape(link.path)}">{html.escape(link.title)}</a>'
 
 
-def _items(links: Sequence[Link]) -> str:
-    return "".join(f"<li>{_link(link)}</li>" for link in links)
+def _render_items(links: Sequence[Link]) -> str:
+    return "".join(f"<li>{_render_link(link)}</li>" for link in links)
 
 
-def _main_menu(frame: Frame) -> tuple[Link, ...]:
+def _build_main_menu(frame: Frame) -> tuple[Link, ...]:
     paths = ("index.html", "contents.html", "about.html", "contact.html")
     return tuple(Link(label, path) for label, path in zip(frame.labels, paths, strict=True))
 
 
-def _plain(body: str, article: Article, frame: Frame) -> str:
+def _render_plain(body: str, article: Article, frame: Frame) -> str:
     """Semantic elements, as a present-day manual uses them."""
     return f"""<body>
 <header><a href="/">{html.escape(frame.site)}</a>
-<nav><ul>{_items(_main_menu(frame))}</ul></nav>
+<nav><ul>{_render_items(_build_main_menu(frame))}</ul></nav>
 <form action="/search" role="search"><input name="q" placeholder="Search"></form></header>
-<aside><h2>{html.escape(article.section)}</h2><ul>{_items(frame.menu)}</ul></aside>
+<aside><h2>{html.escape(article.section)}</h2><ul>{_render_items(frame.menu)}</ul></aside>
 <main class="page-main"><div class="page-columns"><div class="page-text">
 {body}
 </div></div></main>
 <footer><p>© {html.escape(frame.site)} contributors. All rights reserved.</p>
-<ul>{_items(_main_menu(frame))}</ul></footer>
+<ul>{_render_items(_build_main_menu(frame))}</ul></footer>
 </body>"""
 
 
-def _manual(body: str, article: Article, frame: Frame) -> str:
+def _render_manual(body: str, article: Article, frame: Frame) -> str:
     """The layout of documentation generators: related bars above and below, a side bar."""
-    first, last = _ends(frame)
+    first, last = _find_ends(frame)
     related = f"""<div class="related" role="navigation"><h3>Navigation</h3>
-<ul><li class="right">{_link(Link("next", last.path))} |</li>
-<li class="right">{_link(Link("previous", first.path))} |</li>
+<ul><li class="right">{_render_link(Link("next", last.path))} |</li>
+<li class="right">{_render_link(Link("previous", first.path))} |</li>
 <li class="nav-item"><a href="/">{html.escape(frame.site)}</a> »</li>
 <li class="nav-item">{html.escape(article.section)}</li></ul></div>"""
     return f"""<body>
@@ -93,7 +93,7 @@ def _manual(body: str, article: Article, frame: Frame) -> str:
 {body}
 </div></div></div>
 <div class="sphinxsidebar" role="navigation"><div class="sphinxsidebarwrapper">
-<h3>{html.escape(frame.labels[1])}</h3><ul>{_items(frame.menu)}</ul>
+<h3>{html.escape(frame.labels[1])}</h3><ul>{_render_items(frame.menu)}</ul>
 <h3>This Page</h3><ul class="this-page-menu"><li><a href="/bugs.html">Report a Bug</a></li>
 <li><a href="/source.html" rel="nofollow">Show Source</a></li></ul></div></div></div>
 {related}
@@ -101,34 +101,34 @@ def _manual(body: str, article: Article, frame: Frame) -> str:
 </body>"""
 
 
-def _divisions(body: str, article: Article, frame: Frame) -> str:
+def _render_divisions(body: str, article: Article, frame: Frame) -> str:
     """Divisions with telling ids, and a banner about cookies."""
     return f"""<body class="page">
 <div id="cookie-banner" class="cookie-consent"><p>We use cookies to improve your experience on our
 site. By continuing to browse you agree to our use of cookies.</p>
 <button>Accept all</button><button>Settings</button></div>
 <div id="header" class="site-header"><div class="logo">{html.escape(frame.site)}</div>
-<ul class="menu">{_items(_main_menu(frame))}</ul></div>
+<ul class="menu">{_render_items(_build_main_menu(frame))}</ul></div>
 <div id="wrapper"><div id="breadcrumbs"><a href="/">{html.escape(frame.labels[0])}</a> ›
 {html.escape(article.section)}</div>
 <div class="columns"><div id="content" class="content"><div class="text">
 {body}
 </div></div></div>
 <div id="sidebar" class="sidebar widget-area"><h4>{html.escape(frame.labels[1])}</h4>
-<ul class="links">{_items(frame.menu)}</ul></div></div>
+<ul class="links">{_render_items(frame.menu)}</ul></div></div>
 <div id="footer" class="site-footer"><p>Terms of service | Privacy policy | Imprint</p></div>
 </body>"""
 
 
-def _tables(body: str, article: Article, frame: Frame) -> str:
+def _render_tables(body: str, article: Article, frame: Frame) -> str:
     """A table for the layout, as in the nineties."""
-    bar = " | ".join(map(_link, _main_menu(frame)))
+    bar = " | ".join(map(_render_link, _build_main_menu(frame)))
     return f"""<body bgcolor="#ffffff">
 <table width="100%" border="0" class="header"><tr><td><b>{html.escape(frame.site)}</b></td>
 <td align="right">{bar}</td></tr></table>
 <table width="100%" border="0"><tr>
 <td width="160" valign="top" class="navigation"><b>{html.escape(article.section)}</b>
-<ul>{_items(frame.menu)}</ul></td>
+<ul>{_render_items(frame.menu)}</ul></td>
 <td valign="top" class="content">
 {body}
 </td></tr></table>
@@ -136,12 +136,12 @@ def _tables(body: str, article: Article, frame: Frame) -> str:
 </body>"""
 
 
-def _journal(body: str, article: Article, frame: Frame) -> str:
+def _render_journal(body: str, article: Article, frame: Frame) -> str:
     """A journal's entry, with buttons to share it and teasers of others."""
-    teasers = "".join(f'<div class="teaser">{_link(link)}</div>' for link in frame.menu[:4])
+    teasers = "".join(f'<div class="teaser">{_render_link(link)}</div>' for link in frame.menu[:4])
     return f"""<body class="single-post">
 <header class="masthead"><a class="brand" href="/">{html.escape(frame.site)}</a>
-<nav class="navbar"><ul>{_items(_main_menu(frame))}</ul></nav></header>
+<nav class="navbar"><ul>{_render_items(_build_main_menu(frame))}</ul></nav></header>
 <div class="page-wrap"><article class="post"><div class="post-body"><div class="post-text">
 {body}
 </div></div></article></div>
@@ -155,15 +155,15 @@ an update.</p><form action="/subscribe"><input name="address"><button>Subscribe<
 </body>"""
 
 
-def _ends(frame: Frame) -> tuple[Link, Link]:
+def _find_ends(frame: Frame) -> tuple[Link, Link]:
     home = Link(frame.labels[0], "index.html")
     return (frame.menu[0], frame.menu[-1]) if frame.menu else (home, home)
 
 
 _LAYOUTS: tuple[Callable[[str, Article, Frame], str], ...] = (
-    _plain,
-    _manual,
-    _divisions,
-    _tables,
-    _journal,
+    _render_plain,
+    _render_manual,
+    _render_divisions,
+    _render_tables,
+    _render_journal,
 )

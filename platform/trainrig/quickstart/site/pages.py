@@ -40,7 +40,12 @@ from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.planted import write_plants
 from trainrig.quickstart.site.pydoc_pages import Skipped
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site
-from trainrig.quickstart.site.source_pages import Described, SourceFile, SourceReading, key_by_seed
+from trainrig.quickstart.site.source_pages import (
+    Described,
+    SourceFile,
+    SourceReading,
+    hash_with_seed,
+)
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -102,7 +107,7 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
     Raises DataError if the installation has nothing that could be made into a docs page, and
     ConfigError if SOURCE_DATE_EPOCH is set to what is no number.
     """
-    with _processes(workers) as run:
+    with _open_processes(workers) as run:
         gathered = _gather(settings, workers, run)
         if not gathered.articles:
             raise DataError("no pages: this Python has neither its library nor packages in source")
@@ -110,7 +115,7 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
             settings.duplicates, settings.near_duplicates, settings.foreign, settings.personal_data
         )
         pages, plants = plan_site(gathered.articles, wanted, settings.seed)
-        sizes = [*run(_write_archive, _archives(folder, pages, gathered.code, settings))]
+        sizes = [*run(_write_archive, _plan_archives(folder, pages, gathered.code, settings))]
     write_plants(storage.join(folder, "planted.json"), plants)
     train, held_out = write_instructions(
         gathered.described, settings.instructions, settings.held_out_instructions, settings.seed
@@ -135,7 +140,7 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
 
 
 @contextmanager
-def _processes(workers: int) -> Iterator[Map]:
+def _open_processes(workers: int) -> Iterator[Map]:
     """A `map` over processes that keeps the order, or the plain one for a single worker."""
     if workers == 1:
         yield map
@@ -148,12 +153,14 @@ def _processes(workers: int) -> Iterator[Map]:
 
 def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
     seed = settings.seed
-    articles, skipped_modules = _library(settings, workers)
-    manuals, code = _share_out(source_pages.package_sources(source_pages.package_folders(), seed))
+    articles, skipped_modules = _make_library_pages(settings, workers)
+    manuals, code = _share_out(
+        source_pages.list_package_sources(source_pages.find_package_folders(), seed)
+    )
     skipped: Counter[str] = Counter()
     described: list[Described] = []
     read: dict[str, None] = {}
-    for reading in _readings(manuals, run):
+    for reading in _iterate_readings(manuals, run):
         if len(articles) >= settings.docs_pages:
             break
         if reading.digest in read:
@@ -165,27 +172,34 @@ def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
             skipped[str(reading.refused)] += 1
         else:
             articles.append(reading.article)
-    library = source_pages.standard_sources(seed)
-    described += _library_descriptions(library, settings, run)
+    library = source_pages.list_standard_sources(seed)
+    described += _collect_library_descriptions(library, settings, run)
     turns = itertools.zip_longest(code, library)
     mixed = [source for turn in turns for source in turn if source is not None]
     # By path, so that the menus of a page lead to its neighbours.
     articles.sort(key=lambda article: article.path)
     return _Gathered(
-        articles, _code_pages(mixed, settings.code_pages), described, skipped_modules, skipped
+        articles,
+        _select_code_pages(mixed, settings.code_pages),
+        described,
+        skipped_modules,
+        skipped,
     )
 
 
-def _library(settings: PagesSettings, workers: int) -> tuple[list[Article], tuple[Skipped, ...]]:
+def _make_library_pages(
+    settings: PagesSettings, workers: int
+) -> tuple[list[Article], tuple[Skipped, ...]]:
     """Pages that every Python has: pydoc's and the reference's."""
     most = -(-settings.docs_pages // _LIBRARY_SHARE)
     modules = sorted(
-        pydoc_pages.standard_modules(), key=lambda module: key_by_seed(settings.seed, module)
+        pydoc_pages.list_standard_modules(),
+        key=lambda module: hash_with_seed(settings.seed, module),
     )[:most]
     outcomes = pydoc_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
     pages = [outcome for outcome in outcomes if isinstance(outcome, Article)]
-    topics = reference_topics.topic_pages()
-    topics.sort(key=lambda page: key_by_seed(settings.seed, page.path))
+    topics = reference_topics.make_topic_pages()
+    topics.sort(key=lambda page: hash_with_seed(settings.seed, page.path))
     skipped = tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped))
     return [*pages, *topics[:most]][: settings.docs_pages], skipped
 
@@ -194,12 +208,12 @@ def _share_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[So
     """Sources for manuals and for code. By name: none becomes both."""
     shares: tuple[list[SourceFile], list[SourceFile]] = ([], [])
     for source in sources:
-        draw = int.from_bytes(key_by_seed(0, f"code/{source.module}")[:4], "big")
+        draw = int.from_bytes(hash_with_seed(0, f"code/{source.module}")[:4], "big")
         shares[draw % _CODE_ONE_IN == 0].append(source)
     return shares
 
 
-def _readings(sources: Sequence[SourceFile], run: Map) -> Iterator[SourceReading]:
+def _iterate_readings(sources: Sequence[SourceFile], run: Map) -> Iterator[SourceReading]:
     for start in range(0, len(sources), _WINDOW):
         groups = [
             sources[at : at + 16] for at in range(start, min(start + _WINDOW, len(sources)), 16)
@@ -212,20 +226,20 @@ def _read_sources(sources: Sequence[SourceFile]) -> list[SourceReading]:
     return [source_pages.read_source(source) for source in sources]
 
 
-def _library_descriptions(
+def _collect_library_descriptions(
     library: Sequence[SourceFile], settings: PagesSettings, run: Map
 ) -> list[Described]:
     """Enough for all instructions, if need be, from the standard library alone."""
     needed = settings.instructions + settings.held_out_instructions
     found: list[Described] = []
-    for reading in _readings(library, run):
+    for reading in _iterate_readings(library, run):
         if len(found) >= needed:
             break
         found += reading.described
     return found
 
 
-def _code_pages(sources: Iterable[SourceFile], count: int) -> list[tuple[SourceFile, bytes]]:
+def _select_code_pages(sources: Iterable[SourceFile], count: int) -> list[tuple[SourceFile, bytes]]:
     """The first `count` sources that are not huge, are UTF-8, and differ from one another."""
     pages: dict[bytes, SourceFile] = {}
     for source in sources:
@@ -248,13 +262,13 @@ class _Archive:
     date: str
 
 
-def _archives(
+def _plan_archives(
     folder: str,
     docs: Sequence[PlannedPage],
     code: Sequence[tuple[SourceFile, bytes]],
     settings: PagesSettings,
 ) -> Iterator[_Archive]:
-    date = _date()
+    date = _choose_date()
     sources = [
         RawPage(f"{CODE}{source.module.replace('.', '/')}.py", "text/plain", data, date, "utf-8")
         for source, data in code
@@ -268,7 +282,7 @@ def _archives(
             yield _Archive(path, tuple(pages[number::count]), date)
 
 
-def _date() -> str:
+def _choose_date() -> str:
     """The date of all pages, ISO 8601: SOURCE_DATE_EPOCH where the environment sets it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
@@ -282,7 +296,7 @@ def _date() -> str:
 def _write_archive(archive: _Archive) -> int:
     """Render and write one archive. Returns its size in bytes."""
     write_warc(archive.path, (_render_page(page, archive.date) for page in archive.pages))
-    return storage.size(archive.path)
+    return storage.measure_size(archive.path)
 
 
 def _render_page(page: PlannedPage | RawPage, date: str) -> RawPage:
@@ -292,4 +306,4 @@ def _render_page(page: PlannedPage | RawPage, date: str) -> RawPage:
 
 
 def _write_lines(path: str, rows: Sequence[Instruction | AnswerPair]) -> None:
-    storage.write(path, "".join(row.line() for row in rows).encode())
+    storage.write(path, "".join(row.format_line() for row in rows).encode())

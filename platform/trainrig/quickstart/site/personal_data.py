@@ -59,7 +59,7 @@ _DIGIT_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "
 _AREA_CODES = (212, 303, 312, 404, 415, 503, 617, 702, 808, 919)
 
 
-def personal_items(count: int, seed: int) -> list[PersonalItem]:
+def make_personal_items(count: int, seed: int) -> list[PersonalItem]:
     """`count` items, kinds by turns, no value twice. The first items do not depend on `count`."""
     draw = random.Random(f"personal/{seed}")
     items: dict[str, PersonalItem] = {}
@@ -73,21 +73,21 @@ def personal_items(count: int, seed: int) -> list[PersonalItem]:
     return list(items.values())
 
 
-def _local_part(draw: random.Random) -> str:
+def _make_local_part(draw: random.Random) -> str:
     return draw.choice("._-").join(draw.sample(_WORDS, 2)) + str(draw.randrange(10, 1000))
 
 
-def _email(draw: random.Random) -> str:
-    return f"{_local_part(draw)}@{draw.choice(_DOMAINS)}"
+def _make_email(draw: random.Random) -> str:
+    return f"{_make_local_part(draw)}@{draw.choice(_DOMAINS)}"
 
 
-def _spelt_email(draw: random.Random) -> str:
+def _make_spelt_email(draw: random.Random) -> str:
     first, second = draw.sample(_WORDS, 2)
     domain = draw.choice(_DOMAINS).replace(".", " dot ")
     return f"{first} dot {second}{draw.randrange(10, 1000)} at {domain}"
 
 
-def _ipv4(draw: random.Random) -> str:
+def _make_ipv4(draw: random.Random) -> str:
     while True:
         # Below 224: above are multicast and reserved addresses, which no host has.
         address = ipaddress.IPv4Address(draw.randrange(1 << 24, 224 << 24))
@@ -95,7 +95,7 @@ def _ipv4(draw: random.Random) -> str:
             return str(address)
 
 
-def _phone(draw: random.Random) -> str:
+def _make_phone(draw: random.Random) -> str:
     area, line = draw.choice(_AREA_CODES), draw.randrange(100)
     form = draw.choice(
         ("+1 {}-555-01{:02}", "({}) 555-01{:02}", "{}-555-01{:02}", "+1.{}.555.01{:02}")
@@ -103,15 +103,15 @@ def _phone(draw: random.Random) -> str:
     return form.format(area, line)
 
 
-def _spelt_phone(draw: random.Random) -> str:
+def _make_spelt_phone(draw: random.Random) -> str:
     digits = f"{draw.choice(_AREA_CODES)}55501{draw.randrange(100):02}"
     return " ".join(_DIGIT_WORDS[int(digit)] for digit in digits)
 
 
-def _card(draw: random.Random) -> str:
+def _make_card(draw: random.Random) -> str:
     prefix, length = draw.choice((("424242", 16), ("411111", 16), ("555555", 16), ("378282", 15)))
     body = prefix + "".join(str(draw.randrange(10)) for _ in range(length - len(prefix) - 1))
-    digits = body + str(_luhn_digit(body))
+    digits = body + str(_compute_luhn_digit(body))
     if length == 15:
         groups = [digits[:4], digits[4:10], digits[10:]]
     else:
@@ -119,7 +119,7 @@ def _card(draw: random.Random) -> str:
     return draw.choice((" ", "-", "")).join(groups)
 
 
-def _luhn_digit(body: str) -> int:
+def _compute_luhn_digit(body: str) -> int:
     """The digit that makes `body` a valid number by the Luhn formula (ISO/IEC 7812-1, annex B)."""
     total = 0
     for place, character in enumerate(reversed(body)):
@@ -128,7 +128,7 @@ def _luhn_digit(body: str) -> int:
     return -total % 10
 
 
-def _iban(draw: random.Random) -> str:
+def _make_iban(draw: random.Random) -> str:
     def digits(count: int) -> str:
         return "".join(str(draw.randrange(10)) for _ in range(count))
 
@@ -136,24 +136,27 @@ def _iban(draw: random.Random) -> str:
     country, account = draw.choice(
         (("DE", "99" + digits(16)), ("GB", "TEST" + digits(14)), ("NL", "TEST" + digits(10)))
     )
-    iban = f"{country}{_iban_check(country, account):02}{account}"
+    iban = f"{country}{_compute_iban_check(country, account):02}{account}"
     spaced = " ".join(iban[start : start + 4] for start in range(0, len(iban), 4))
     return draw.choice((iban, spaced))
 
 
-def _iban_check(country: str, account: str) -> int:
+def _compute_iban_check(country: str, account: str) -> int:
     """The two check digits (ISO 13616: the number, rearranged, leaves 1 modulo 97)."""
     return 98 - int("".join(str(int(letter, 36)) for letter in f"{account}{country}00")) % 97
 
 
 _EASY: dict[str, Callable[[random.Random], str]] = {
-    "EMAIL": _email,
-    "IP": _ipv4,
-    "PHONE": _phone,
-    "CARD": _card,
-    "IBAN": _iban,
+    "EMAIL": _make_email,
+    "IP": _make_ipv4,
+    "PHONE": _make_phone,
+    "CARD": _make_card,
+    "IBAN": _make_iban,
 }
-_HARD: dict[str, Callable[[random.Random], str]] = {"EMAIL": _spelt_email, "PHONE": _spelt_phone}
+_HARD: dict[str, Callable[[random.Random], str]] = {
+    "EMAIL": _make_spelt_email,
+    "PHONE": _make_spelt_phone,
+}
 _KINDS = tuple(_EASY)
 
 _SENTENCES = {

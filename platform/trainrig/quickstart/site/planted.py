@@ -17,14 +17,14 @@ import numpy as np
 
 from trainrig import storage
 from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
-from trainrig.corpus.filters import first_broken_rule
+from trainrig.corpus.filters import find_first_broken_rule
 from trainrig.corpus.language import identify
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.run_file import PROSE
 from trainrig.corpus.signals import measure
-from trainrig.quickstart.site.article import Article, Paragraph, main_text, prose_words
+from trainrig.quickstart.site.article import Article, Paragraph, build_main_text, count_prose_words
 from trainrig.quickstart.site.page_frame import Frame, render
-from trainrig.quickstart.site.source_pages import key_by_seed
+from trainrig.quickstart.site.source_pages import hash_with_seed
 
 Kind = Literal["exact_duplicate", "near_duplicate", "foreign_language", "personal_data"]
 
@@ -67,7 +67,7 @@ _UNIQUE_SHARE = 0.9  # of the prose stands on this page alone
 _FROM_ONE_SECTION = 4  # pages, before those of other sections had their turn
 
 
-def good_originals(
+def choose_originals(
     articles: Sequence[Article], frames: Sequence[Frame], count: int, seed: int
 ) -> list[int]:
     """At most `count` of `articles`: unrepeated prose that ordinary rules keep, shuffled by `seed`.
@@ -81,7 +81,7 @@ def good_originals(
         if isinstance(block, Paragraph)
     )
     prose = [index for index, article in enumerate(articles) if _is_own_prose(article, copies)]
-    prose.sort(key=lambda index: key_by_seed(seed, f"original/{articles[index].path}"))
+    prose.sort(key=lambda index: hash_with_seed(seed, f"original/{articles[index].path}"))
     # Sections are packages, whose pages resemble each other: few from each, unless they run out.
     sections: Counter[str] = Counter()
     turns: dict[int, int] = {}
@@ -94,8 +94,8 @@ def good_originals(
 
 
 def _is_own_prose(article: Article, copies: Counter[str]) -> bool:
-    words = len(main_text(article).split())
-    prose = prose_words(article)
+    words = len(build_main_text(article).split())
+    prose = count_prose_words(article)
     own = sum(
         len(block.text.split())
         for block in article.blocks
@@ -121,7 +121,7 @@ def _is_kept(article: Article, frame: Frame) -> bool:
         "language": np.array([language.code]),
         "language_score": np.array([language.score]),
     }
-    return first_broken_rule(PROSE, columns) == [None]
+    return find_first_broken_rule(PROSE, columns) == [None]
 
 
 _SYNONYMS = {
@@ -153,7 +153,7 @@ def edit_article(article: Article, share: float, draw: random.Random) -> tuple[A
 
     Digits go up by one, words give way to synonyms, plain words are left out or get a neighbour.
     """
-    total = len(main_text(article).split())
+    total = len(build_main_text(article).split())
     words = {
         index: block.text.split()
         for index, block in enumerate(article.blocks)
@@ -201,13 +201,13 @@ def with_sentence(article: Article, sentence: str, draw: random.Random) -> Artic
     return dataclasses.replace(article, blocks=blocks)
 
 
-def shingle_jaccard(one: str, other: str) -> float:
+def compute_shingle_jaccard(one: str, other: str) -> float:
     """The Jaccard index of the sets of five-word shingles of two texts, in lower case."""
-    first, second = _shingles(one), _shingles(other)
+    first, second = _cut_shingles(one), _cut_shingles(other)
     return len(first & second) / len(first | second)
 
 
-def _shingles(text: str) -> set[tuple[str, ...]]:
+def _cut_shingles(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
     last = max(1, len(words) - SHINGLE_WORDS + 1)
     return {tuple(words[start : start + SHINGLE_WORDS]) for start in range(last)}

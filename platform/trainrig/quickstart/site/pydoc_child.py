@@ -30,7 +30,7 @@ class _Pages(pydoc.HTMLDoc):
         return f"<strong>{self.escape(str(name))}</strong>"
 
 
-def _page(name: str) -> dict[str, str]:
+def _render_page(name: str) -> dict[str, str]:
     try:
         module = importlib.import_module(name)
         markup = _Pages().document(module, name)
@@ -57,7 +57,7 @@ def main(job_path: str, results_path: str) -> None:
         _write(results, {"begun": name})
         # Fires even while a module holds the interpreter's lock, where a Python thread would wait.
         faulthandler.dump_traceback_later(job["seconds"], exit=True, file=late)
-        page = _page(name)
+        page = _render_page(name)
         faulthandler.cancel_dump_traceback_later()
         _write(results, page)
     os._exit(0)

@@ -61,7 +61,7 @@ class Skipped:
     reason: str
 
 
-def standard_modules() -> list[str]:
+def list_standard_modules() -> list[str]:
     """Public modules of the standard library that are safe to name in a manual, sorted."""
     names = set(sys.stdlib_module_names)
     for package in sorted(sys.stdlib_module_names):
@@ -96,7 +96,7 @@ def _render_batch(
 ) -> Iterator[Article | Skipped]:
     left = list(modules)
     while left:
-        done = list(_outcomes(*_run(left, folders, seconds)))
+        done = list(_parse_outcomes(*_run(left, folders, seconds)))
         # A process that died before its first module would go on for ever.
         done = done or [Skipped(left[0], "interpreter_did_not_start")]
         yield from done
@@ -135,7 +135,7 @@ def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tupl
         ], late.exists() and late.stat().st_size > 0
 
 
-def _outcomes(lines: Iterable[str], late: bool) -> Iterator[Article | Skipped]:
+def _parse_outcomes(lines: Iterable[str], late: bool) -> Iterator[Article | Skipped]:
     begun: str | None = None
     for line in lines:
         entry = json.loads(line)
@@ -143,12 +143,12 @@ def _outcomes(lines: Iterable[str], late: bool) -> Iterator[Article | Skipped]:
             begun = entry["begun"]
         else:
             begun = None
-            yield _outcome(entry)
+            yield _parse_outcome(entry)
     if begun is not None:
         yield Skipped(begun, "too_slow" if late else "killed_the_interpreter")
 
 
-def _outcome(entry: dict[str, str]) -> Article | Skipped:
+def _parse_outcome(entry: dict[str, str]) -> Article | Skipped:
     name = entry["module"]
     if "error" in entry:
         return Skipped(name, f"raised_{entry['error']}")

@@ -5,12 +5,12 @@ import sysconfig
 import warnings
 from pathlib import Path
 
-from trainrig.quickstart.site.article import Article, prose_words, read_docstring
+from trainrig.quickstart.site.article import Article, count_prose_words, read_docstring
 
 _FEWEST_WORDS = 120  # of prose, as for other pages
 
 
-def topic_pages() -> list[Article]:
+def make_topic_pages() -> list[Article]:
     """A page for each topic with enough prose, sorted; none where they are not installed."""
     file = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     if not file.exists():
@@ -19,15 +19,15 @@ def topic_pages() -> list[Article]:
         warnings.simplefilter("ignore")
         tree = ast.parse(file.read_bytes())
     pages = []
-    for name, text in sorted(_texts(tree).items()):
+    for name, text in sorted(_find_texts(tree).items()):
         path = f"python/reference/{name.lower()}.html"
         page = Article(path, f"Language reference: {name}", "Reference", read_docstring(text))
-        if prose_words(page) >= _FEWEST_WORDS:
+        if count_prose_words(page) >= _FEWEST_WORDS:
             pages.append(page)
     return pages
 
 
-def _texts(tree: ast.Module) -> dict[str, str]:
+def _find_texts(tree: ast.Module) -> dict[str, str]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "topics":
             found = ast.literal_eval(node.value)

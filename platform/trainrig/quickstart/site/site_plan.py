@@ -4,20 +4,20 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainrig.quickstart.site.article import Article, main_text
-from trainrig.quickstart.site.foreign import foreign_page
+from trainrig.quickstart.site.article import Article, build_main_text
+from trainrig.quickstart.site.foreign import make_foreign_page
 from trainrig.quickstart.site.page_frame import Frame, Link
-from trainrig.quickstart.site.personal_data import personal_items
+from trainrig.quickstart.site.personal_data import make_personal_items
 from trainrig.quickstart.site.planted import (
     LARGEST_EDIT,
     SMALLEST_EDIT,
     Plant,
+    choose_originals,
+    compute_shingle_jaccard,
     edit_article,
-    good_originals,
-    shingle_jaccard,
     with_sentence,
 )
-from trainrig.quickstart.site.source_pages import key_by_seed
+from trainrig.quickstart.site.source_pages import hash_with_seed
 
 DOCS = "https://docs.trainrig.example/"
 MIRROR = "https://mirror.trainrig.example/"  # exact copies
@@ -55,10 +55,10 @@ def plan_site(
 
     A page is the original of at most one copy, and pages with personal data are of none.
     """
-    frames = _frames(articles, seed)
+    frames = _make_frames(articles, seed)
     hosts = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # of personal data
     copies = wanted.exact_duplicates + wanted.near_duplicates
-    originals = good_originals(articles, frames, copies + hosts, seed)
+    originals = choose_originals(articles, frames, copies + hosts, seed)
     found = min(1.0, len(originals) / (copies + hosts))  # share of what is wanted
     exact, rest = _divide(originals, int(found * wanted.exact_duplicates))
     near, rest = _divide(rest, int(found * wanted.near_duplicates))
@@ -74,40 +74,40 @@ def plan_site(
         pages.append(copy)
         plants.append(Plant("exact_duplicate", copy.url, original_url=page.url))
     for number, index in enumerate(near):
-        copy, plant = _near_copy(pages[index], number / max(1, len(near) - 1), seed)
+        copy, plant = _make_near_copy(pages[index], number / max(1, len(near) - 1), seed)
         pages.append(copy)
         plants.append(plant)
     for number in range(wanted.foreign):
-        article, frame = foreign_page(number, layout=number, seed=seed)
+        article, frame = make_foreign_page(number, layout=number, seed=seed)
         pages.append(PlannedPage(NOTES + article.path, article, frame))
         plants.append(Plant("foreign_language", pages[-1].url, language=frame.language))
-    return sorted(pages, key=lambda page: key_by_seed(seed, page.url)), plants
+    return sorted(pages, key=lambda page: hash_with_seed(seed, page.url)), plants
 
 
 def _divide(items: list[int], count: int) -> tuple[list[int], list[int]]:
     return items[:count], items[count:]
 
 
-def _frames(articles: Sequence[Article], seed: int) -> list[Frame]:
+def _make_frames(articles: Sequence[Article], seed: int) -> list[Frame]:
     """A frame for each article; its menu leads to those beside it."""
     links = [Link(article.title, article.path) for article in articles]
     frames = []
     for index, article in enumerate(articles):
         start = max(0, min(index - _MENU // 2, len(links) - _MENU))
         menu = tuple(links[start : start + _MENU])
-        layout = key_by_seed(seed, f"layout/{article.section}")[0]
+        layout = hash_with_seed(seed, f"layout/{article.section}")[0]
         frames.append(Frame(layout, f"{article.section} documentation", menu))
     return frames
 
 
-def _near_copy(page: PlannedPage, level: float, seed: int) -> tuple[PlannedPage, Plant]:
+def _make_near_copy(page: PlannedPage, level: float, seed: int) -> tuple[PlannedPage, Plant]:
     """A near copy in another frame; `level` from 0 (least changed) to 1 (most)."""
     draw = random.Random(f"near/{seed}/{page.url}")
     share = SMALLEST_EDIT + level * (LARGEST_EDIT - SMALLEST_EDIT)
     article, changed = edit_article(page.article, share, draw)
     frame = Frame(page.frame.layout + draw.randrange(1, 5), "The handbook", page.frame.menu[:4])
     copy = PlannedPage(HANDBOOK + article.path, article, frame)
-    jaccard = shingle_jaccard(main_text(page.article), main_text(article))
+    jaccard = compute_shingle_jaccard(build_main_text(page.article), build_main_text(article))
     return copy, Plant(
         "near_duplicate",
         copy.url,
@@ -123,7 +123,7 @@ def _plant_personal_data(
     """The articles changed, by their index, and the plants."""
     changed: dict[int, Article] = {}
     plants: list[Plant] = []
-    for number, item in enumerate(personal_items(count if places else 0, seed)):
+    for number, item in enumerate(make_personal_items(count if places else 0, seed)):
         index = places[number % len(places)]
         draw = random.Random(f"place/{seed}/{number}")
         article = changed.get(index, articles[index])

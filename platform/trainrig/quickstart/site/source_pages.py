@@ -23,9 +23,9 @@ from trainrig.quickstart.site.article import (
     Code,
     Heading,
     Paragraph,
-    plain,
-    prose_words,
+    count_prose_words,
     read_docstring,
+    strip_marks,
 )
 
 _SMALLEST, _LARGEST = 2_000, 200_000  # bytes of a source; the larger ones are mostly generated
@@ -71,7 +71,7 @@ class SourceReading:
     described: tuple[Described, ...]
 
 
-def package_folders() -> list[str]:
+def find_package_folders() -> list[str]:
     """The folders of `sys.path` that packages are installed in, in its order."""
     return [
         folder
@@ -80,36 +80,36 @@ def package_folders() -> list[str]:
     ]
 
 
-def package_sources(folders: Sequence[str], seed: int) -> list[SourceFile]:
+def list_package_sources(folders: Sequence[str], seed: int) -> list[SourceFile]:
     """Sources worth reading below `folders`, packages by turns, in an order set by `seed`."""
     packages: dict[str, list[SourceFile]] = {}
     for folder in folders:
-        for source in _sources_below(Path(folder)):
+        for source in _find_sources(Path(folder)):
             packages.setdefault(source.package, []).append(source)
     for sources in packages.values():
-        sources.sort(key=lambda source: key_by_seed(seed, source.module))
-    by_name = sorted(packages.items(), key=lambda item: key_by_seed(seed, item[0]))
+        sources.sort(key=lambda source: hash_with_seed(seed, source.module))
+    by_name = sorted(packages.items(), key=lambda item: hash_with_seed(seed, item[0]))
     turns = zip_longest(*(sources for _, sources in by_name))
     return [source for turn in turns for source in turn if source is not None]
 
 
-def standard_sources(seed: int) -> list[SourceFile]:
+def list_standard_sources(seed: int) -> list[SourceFile]:
     """Sources of the standard library, in an order set by `seed`."""
     found = [
         SourceFile(source.path, source.module, "python")
-        for source in _sources_below(Path(sysconfig.get_path("stdlib")))
+        for source in _find_sources(Path(sysconfig.get_path("stdlib")))
         if source.package in sys.stdlib_module_names
         and source.package not in ("idlelib", "turtledemo", "lib2to3", "pydoc_data")
     ]
-    return sorted(found, key=lambda source: key_by_seed(seed, source.module))
+    return sorted(found, key=lambda source: hash_with_seed(seed, source.module))
 
 
-def key_by_seed(seed: int, name: str) -> bytes:
+def hash_with_seed(seed: int, name: str) -> bytes:
     """A sorting key that shuffles names the same way at each run with `seed`."""
     return hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=16).digest()
 
 
-def _sources_below(root: Path) -> Iterator[SourceFile]:
+def _find_sources(root: Path) -> Iterator[SourceFile]:
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if parts[-1] == "__init__":
@@ -133,21 +133,21 @@ def read_source(source: SourceFile) -> SourceReading:
     except OSError:
         return SourceReading(source.path, None, "unreadable", ())
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    beginning = _beginning(data)
+    beginning = _cut_beginning(data)
     if sum(len(text.split()) for text in _TRIPLE_QUOTED.findall(beginning)) < _FEWEST_QUOTED:
         return SourceReading(digest, None, "little_prose", ())
     try:
         tree = _parse_source(beginning)
     except (SyntaxError, ValueError, RecursionError) as error:
         return SourceReading(digest, None, f"unparsed_{type(error).__name__}", ())
-    described = tuple(_descriptions(tree, source.module))
-    article = _article(tree, source)
-    if prose_words(article) < _FEWEST_WORDS:
+    described = tuple(_describe_members(tree, source.module))
+    article = _build_article(tree, source)
+    if count_prose_words(article) < _FEWEST_WORDS:
         return SourceReading(digest, None, "little_prose", described)
     return SourceReading(digest, article, None, described)
 
 
-def _beginning(data: bytes) -> bytes:
+def _cut_beginning(data: bytes) -> bytes:
     """`data` up to two blank lines, which PEP 8 puts between top-level definitions."""
     if len(data) <= _PARSED:
         return data
@@ -163,16 +163,16 @@ def _parse_source(source: bytes) -> ast.Module:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _article(tree: ast.Module, source: SourceFile) -> Article:
+def _build_article(tree: ast.Module, source: SourceFile) -> Article:
     docstring = ast.get_docstring(tree)
     blocks: list[Block] = list(read_docstring(docstring)) if docstring else []
-    for member in _public_members(tree):
-        if sum(map(_size, blocks)) > _PAGE_CHARACTERS:
+    for member in _iterate_public_members(tree):
+        if sum(map(_count_characters, blocks)) > _PAGE_CHARACTERS:
             break
         if isinstance(member, ast.ClassDef):
-            blocks += _class_blocks(member)
+            blocks += _build_class_blocks(member)
         else:
-            blocks += _function_blocks(member, level=2)
+            blocks += _build_function_blocks(member, level=2)
     path = "/".join(source.module.split(".")) + ".html"
     return Article(path, f"The module {source.module}", source.package, _trim_blocks(blocks))
 
@@ -182,7 +182,7 @@ def _trim_blocks(blocks: list[Block]) -> tuple[Block, ...]:
     kept: list[Block] = []
     size = 0
     for block in blocks:
-        size += _size(block)
+        size += _count_characters(block)
         if size > _PAGE_CHARACTERS and kept:
             break
         kept.append(block)
@@ -191,7 +191,7 @@ def _trim_blocks(blocks: list[Block]) -> tuple[Block, ...]:
     return tuple(kept)
 
 
-def _size(block: Block) -> int:
+def _count_characters(block: Block) -> int:
     match block:
         case Paragraph(text) | Heading(_, text) | Code(text):
             return len(text)
@@ -199,7 +199,7 @@ def _size(block: Block) -> int:
             return len(repr(block))
 
 
-def _public_members(node: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | _Function]:
+def _iterate_public_members(node: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | _Function]:
     for member in node.body:
         if isinstance(member, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             public = not member.name.startswith("_")
@@ -207,29 +207,29 @@ def _public_members(node: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | 
                 yield member
 
 
-def _class_blocks(node: ast.ClassDef) -> list[Block]:
+def _build_class_blocks(node: ast.ClassDef) -> list[Block]:
     bases = ", ".join(ast.unparse(base) for base in node.bases)
     blocks: list[Block] = [Heading(2, f"class {node.name}")]
     if bases:
         blocks.append(Code(f"class {node.name}({bases})"))
     blocks += read_docstring(ast.get_docstring(node) or "")
-    for member in _public_members(node):
+    for member in _iterate_public_members(node):
         if isinstance(member, ast.ClassDef):
             continue
-        blocks += _function_blocks(member, level=3)
+        blocks += _build_function_blocks(member, level=3)
     return blocks
 
 
-def _function_blocks(node: _Function, level: int) -> list[Block]:
-    blocks: list[Block] = [Heading(level, node.name), Code(_signature(node))]
+def _build_function_blocks(node: _Function, level: int) -> list[Block]:
+    blocks: list[Block] = [Heading(level, node.name), Code(_format_signature(node))]
     blocks += read_docstring(ast.get_docstring(node) or "")
-    rows = tuple(_parameters(node.args))
+    rows = tuple(_iterate_parameters(node.args))
     if len(rows) >= _PARAMETERS:
         blocks.append(ArticleTable(("Parameter", "Type", "Default"), rows))
     return blocks
 
 
-def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, str, str]]:
+def _iterate_parameters(arguments: ast.arguments) -> Iterator[tuple[str, str, str]]:
     """Name, type and default of each parameter that has a type or a default."""
     positional = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
@@ -244,7 +244,7 @@ def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, str, str]]:
             yield argument.arg, kind, value
 
 
-def _signature(node: _Function) -> str:
+def _format_signature(node: _Function) -> str:
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     return f"{node.name}({ast.unparse(node.args)}){returns}"
 
@@ -255,20 +255,20 @@ _SIGNATURE_CHARACTERS = 200
 _NOT_A_SENTENCE = re.compile(r"[{}<>|\\]|>>>|:param|\.\.|::|==")
 
 
-def _descriptions(tree: ast.Module, module: str) -> Iterator[Described]:
-    for member in _public_members(tree):
-        summary = _summary(ast.get_docstring(member) or "")
+def _describe_members(tree: ast.Module, module: str) -> Iterator[Described]:
+    for member in _iterate_public_members(tree):
+        summary = _extract_summary(ast.get_docstring(member) or "")
         if summary is None:
             continue
-        signature = _call(member)
+        signature = _format_call(member)
         if len(signature) > _SIGNATURE_CHARACTERS:
             signature = ""
         yield Described(f"{module}.{member.name}", module, signature, summary)
 
 
-def _call(member: ast.ClassDef | _Function) -> str:
+def _format_call(member: ast.ClassDef | _Function) -> str:
     if not isinstance(member, ast.ClassDef):
-        return _signature(member)
+        return _format_signature(member)
     for item in member.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             arguments = copy.copy(item.args)
@@ -280,10 +280,10 @@ def _call(member: ast.ClassDef | _Function) -> str:
     return ""
 
 
-def _summary(docstring: str) -> str | None:
+def _extract_summary(docstring: str) -> str | None:
     """The first sentence, or None if the docstring does not begin with one in plain English."""
     first = re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0]
-    text = plain(" ".join(first.split()))
+    text = strip_marks(" ".join(first.split()))
     if _NOT_A_SENTENCE.search(text) or not text[:1].isupper() or not text.isascii():
         return None
     sentence = _SENTENCE.match(text)

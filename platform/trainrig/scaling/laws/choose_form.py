@@ -18,7 +18,12 @@ from trainrig.scaling.laws.regression.data_constrained import (
     DataConstrainedFit,
     fit_data_constrained,
 )
-from trainrig.scaling.laws.regression.held_out import FitForm, HeldOutSplit, criterion, predict
+from trainrig.scaling.laws.regression.held_out import (
+    FitForm,
+    HeldOutSplit,
+    compute_criterion,
+    predict,
+)
 from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
 from trainrig.scaling.laws.regression.minimise import Loss
 from trainrig.scaling.laws.regression.overtraining import OverTrainingFit, fit_overtraining
@@ -33,7 +38,7 @@ FORMS: tuple[Kind, ...] = ("Parametric", "OverTraining", "Kaplan", "DataConstrai
 STANDARD = FORMS[0]
 
 
-def form_fitter(kind: Kind, loss: Loss) -> FitForm:
+def select_fitter(kind: Kind, loss: Loss) -> FitForm:
     """The function that fits forms of `kind`."""
     fitters: dict[Kind, FitForm] = {
         "Parametric": lambda runs: fit_parametric(runs, ParametricFit(loss=loss)),
@@ -135,7 +140,7 @@ class LawForms:
             objective=fit.objective,
             held_out_error=judged.error if judged else None,
             as_good=self._as_good(kind) if judged else None,
-            criterion=criterion(fit),
+            criterion=compute_criterion(fit),
         )
 
 
@@ -150,7 +155,7 @@ def fit_forms(
     for, or else the standard one, cannot be fitted, NotJudgedError where only what is left without
     the runs kept back does not fit; others are then left out."""
     first = asked or STANDARD
-    order = (first, *(kind for kind in kinds(runs) if kind != first))
+    order = (first, *(kind for kind in list_kinds(runs) if kind != first))
     fits: dict[Kind, Fit[Any]] = {}
     judged: dict[Kind, Judged] = {}
     for kind in order:
@@ -159,7 +164,7 @@ def fit_forms(
             fits[kind] = _fit(runs, kind, loss)
             if halves is not None:
                 tell(f"fitting {kind} without the runs kept back")
-                judged[kind] = _judge_form(halves, form_fitter(kind, loss))
+                judged[kind] = _judge_form(halves, select_fitter(kind, loss))
         except DataError:
             if kind == first:
                 raise
@@ -168,12 +173,12 @@ def fit_forms(
     return LawForms(asked, fits, judged, kept)
 
 
-def kinds(runs: RunsTable) -> Sequence[Kind]:
+def list_kinds(runs: RunsTable) -> Sequence[Kind]:
     """The forms that may describe `runs`."""
-    return FORMS if repeating(runs) else FORMS[:-1]
+    return FORMS if count_repeating(runs) else FORMS[:-1]
 
 
-def repeating(runs: RunsTable) -> int:
+def count_repeating(runs: RunsTable) -> int:
     """How many runs saw their tokens more than four times; NaN, for all unseen, counts not."""
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
@@ -193,7 +198,7 @@ def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
     """Raises DataError; it names Kaplan's form where the parametric one has no minimum and that
     has: losses of small models alone may show nothing that cannot be reduced."""
     try:
-        return form_fitter(kind, loss)(runs)
+        return select_fitter(kind, loss)(runs)
     except DataError as refused:
         if kind != "Parametric" or not _has_minimum(runs, "Kaplan", loss):
             raise
@@ -204,7 +209,7 @@ def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
 
 def _has_minimum(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
     try:
-        form_fitter(kind, loss)(runs)
+        select_fitter(kind, loss)(runs)
     except DataError:
         return False
     return True

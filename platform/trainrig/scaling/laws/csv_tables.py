@@ -40,12 +40,12 @@ OTHER_UNITS = {
 
 @dataclass(frozen=True)
 class Csv:
-    """The cells of a file, by column. `numbers` names the line at fault."""
+    """The cells of a file, by column. `parse_numbers` names the line at fault."""
 
     path: str
     cells: Mapping[str, list[str]]
 
-    def numbers(self, name: str) -> NDArray[np.float64]:
+    def parse_numbers(self, name: str) -> NDArray[np.float64]:
         """A column as float64; an empty cell is NaN. Raises DataError naming the line."""
         found = np.full(len(self.cells[name]), np.nan)
         for row, cell in enumerate(self.cells[name]):
@@ -95,12 +95,12 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
     ours = (*TEXTS, *NUMBERS, "total_parameters")
     for name, header in columns.items():
         if name not in ours:
-            hint = config.did_you_mean(name, ours)
+            hint = config.suggest_choice(name, ours)
             raise DataError(f"{table.path}: a table of runs has no column '{name}'{hint}")
         if header not in table.cells:
-            hint = config.did_you_mean(header, table.cells)
+            hint = config.suggest_choice(header, table.cells)
             raise DataError(f"{table.path}: no column '{header}'{hint}")
-    headers = {name: _header(table, name, columns) for name in ours}
+    headers = {name: _find_header(table, name, columns) for name in ours}
     found = {name: header for name, header in headers.items() if header}
     total = "total_parameters" in found and "parameters" not in found
     if total:
@@ -108,7 +108,7 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
     found.pop("total_parameters", None)
     _refuse_missing(table, found)
     given: dict[str, Any] = {
-        name: table.cells[header] if name in TEXTS else table.numbers(header)
+        name: table.cells[header] if name in TEXTS else table.parse_numbers(header)
         for name, header in found.items()
     }
     if "tokens" not in given:
@@ -116,7 +116,7 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
     return RunsTable.of(**given, counts="total" if total else "non-embedding")
 
 
-def _header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
+def _find_header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
     """The header of the file's column that is our `name`, if there is one."""
     if name in columns:
         return columns[name]
@@ -146,48 +146,50 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
 # --- published tables
 
 
-def _chinchilla(table: Csv) -> RunsTable:
+def _parse_chinchilla(table: Csv) -> RunsTable:
     """Points read off figure 4 of Hoffmann et al. (arXiv:2203.15556) by Besiroglu et al. 2024."""
-    parameters, flops = table.numbers("Model Size"), table.numbers("Training FLOP")
+    parameters, flops = table.parse_numbers("Model Size"), table.parse_numbers("Training FLOP")
     return RunsTable.of(
         parameters=parameters,
         tokens=flops / (6 * parameters),
         flops=flops,
-        loss=table.numbers("loss"),
+        loss=table.parse_numbers("loss"),
         recipe="MassiveText",
         tokenizer="chinchilla",
         counts="total",
     )
 
 
-def _datablations(table: Csv) -> RunsTable:
+def _parse_datablations(table: Csv) -> RunsTable:
     """Runs on repeated data, Muennighoff et al. (arXiv:2305.16264)."""
     return RunsTable.of(
         name=table.cells["name"],
-        parameters=table.numbers("params"),
-        tokens=table.numbers("tokens"),
-        unique_tokens=table.numbers("unique_tokens"),
-        loss=table.numbers("loss"),
+        parameters=table.parse_numbers("params"),
+        tokens=table.parse_numbers("tokens"),
+        unique_tokens=table.parse_numbers("unique_tokens"),
+        loss=table.parse_numbers("loss"),
         recipe="C4",
         tokenizer="gpt2",
         counts="total",
     )
 
 
-def _gadre(table: Csv) -> RunsTable:
+def _parse_gadre(table: Csv) -> RunsTable:
     """Over-trained models on three corpora, Gadre et al. (arXiv:2403.08540).
 
     N is the total there; the loss reported is that on C4's validation part.
     """
-    losses = {h.removeprefix("loss_"): table.numbers(h) for h in table.cells if h[:5] == "loss_"}
-    without = table.numbers("params_no_embed")
+    losses = {
+        h.removeprefix("loss_"): table.parse_numbers(h) for h in table.cells if h[:5] == "loss_"
+    }
+    without = table.parse_numbers("params_no_embed")
     return RunsTable.of(
         name=table.cells["name"],
         recipe=table.cells["dataset"],
         parameters=without,
-        embedding_parameters=table.numbers("params") - without,
-        tokens=table.numbers("tokens"),
-        flops=6 * table.numbers("params") * table.numbers("tokens"),
+        embedding_parameters=table.parse_numbers("params") - without,
+        tokens=table.parse_numbers("tokens"),
+        flops=6 * table.parse_numbers("params") * table.parse_numbers("tokens"),
         loss=losses["c4_val"],
         losses=losses,
         tokenizer="gpt-neox",
@@ -205,27 +207,27 @@ OLMO_SIZES = {
 }
 
 
-def _olmo(table: Csv) -> RunsTable:
+def _parse_olmo(table: Csv) -> RunsTable:
     """The model ladder of Bhagia et al. (arXiv:2412.04403); the loss is that on C4."""
     names = table.cells["run"]
     for line, name in enumerate(names, 2):
         if name.split("-")[0] not in OLMO_SIZES:
             raise DataError(f"{table.path}:{line}: '{name}' names no size of the OLMo ladder")
     sizes = np.array([OLMO_SIZES[name.split("-")[0]] for name in names], dtype=np.float64)
-    tokens = table.numbers("tokens")
+    tokens = table.parse_numbers("tokens")
     return RunsTable.of(
         name=names,
         parameters=sizes[:, 0],
         tokens=tokens,
         flops=sizes[:, 1] * tokens,
-        loss=table.numbers("c4_val_loss"),
+        loss=table.parse_numbers("c4_val_loss"),
         seed=[float("rerun" in name) for name in names],
         recipe="OLMo-mix",
         tokenizer="dolma2",
     )
 
 
-def _porian(table: Csv) -> RunsTable:
+def _parse_porian(table: Csv) -> RunsTable:
     """The best size for each budget, by study; Porian et al. (arXiv:2406.19146).
 
     The rows are minima that the authors found: a law of N*(C) can be fitted to them, a loss in
@@ -234,14 +236,14 @@ def _porian(table: Csv) -> RunsTable:
     cells = table.cells
     parts = ("dataset", "hparams", "warmup", "decay", "param_count", "val")
     study = ["/".join(values) for values in zip(*(cells[part] for part in parts), strict=True)]
-    flops = table.numbers("flops")
+    flops = table.parse_numbers("flops")
     return RunsTable.of(
         name=[f"{s} at {c:.3g} FLOPs" for s, c in zip(study, flops, strict=True)],
         recipe=study,
-        parameters=table.numbers("n"),
-        tokens=table.numbers("t"),
+        parameters=table.parse_numbers("n"),
+        tokens=table.parse_numbers("t"),
         flops=flops,
-        loss=table.numbers("loss"),
+        loss=table.parse_numbers("loss"),
         budget=flops,
         tokenizer="gpt-neox",
     )
@@ -249,9 +251,9 @@ def _porian(table: Csv) -> RunsTable:
 
 Reader = Callable[[Csv], RunsTable]
 PUBLISHED: dict[frozenset[str], Reader] = {
-    frozenset({"Model Size", "Training FLOP", "loss"}): _chinchilla,
-    frozenset({"name", "params", "params_no_embed", "cc_mult", "loss_c4_val"}): _gadre,
-    frozenset({"run", "step", "tokens", "c4_val_loss"}): _olmo,
-    frozenset({"flops", "n", "t", "multiplier", "loss", "hparams", "param_count"}): _porian,
-    frozenset({"name", "params", "tokens", "unique_tokens", "loss"}): _datablations,
+    frozenset({"Model Size", "Training FLOP", "loss"}): _parse_chinchilla,
+    frozenset({"name", "params", "params_no_embed", "cc_mult", "loss_c4_val"}): _parse_gadre,
+    frozenset({"run", "step", "tokens", "c4_val_loss"}): _parse_olmo,
+    frozenset({"flops", "n", "t", "multiplier", "loss", "hparams", "param_count"}): _parse_porian,
+    frozenset({"name", "params", "tokens", "unique_tokens", "loss"}): _parse_datablations,
 }

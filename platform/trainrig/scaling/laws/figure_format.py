@@ -8,7 +8,7 @@ from trainrig.scaling.laws.law import Interval
 _SCALES = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """Parameters or tokens to four digits: `3.007B`, `512`."""
     for unit, scale in _SCALES:
         if abs(number) >= scale:
@@ -16,26 +16,26 @@ def count(number: float) -> str:
     return f"{number:.4g}"
 
 
-def usd(amount: float) -> str:
+def format_usd(amount: float) -> str:
     """US dollars to the cent, below a cent to two digits: `9,999.92`, `0.13`, `0.0042`."""
     return f"{amount:,.2f}" if amount >= 0.01 or amount == 0 else f"{amount:.2g}"
 
 
-def loss(nats: float) -> str:
+def format_loss(nats: float) -> str:
     """A loss, or a difference of losses, in nats per token: `2.2361`."""
     return f"{nats:.4f}"
 
 
-def flops(number: float) -> str:
+def format_flops(number: float) -> str:
     """Operations: `2.070e+21`."""
     return f"{number:.3e}"
 
 
-def four_digits(number: float) -> str:
+def format_four_digits(number: float) -> str:
     """Hours, days, kWh: `181.7`, `1,831`."""
     return f"{number:,.4g}"
 
 
-def interval(found: Interval | None) -> str:
+def format_interval(found: Interval | None) -> str:
     """`[0.48, 0.55]`; `–` where there is none; an open end is said."""
     return "–" if found is None else str(found)

@@ -14,7 +14,7 @@ import numpy as np
 from trainrig import __version__, config, storage
 from trainrig.config import Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.approaches.approaches import by_each, frontier_laws
+from trainrig.scaling.laws.approaches.approaches import fit_approaches, fit_frontier_laws
 from trainrig.scaling.laws.approaches.envelope import Envelope
 from trainrig.scaling.laws.approaches.isoflop import IsoFlop
 from trainrig.scaling.laws.choose_form import (
@@ -22,8 +22,8 @@ from trainrig.scaling.laws.choose_form import (
     Kind,
     LawForms,
     NotJudgedError,
+    count_repeating,
     fit_forms,
-    repeating,
 )
 from trainrig.scaling.laws.fit_progress import Progress
 from trainrig.scaling.laws.law import (
@@ -39,8 +39,8 @@ from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
 from trainrig.scaling.laws.regression.held_out import HeldOutSplit, HoldOut, judge, split_held_out
 from trainrig.scaling.laws.regression.minimise import Huber, Loss
-from trainrig.scaling.laws.regression.profile import Profile, profiles, with_profiles
-from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, together
+from trainrig.scaling.laws.regression.profile import Profile, compute_profiles, with_profiles
+from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, join_tables
 from trainrig.scaling.laws.screening import Exclusions, Screened, screen
 from trainrig.scaling.laws.tasks.fit_tasks import fit_tasks
 
@@ -79,13 +79,13 @@ def read_runs(
     paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
 ) -> RunsTable:
     """The rows of all `paths`, of `recipes` alone where some are named. Raises DataError."""
-    runs = together([read_table(path, columns) for path in paths])
+    runs = join_tables([read_table(path, columns) for path in paths])
     if not recipes:
         return runs
     for name in recipes:
         if name not in runs.recipe:
             there = [str(recipe) for recipe in dict.fromkeys(runs.recipe)]
-            raise DataError(f"{paths[0]}: no recipe '{name}'{config.did_you_mean(name, there)}")
+            raise DataError(f"{paths[0]}: no recipe '{name}'{config.suggest_choice(name, there)}")
     return runs.select(np.isin(runs.recipe, list(recipes)))
 
 
@@ -99,7 +99,7 @@ def fit_law(
     """
     told = progress or Progress.silent()
     screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
-    tokenizer = _tokenizer(screened.runs, settings.tokenizer)
+    tokenizer = _choose_tokenizer(screened.runs, settings.tokenizer)
     forms, halves, not_judged = _judge_forms(screened.runs, settings, told)
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
@@ -109,10 +109,10 @@ def fit_law(
         held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, told.count)
     told.stage("bootstrap")
     drawn = bootstrap_form(fit, settings.bootstrap, told.count)
-    quantities = {"parameters_exponent": _parameters_exponent} if _bends(forms.chosen) else {}
+    quantities = {"parameters_exponent": _get_parameters_exponent} if _bends(forms.chosen) else {}
     told.stage("profiles")
-    profiled = profiles(fit, quantities, settings.bootstrap.level, told.count)
-    estimates = with_profiles(_estimates(drawn, quantities), profiled)
+    profiled = compute_profiles(fit, quantities, settings.bootstrap.level, told.count)
+    estimates = with_profiles(_estimate_quantities(drawn, quantities), profiled)
     told.stage("tasks")
     tasks, tasks_refused = fit_tasks(screened.runs, settings.bootstrap)
     told.stage("other approaches")
@@ -121,18 +121,18 @@ def fit_law(
         form=fit.form,
         choice=forms.why,
         draws=drawn.forms,
-        estimates=estimates | _frontiers(screened, settings),
+        estimates=estimates | _fit_frontiers(screened, settings),
         parameters_count=screened.runs.counts,
         tokenizer=tokenizer,
         objective=str(screened.runs.objective[0]),
-        ranges=ranges(screened.runs),
-        fit=fit.record(screened.left_out).model_copy(
+        ranges=compute_ranges(screened.runs),
+        fit=fit.build_record(screened.left_out).model_copy(
             update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
         ),
         held_out=held_out,
         not_judged=not_judged,
         compared=forms.compare_forms(),
-        approaches=_approaches(screened, forms.chosen, estimates, settings),
+        approaches=_collect_approaches(screened, forms.chosen, estimates, settings),
         tasks=tasks,
         tasks_refused=tasks_refused,
         source=source,
@@ -157,7 +157,7 @@ def _judge_forms(
 
 
 def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
-    if kind != "DataConstrained" and (count := repeating(runs)):
+    if kind != "DataConstrained" and (count := count_repeating(runs)):
         log.warning(
             "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
             "--form DataConstrained does not",
@@ -165,10 +165,12 @@ def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
         )
 
 
-def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, IntervalEstimate]:
+def _estimate_quantities(
+    drawn: FormDraws[Any], quantities: dict[str, Any]
+) -> dict[str, IntervalEstimate]:
     """With the bootstrap's intervals, or without where too many draws have no fit."""
     try:
-        return drawn.estimates(quantities)
+        return drawn.compute_estimates(quantities)
     except DataError as why:
         log.warning("%s", why)
     form = drawn.fit.form
@@ -183,13 +185,13 @@ def write_fit(folder: str, fitted: Fitted) -> str:
     return path
 
 
-def ranges(runs: RunsTable) -> Ranges:
+def compute_ranges(runs: RunsTable) -> Ranges:
     """Where `runs` lie."""
     return Ranges(
-        parameters=_span(runs.parameters),
-        tokens=_span(runs.tokens),
-        flops=_span(runs.flops_6nd),
-        tokens_per_parameter=_span(runs.tokens / runs.parameters),
+        parameters=_compute_span(runs.parameters),
+        tokens=_compute_span(runs.tokens),
+        flops=_compute_span(runs.flops_6nd),
+        tokens_per_parameter=_compute_span(runs.tokens / runs.parameters),
     )
 
 
@@ -198,7 +200,7 @@ def list_versions() -> dict[str, str]:
     return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
 
 
-def _span(values: Floats) -> FittedRange:
+def _compute_span(values: Floats) -> FittedRange:
     return FittedRange(least=float(values.min()), greatest=float(values.max()))
 
 
@@ -214,7 +216,7 @@ def count_parameters_as(runs: RunsTable, counts: Counts | None) -> RunsTable:
     return runs.count_embeddings()
 
 
-def _tokenizer(runs: RunsTable, given: str) -> str:
+def _choose_tokenizer(runs: RunsTable, given: str) -> str:
     named = {str(name) for name in runs.tokenizer if name}
     if given and named - {given}:
         raise DataError(
@@ -228,22 +230,22 @@ def _bends(kind: Kind) -> bool:
     return kind in ("Parametric", "Kaplan")
 
 
-def _parameters_exponent(form: Any) -> Any:
+def _get_parameters_exponent(form: Any) -> Any:
     return form.parameters_exponent
 
 
-def _frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEstimate]:
+def _fit_frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEstimate]:
     try:
-        return frontier_laws(screened.runs, settings.bootstrap)[1]
+        return fit_frontier_laws(screened.runs, settings.bootstrap)[1]
     except DataError:
         return {}
 
 
-def _approaches(
+def _collect_approaches(
     screened: Screened, kind: Kind, estimates: dict[str, IntervalEstimate], settings: LawFit
 ) -> tuple[Approach, ...]:
     """Approaches 1 and 2, and the exponent that the fitted form itself implies."""
-    found = by_each(
+    found = fit_approaches(
         screened.runs, screened.along, settings.isoflop, settings.envelope, settings.bootstrap
     )
     exponent = estimates.get("parameters_exponent")
@@ -254,13 +256,13 @@ def _approaches(
         Approach(
             name=kind.lower(),
             parameters_exponent=exponent,
-            tokens_exponent=_one_less(exponent),
+            tokens_exponent=_subtract_from_one(exponent),
             note="of the fitted form, by 6ND",
         ),
     )
 
 
-def _one_less(exponent: IntervalEstimate) -> IntervalEstimate:
+def _subtract_from_one(exponent: IntervalEstimate) -> IntervalEstimate:
     """The estimate of 1 - a."""
     return IntervalEstimate(
         value=1 - exponent.value,

@@ -31,7 +31,7 @@ def fit(
         typer.Option(
             metavar="WHAT",
             help="What compared recipes share: `exponents` or `nothing`.  [default: exponents]",
-            autocompletion=completion.words("exponents", "nothing"),
+            autocompletion=completion.make_word_completion("exponents", "nothing"),
         ),
     ] = None,
     column: Annotated[
@@ -47,7 +47,7 @@ def fit(
             metavar="FORM",
             help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
             "[default: chosen by the runs held out]",
-            autocompletion=completion.words(
+            autocompletion=completion.make_word_completion(
                 "Parametric", "Kaplan", "DataConstrained", "OverTraining"
             ),
         ),
@@ -71,7 +71,7 @@ def fit(
             metavar="drop|keep",
             help="Whether to drop or keep runs whose loss is 10% above that of a run with no more "
             "parameters and tokens.  [default: drop]",
-            autocompletion=completion.words("drop", "keep"),
+            autocompletion=completion.make_word_completion("drop", "keep"),
         ),
     ] = None,
     hold_out: Annotated[
@@ -85,7 +85,7 @@ def fit(
         typer.Option(
             metavar="WHAT",
             help="Hold out the largest runs by flops, parameters or tokens.  [default: flops]",
-            autocompletion=completion.words("flops", "parameters", "tokens"),
+            autocompletion=completion.make_word_completion("flops", "parameters", "tokens"),
         ),
     ] = None,
     counts: Annotated[
@@ -93,7 +93,7 @@ def fit(
         typer.Option(
             metavar="WHAT",
             help="Parameters that N counts: non-embedding or total.  [default: as the table does]",
-            autocompletion=completion.words("non-embedding", "total"),
+            autocompletion=completion.make_word_completion("non-embedding", "total"),
         ),
     ] = None,
     tokenizer: Annotated[
@@ -138,7 +138,7 @@ def fit(
 
     logging.basicConfig(format="trainrig: %(message)s")
     tables = fit_verb.Tables(
-        tuple(runs), fit_verb.columns_of(column or ()), tuple(recipe or ()), share
+        tuple(runs), fit_verb.parse_columns(column or ()), tuple(recipe or ()), share
     )
     options = {
         "form": form,
@@ -155,4 +155,4 @@ def fit(
         "seed": seed,
     }
     told = Progress(partial(print, file=sys.stderr, flush=True))
-    print(fit_verb.fit(tables, fit_verb.settings_of(options), out, as_json, told))
+    print(fit_verb.fit(tables, fit_verb.build_settings(options), out, as_json, told))

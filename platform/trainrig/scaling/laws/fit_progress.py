@@ -9,7 +9,7 @@ Tell = Callable[[int, int], None]
 """Called with how many are done, and of how many."""
 
 
-def quiet(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Tell nothing."""
 
 

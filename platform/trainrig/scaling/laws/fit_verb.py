@@ -49,7 +49,7 @@ class Tables:
     share: str | None = None  # between recipes; None: what RecipeFit says
 
 
-def settings_of(options: Mapping[str, Any]) -> LawFit:
+def build_settings(options: Mapping[str, Any]) -> LawFit:
     """LawFit from the command line's options; None is an option not given. Raises ConfigError."""
     data: dict[str, Any] = {}
     for option, value in options.items():
@@ -68,7 +68,7 @@ def settings_of(options: Mapping[str, Any]) -> LawFit:
     return config.build(LawFit, data, "fit")
 
 
-def columns_of(given: Sequence[str]) -> dict[str, str]:
+def parse_columns(given: Sequence[str]) -> dict[str, str]:
     """`loss=eval/loss` as a mapping. Raises ConfigError."""
     for text in given:
         if "=" not in text:
@@ -92,7 +92,7 @@ def fit(
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
         return _compare(tables, settings, out, as_json, progress)
     runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
-    name = tables.recipes[0] if tables.recipes else _stem(tables.paths[0])
+    name = tables.recipes[0] if tables.recipes else _find_table_name(tables.paths[0])
     try:
         fitted = fit_law(runs, settings, name, tables.paths[0], progress)
     except DataError as why:
@@ -101,7 +101,7 @@ def fit(
     if as_json:
         data = fitted.law.model_dump(mode="json", exclude={"draws"})
         return json.dumps({**data, "written": written})
-    return "\n".join([*summary.lines(fitted.law), *(f"wrote {path}" for path in written)])
+    return "\n".join([*summary.describe_law(fitted.law), *(f"wrote {path}" for path in written)])
 
 
 def _compare(
@@ -132,7 +132,7 @@ def _compare(
         storage.write(written[0], f"{json.dumps(data, indent=2, allow_nan=False)}\n".encode())
     if as_json:
         return json.dumps({**data, "written": written})
-    return "\n".join([*recipes.lines(found), *(f"wrote {path}" for path in written)])
+    return "\n".join([*recipes.describe_comparison(found), *(f"wrote {path}" for path in written)])
 
 
 def _compare_objectives(
@@ -169,7 +169,9 @@ def _compare_objectives(
         written.append(write_objectives_page(out, found, fits))
     if as_json:
         return json.dumps({**found.model_dump(mode="json"), "written": written})
-    return "\n".join([*objectives.lines(found), *(f"wrote {path}" for path in written)])
+    return "\n".join(
+        [*objectives.describe_objectives(found), *(f"wrote {path}" for path in written)]
+    )
 
 
 def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
@@ -181,14 +183,14 @@ def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
         return
     if tables.recipes:
         raise ConfigError("--recipe chooses within one table; of several, each is one recipe")
-    for path, name in zip(tables.paths, _names(tables.paths), strict=True):
+    for path, name in zip(tables.paths, _name_tables(tables.paths), strict=True):
         yield name, read_runs([path], columns)
 
 
-def _names(paths: Sequence[str]) -> list[str]:
+def _name_tables(paths: Sequence[str]) -> list[str]:
     """Of tables, each with as many folders before it as tell it from all others. Raises
     ConfigError if none do."""
-    parts = [_parts(storage.absolute(path)) for path in paths]
+    parts = [_split_path(storage.make_absolute(path)) for path in paths]
     names = []
     for own in parts:
         told = (
@@ -205,12 +207,12 @@ def _names(paths: Sequence[str]) -> list[str]:
     return names
 
 
-def _stem(path: str) -> str:
+def _find_table_name(path: str) -> str:
     """A table's name: its file's, or its folder's where all files are called the same."""
-    return _parts(path)[-1]
+    return _split_path(path)[-1]
 
 
-def _parts(path: str) -> tuple[str, ...]:
+def _split_path(path: str) -> tuple[str, ...]:
     """Folders above a table's name, and it."""
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure

@@ -76,30 +76,30 @@ class Parametric(Constants):
     alpha: Positive
     beta: Positive
 
-    def loss(
+    def compute_loss(
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Nats per token. Repeated tokens count as new ones: see DataConstrained."""
-        n, d = _array(parameters), _array(tokens)
-        return _array(self.E + self.A * n**-self.alpha + self.B * d**-self.beta)
+        n, d = _to_array(parameters), _to_array(tokens)
+        return _to_array(self.E + self.A * n**-self.alpha + self.B * d**-self.beta)
 
-    def optimum(self, flops: ArrayLike) -> Optimum:
+    def compute_optimum(self, flops: ArrayLike) -> Optimum:
         """The least loss for `flops` = 6ND, in closed form (Hoffmann et al., equation 4)."""
-        product = _array(flops) / FLOPS_PER_PARAMETER_AND_TOKEN
+        product = _to_array(flops) / FLOPS_PER_PARAMETER_AND_TOKEN
         scale = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
-        parameters = _array(scale * product**self.parameters_exponent)
+        parameters = _to_array(scale * product**self.parameters_exponent)
         tokens = product / parameters
-        return Optimum(parameters, tokens, self.loss(parameters, tokens))
+        return Optimum(parameters, tokens, self.compute_loss(parameters, tokens))
 
     @property
     def parameters_exponent(self) -> float:
         """a of N* ~ C^a; the tokens' is 1 - a."""
         return self.beta / (self.alpha + self.beta)
 
-    def parameters_for(self, tokens: ArrayLike) -> Array:
+    def compute_optimal_parameters(self, tokens: ArrayLike) -> Array:
         """The parameters of the optimum that trains on `tokens`."""
         ratio = self.alpha * self.A / (self.beta * self.B)
-        return _array((ratio * _array(tokens) ** self.beta) ** (1 / self.alpha))
+        return _to_array((ratio * _to_array(tokens) ** self.beta) ** (1 / self.alpha))
 
 
 class Kaplan(Constants):
@@ -107,7 +107,7 @@ class Kaplan(Constants):
 
     Infinite tokens give L(N) = (n_c/N)^alpha_n, infinite parameters L(D) = (d_c/D)^alpha_d. The
     paper's advice N* ~ C^.73 comes from other fits, at early-stopped critical batch sizes; what
-    `optimum` gives is this equation's own answer under 6ND.
+    `compute_optimum` gives is this equation's own answer under 6ND.
     """
 
     kind: Literal["Kaplan"] = "Kaplan"
@@ -116,23 +116,23 @@ class Kaplan(Constants):
     alpha_n: Positive
     alpha_d: Positive
 
-    def loss(
+    def compute_loss(
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Nats per token. Repeated tokens count as new ones."""
-        n, d = _array(parameters), _array(tokens)
-        return _array(
+        n, d = _to_array(parameters), _to_array(tokens)
+        return _to_array(
             ((self.n_c / n) ** (self.alpha_n / self.alpha_d) + self.d_c / d) ** self.alpha_d
         )
 
-    def optimum(self, flops: ArrayLike) -> Optimum:
+    def compute_optimum(self, flops: ArrayLike) -> Optimum:
         """The least loss for `flops` = 6ND, in closed form."""
-        product = _array(flops) / FLOPS_PER_PARAMETER_AND_TOKEN
+        product = _to_array(flops) / FLOPS_PER_PARAMETER_AND_TOKEN
         power = self.alpha_n / self.alpha_d
         # Where the derivative of (n_c/N)^p + d_c N/(C/6) by N is 0.
-        parameters = _array((power * self.n_c**power * product / self.d_c) ** (1 / (power + 1)))
+        parameters = _to_array((power * self.n_c**power * product / self.d_c) ** (1 / (power + 1)))
         tokens = product / parameters
-        return Optimum(parameters, tokens, self.loss(parameters, tokens))
+        return Optimum(parameters, tokens, self.compute_loss(parameters, tokens))
 
     @property
     def parameters_exponent(self) -> float:
@@ -153,44 +153,44 @@ class DataConstrained(Constants):
     r_d: Positive  # R_D*, repeats
     r_n: Positive  # R_N*, multiples of the parameters that the unique tokens can use
 
-    def loss(
+    def compute_loss(
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Nats per token after `tokens`, of which `unique_tokens` differ (None: all)."""
-        return self.base.loss(*self.effective(parameters, tokens, unique_tokens))
+        return self.base.compute_loss(*self.compute_effective(parameters, tokens, unique_tokens))
 
-    def effective(
+    def compute_effective(
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> tuple[Array, Array]:
         """(N', D'): the parameters and the fresh tokens that would do as well."""
-        n, d = _array(parameters), _array(tokens)
-        unique = d if unique_tokens is None else np.minimum(d, _array(unique_tokens))
-        usable = np.minimum(n, self.base.parameters_for(unique))
+        n, d = _to_array(parameters), _to_array(tokens)
+        unique = d if unique_tokens is None else np.minimum(d, _to_array(unique_tokens))
+        usable = np.minimum(n, self.base.compute_optimal_parameters(unique))
         return _discount_repeats(n, usable, self.r_n), _discount_repeats(d, unique, self.r_d)
 
-    def optimum(self, flops: ArrayLike, unique_tokens: ArrayLike | None = None) -> Optimum:
+    def compute_optimum(self, flops: ArrayLike, unique_tokens: ArrayLike | None = None) -> Optimum:
         """The least loss for `flops` = 6ND; found by search where tokens must repeat.
 
         While the base law's optimum needs no more than `unique_tokens`, it is the optimum.
         """
-        free = self.base.optimum(flops)
+        free = self.base.compute_optimum(flops)
         if unique_tokens is None:
             return free
-        budgets, unique = np.broadcast_arrays(_array(flops), _array(unique_tokens))
+        budgets, unique = np.broadcast_arrays(_to_array(flops), _to_array(unique_tokens))
         parameters = np.broadcast_to(free.parameters, budgets.shape).copy()
         for place in np.argwhere(free.tokens > unique):
             at = tuple(place)
             parameters[at] = self._search_parameters(float(budgets[at]), float(unique[at]))
         tokens = budgets / FLOPS_PER_PARAMETER_AND_TOKEN / parameters
-        return Optimum(parameters, tokens, self.loss(parameters, tokens, unique))
+        return Optimum(parameters, tokens, self.compute_loss(parameters, tokens, unique))
 
     def _search_parameters(self, flops: float, unique_tokens: float) -> float:
         """The best parameters where data run out: between one epoch and as many as pay."""
         product = flops / FLOPS_PER_PARAMETER_AND_TOKEN
 
         def loss(log_parameters: ArrayLike) -> Array:
-            n = np.exp(_array(log_parameters))
-            return self.loss(n, product / n, unique_tokens)
+            n = np.exp(_to_array(log_parameters))
+            return self.compute_loss(n, product / n, unique_tokens)
 
         from scipy.optimize import minimize_scalar  # slow to import
 
@@ -200,7 +200,10 @@ class DataConstrained(Constants):
         best = int(np.argmin(loss(grid)))
         around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
         found = minimize_scalar(
-            lambda x: float(loss(x)), bounds=around, method="bounded", options={"xatol": 1e-10}
+            lambda x: float(loss(x)),
+            bounds=around,
+            method="bounded",
+            options={"xatol": 1e-10},
         )
         return float(np.exp(found.x))
 
@@ -226,21 +229,21 @@ class OverTraining(Constants):
             E=self.E, A=self.a * scale, B=self.b * scale, alpha=2 * self.eta, beta=2 * self.eta
         )
 
-    def loss(
+    def compute_loss(
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Nats per token. Repeated tokens count as new ones."""
-        return self.parametric.loss(parameters, tokens)
+        return self.parametric.compute_loss(parameters, tokens)
 
-    def loss_at(self, flops: ArrayLike, tokens_per_parameter: ArrayLike) -> Array:
+    def compute_loss_at(self, flops: ArrayLike, tokens_per_parameter: ArrayLike) -> Array:
         """Nats per token at a compute and a token multiplier."""
-        multiplier = _array(tokens_per_parameter)
+        multiplier = _to_array(tokens_per_parameter)
         split = self.a * multiplier**self.eta + self.b * multiplier**-self.eta
-        return _array(self.E + split * _array(flops) ** -self.eta)
+        return _to_array(self.E + split * _to_array(flops) ** -self.eta)
 
-    def optimum(self, flops: ArrayLike) -> Optimum:
+    def compute_optimum(self, flops: ArrayLike) -> Optimum:
         """The least loss for `flops` = 6ND: the same D/N = (b/a)^(1/eta/2) at each compute."""
-        return self.parametric.optimum(flops)
+        return self.parametric.compute_optimum(flops)
 
 
 Form = Annotated[Parametric | Kaplan | DataConstrained | OverTraining, Field(discriminator="kind")]
@@ -267,24 +270,26 @@ class TaskForm(Constants):
         """The constants that runs decide."""
         return {name: getattr(self, name) for name in TASK_CONSTANTS}
 
-    def loss(self, flops: ArrayLike) -> Array:
+    def compute_loss(self, flops: ArrayLike) -> Array:
         """Nats per byte of the right answers."""
-        return _array(self.E + self.A * (_array(flops) / self.unit) ** -self.alpha)
+        return _to_array(self.E + self.A * (_to_array(flops) / self.unit) ** -self.alpha)
 
     def score(self, flops: ArrayLike) -> Array:
         """The expected score."""
-        return self.score_of_loss(self.loss(flops))
+        return self.score_of_loss(self.compute_loss(flops))
 
     def score_of_loss(self, loss: ArrayLike) -> Array:
         """The expected score of a model whose right answers have `loss`, nats per byte."""
-        at = np.clip((_array(loss) - self.middle) / self.width, -500, 500)
-        return _array(self.chance + (1 - self.chance) / (1 + np.exp(at)))
+        at = np.clip((_to_array(loss) - self.middle) / self.width, -500, 500)
+        return _to_array(self.chance + (1 - self.chance) / (1 + np.exp(at)))
 
 
 TASK_CONSTANTS = ("E", "A", "alpha", "middle", "width")
 
 
-def tokens_to_reach(form: Parametric | OverTraining, loss: float, parameters: ArrayLike) -> Array:
+def compute_tokens_to_reach(
+    form: Parametric | OverTraining, loss: float, parameters: ArrayLike
+) -> Array:
     """The tokens that bring `parameters` down to `loss`; inf where no number of tokens does.
 
     Raises ConfigError if no model reaches `loss`, which is then at or below E.
@@ -295,7 +300,7 @@ def tokens_to_reach(form: Parametric | OverTraining, loss: float, parameters: Ar
             f"loss {loss:g} is not above E = {base.E:g} nats per token, which no size and no data"
             f" reach under this law; ask for more than {base.E:g}"
         )
-    left = loss - base.E - base.A * _array(parameters) ** -base.alpha
+    left = loss - base.E - base.A * _to_array(parameters) ** -base.alpha
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(left > 0, (base.B / np.maximum(left, 0)) ** (1 / base.beta), np.inf)
 
@@ -303,8 +308,8 @@ def tokens_to_reach(form: Parametric | OverTraining, loss: float, parameters: Ar
 def _discount_repeats(seen: Array, fresh: Array, scale: float) -> Array:
     """What `seen` is worth in fresh ones, of which there are `fresh`."""
     repeats = seen / fresh - 1
-    return _array(fresh - fresh * scale * np.expm1(-repeats / scale))
+    return _to_array(fresh - fresh * scale * np.expm1(-repeats / scale))
 
 
-def _array(value: ArrayLike) -> Array:
+def _to_array(value: ArrayLike) -> Array:
     return np.asarray(value, dtype=np.float64)

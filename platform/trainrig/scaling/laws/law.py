@@ -16,11 +16,11 @@ LEAST_DRAWS = 20  # fewer leave no draw beyond either end of a 95% interval
 MOST_FAILED = 0.1  # share of draws without a fit beyond which the others tell too rosy a story
 
 
-def _finite(value: object) -> object:
+def _drop_non_finite(value: object) -> object:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-Open = Annotated[float | None, BeforeValidator(_finite)]  # None: no bound on this side
+Open = Annotated[float | None, BeforeValidator(_drop_non_finite)]  # None: no bound on this side
 
 
 class Interval(Settings):
@@ -156,11 +156,11 @@ class TaskLaw(Settings):
         constants = dict(zip(TASK_CONSTANTS, columns[:, :, None], strict=True))
         return TaskForm.model_construct(chance=self.form.chance, unit=self.form.unit, **constants)
 
-    def interval(self, flops: float, level: float = 0.95) -> Interval | None:
+    def compute_interval(self, flops: float, level: float = 0.95) -> Interval | None:
         """Where the expected score after `flops` lies, by the draws; None where they do not say."""
         if refuse_draws(len(self.draws), self.draws_failed):
             return None
-        return percentiles(self.drawn.score([flops])[:, 0], level)
+        return compute_percentiles(self.drawn.score([flops])[:, 0], level)
 
 
 class Law(Settings):
@@ -199,7 +199,9 @@ class Law(Settings):
             return "the law has no draws"
         return refuse_draws(len(self.draws), self.fit.draws_failed if self.fit else 0)
 
-    def interval(self, quantity: Callable[[Form], float], level: float = 0.95) -> Interval | None:
+    def compute_interval(
+        self, quantity: Callable[[Form], float], level: float = 0.95
+    ) -> Interval | None:
         """Where `quantity` lies, by the percentiles of its values under the draws.
 
         None where `no_interval` says why. A draw under which the quantity is infinite or not a
@@ -208,7 +210,7 @@ class Law(Settings):
         if self.no_interval:
             return None
         values = np.array([float(quantity(form)) for form in self.draws])
-        return percentiles(values, level)
+        return compute_percentiles(values, level)
 
 
 def refuse_draws(good: int, failed: int) -> str:
@@ -223,7 +225,7 @@ def refuse_draws(good: int, failed: int) -> str:
     return ""
 
 
-def percentiles(values: Array, level: float = 0.95) -> Interval:
+def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
     """The middle `level` of `values` [K]; what is not a number counts as infinite."""
     values = np.where(np.isnan(values), np.inf, values)
     with np.errstate(invalid="ignore"):  # between two infinite draws, which leaves the end open
@@ -236,10 +238,10 @@ def percentiles(values: Array, level: float = 0.95) -> Interval:
 def write_law(path: str, law: Law) -> None:
     """Write `law` to `path`: the same law, the same bytes. A draw is one line."""
     data = law.model_dump(mode="json")
-    listed = _lines(data.pop("draws"))
+    listed = _format_draws(data.pop("draws"))
     of_tasks = {}
     for number, task in enumerate(data["tasks"]):
-        of_tasks[f'"the draws of task {number}"'] = _lines(task["draws"])
+        of_tasks[f'"the draws of task {number}"'] = _format_draws(task["draws"])
         task["draws"] = f"the draws of task {number}"
     head = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False).removesuffix("\n}")
     for place, lines in of_tasks.items():
@@ -247,7 +249,7 @@ def write_law(path: str, law: Law) -> None:
     storage.write(path, f'{head},\n  "draws": {listed}\n}}\n'.encode())
 
 
-def _lines(draws: Sequence[object]) -> str:
+def _format_draws(draws: Sequence[object]) -> str:
     listed = ",\n".join(f"    {json.dumps(draw)}" for draw in draws)
     return f"[\n{listed}\n  ]" if draws else "[]"
 

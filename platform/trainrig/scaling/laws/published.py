@@ -103,12 +103,12 @@ _WITHOUT_LOSS = {
 }
 
 
-def law(name: str) -> Law:
+def find_published_law(name: str) -> Law:
     """The published law of that name. Raises ConfigError with the nearest, or why there is none."""
     if name in _WITHOUT_LOSS:
         raise ConfigError(f"{name}: {_WITHOUT_LOSS[name]}; use one of {', '.join(LAWS)}")
     if name not in LAWS:
-        near = config.did_you_mean(name, LAWS)
+        near = config.suggest_choice(name, LAWS)
         raise ConfigError(f"{name}: neither a law.json nor a published law{near}")
     return LAWS[name]
 

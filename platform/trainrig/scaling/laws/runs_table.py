@@ -130,15 +130,17 @@ class RunsTable:
         given = {"parameters": parameters, "tokens": tokens, "loss": loss, **more}
         assert set(given) <= {*TEXTS, *NUMBERS}, set(given) - {*TEXTS, *NUMBERS}
         rows = max((np.size(value) for value in given.values() if np.ndim(value)), default=1)
-        numbers = {n: _numbers(given.get(n, np.nan), rows) for n in NUMBERS}
+        numbers = {n: _convert_to_numbers(given.get(n, np.nan), rows) for n in NUMBERS}
         six = 6 * numbers["parameters"] * numbers["tokens"]
         numbers["flops_6nd"] = _fill_unknown(numbers["flops_6nd"], six)
         numbers["flops"] = _fill_unknown(numbers["flops"], numbers["flops_6nd"])
-        name = _texts(given.get("name", [f"row {i}" for i in range(1, rows + 1)]), rows)
+        name = _convert_to_texts(given.get("name", [f"row {i}" for i in range(1, rows + 1)]), rows)
         unsaid = {"name": name, "trial": name, "recipe": "", "state": "end", "unit": NATS}
-        texts = {n: _texts(given.get(n, unsaid.get(n, "")), rows) for n in TEXTS}
+        texts = {n: _convert_to_texts(given.get(n, unsaid.get(n, "")), rows) for n in TEXTS}
         named = {"losses": losses or {}, **(tasks or {})}
-        maps = {n: {k: _numbers(v, rows) for k, v in named.get(n, {}).items()} for n in MAPS}
+        maps = {
+            n: {k: _convert_to_numbers(v, rows) for k, v in named.get(n, {}).items()} for n in MAPS
+        }
         columns: dict[str, Any] = {**texts, **numbers, **maps}
         return cls(**columns, counts=counts)
 
@@ -186,7 +188,7 @@ class RunsTable:
         return replace(self, parameters=total, flops_6nd=six, counts="total")
 
 
-def together(tables: Sequence[RunsTable]) -> RunsTable:
+def join_tables(tables: Sequence[RunsTable]) -> RunsTable:
     """The rows of several tables in one; sources that one of them lacks are NaN there."""
     kinds = {table.counts for table in tables}
     if len(kinds) > 1:
@@ -219,7 +221,7 @@ def read_parquet(path: str) -> RunsTable:
         raise DataError(f"{path}: no column {', '.join(missing)}; a table of runs needs it")
     given = {name: table[name].to_pylist() for name in table.column_names}
     known: dict[str, Any] = {name: given[name] for name in (*TEXTS, *NUMBERS) if name in given}
-    maps: dict[str, Any] = {name: _by_key(given.get(name, [])) for name in MAPS}
+    maps: dict[str, Any] = {name: _split_by_key(given.get(name, [])) for name in MAPS}
     counts = (table.schema.metadata or {}).get(_COUNTS_KEY, b"non-embedding").decode()
     if counts not in get_args(Counts):
         raise DataError(f"{path}: counts parameters as {counts!r}; there are: non-embedding, total")
@@ -230,7 +232,7 @@ def read_parquet(path: str) -> RunsTable:
         raise DataError(f"{path}: a column of the wrong type: {error}") from None
 
 
-def _by_key(rows: Sequence[Any]) -> dict[str, list[Any]]:
+def _split_by_key(rows: Sequence[Any]) -> dict[str, list[Any]]:
     """A column of maps as a column for each key."""
     maps = [dict(row or ()) for row in rows]
     return {
@@ -238,12 +240,12 @@ def _by_key(rows: Sequence[Any]) -> dict[str, list[Any]]:
     }
 
 
-def _numbers(values: Any, rows: int) -> Floats:
+def _convert_to_numbers(values: Any, rows: int) -> Floats:
     """float64 of `rows`, None as NaN."""
     return np.broadcast_to(np.asarray(values, dtype=np.float64), (rows,)).copy()
 
 
-def _texts(values: Any, rows: int) -> Texts:
+def _convert_to_texts(values: Any, rows: int) -> Texts:
     filled = values if isinstance(values, str) else ["" if v is None else v for v in values]
     return np.broadcast_to(np.asarray(filled, dtype=np.str_), (rows,)).copy()
 

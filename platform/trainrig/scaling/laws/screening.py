@@ -50,7 +50,12 @@ def screen(runs: RunsTable, exclusions: Exclusions | None = None) -> Screened:
     refuse_mixtures(runs)
     left_out: list[LeftOut] = []
     kept = np.ones(len(runs), dtype=bool)
-    for reasons in (_invalid, _not_ended, _out_of_line(rules), _highest(rules)):
+    for reasons in (
+        _find_invalid,
+        _find_not_ended,
+        _make_out_of_line_rule(rules),
+        _make_highest_rule(rules),
+    ):
         for row, reason in reasons(runs, kept):
             left_out.append(LeftOut(name=str(runs.name[row]), reason=reason))
             kept[row] = False
@@ -73,20 +78,21 @@ def refuse_mixtures(runs: RunsTable) -> None:
     tokenizers = [str(name) for name in dict.fromkeys(runs.tokenizer) if name]
     if len(tokenizers) > 1:
         raise DataError(
-            f"the runs come from {len(tokenizers)} tokenizers ({_some(tokenizers)}), and nats per "
-            "token of one are not those of another: fit one tokenizer's runs at a time"
+            f"the runs come from {len(tokenizers)} tokenizers ({_format_names(tokenizers)}), and "
+            "nats per token of one are not those of another: fit one tokenizer's runs at a time"
         )
     objectives = [name_objective(str(name)) for name in dict.fromkeys(runs.objective)]
     if len(objectives) > 1:
         raise DataError(
-            f"the runs were trained for {len(objectives)} objectives ({_some(objectives)}), whose "
-            "losses are of other targets: fit one sweep at a time, or give `fit` a table of each"
+            f"the runs were trained for {len(objectives)} objectives "
+            f"({_format_names(objectives)}), whose losses are of other targets: fit one sweep at a "
+            "time, or give `fit` a table of each"
         )
     recipes = [str(name) for name in dict.fromkeys(runs.recipe)]
     if len(recipes) > 1:
         raise DataError(
-            f"the runs come from {len(recipes)} recipes ({_some(recipes)}), each with a law of its "
-            "own: choose one with --recipe, or several to compare them"
+            f"the runs come from {len(recipes)} recipes ({_format_names(recipes)}), each with a "
+            "law of its own: choose one with --recipe, or several to compare them"
         )
 
 
@@ -94,7 +100,7 @@ Reasons = Iterator[tuple[int, str]]
 Rule = Callable[[RunsTable, Mask], Reasons]
 
 
-def _invalid(runs: RunsTable, kept: Mask) -> Reasons:
+def _find_invalid(runs: RunsTable, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
         loss, sizes = runs.loss[row], (runs.parameters[row], runs.tokens[row])
         if not np.isfinite(loss):
@@ -112,13 +118,13 @@ _STATES = {
 }
 
 
-def _not_ended(runs: RunsTable, kept: Mask) -> Reasons:
+def _find_not_ended(runs: RunsTable, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
         if reason := _STATES.get(str(runs.state[row])):
             yield int(row), reason
 
 
-def _out_of_line(rules: Exclusions) -> Rule:
+def _make_out_of_line_rule(rules: Exclusions) -> Rule:
     def reasons(runs: RunsTable, kept: Mask) -> Reasons:
         for row in np.flatnonzero(kept & (runs.loss > rules.above)):
             yield int(row), f"its loss, {runs.loss[row]:.4g}, is above {rules.above:g}"
@@ -136,31 +142,34 @@ def _out_of_line(rules: Exclusions) -> Rule:
             smaller = int(np.argmin(best[i]))
             worse = of.loss[i] / best[i, smaller] - 1
             if worse > rules.worse_than_a_smaller_run:
-                yield int(row), _outlier(of, i, smaller, worse)
+                yield int(row), _describe_outlier(of, i, smaller, worse)
 
     return reasons
 
 
-def _outlier(of: RunsTable, row: int, smaller: int, worse: float) -> str:
+def _describe_outlier(of: RunsTable, row: int, smaller: int, worse: float) -> str:
     return (
         f"outlier (residual {worse:+.0%}): its loss, {of.loss[row]:.4g}, against that of "
         f"'{of.name[smaller]}', with no more parameters and no more tokens; --outliers keep fits it"
     )
 
 
-def _highest(rules: Exclusions) -> Rule:
+def _make_highest_rule(rules: Exclusions) -> Rule:
     def reasons(runs: RunsTable, kept: Mask) -> Reasons:
         ends = np.flatnonzero(kept & (runs.state == "end"))
         highest = ends[np.argsort(-runs.loss[ends], kind="stable")][: rules.highest_losses]
         for place, row in enumerate(highest, 1):
-            yield int(row), f"its loss, {runs.loss[row]:.4g}, is the {_ordinal(place)}highest"
+            yield (
+                int(row),
+                f"its loss, {runs.loss[row]:.4g}, is the {_format_ordinal(place)}highest",
+            )
 
     return reasons
 
 
-def _ordinal(place: int) -> str:
+def _format_ordinal(place: int) -> str:
     return "" if place == 1 else f"{place}{ {2: 'nd', 3: 'rd'}.get(place, 'th') } "
 
 
-def _some(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")

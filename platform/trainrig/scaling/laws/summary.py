@@ -7,7 +7,7 @@ from trainrig.scaling.laws.law import Approach, HeldOutErrors, IntervalEstimate,
 LISTED = 8  # rows of any list that are printed; the file has all
 
 
-def lines(law: Law) -> Iterator[str]:
+def describe_law(law: Law) -> Iterator[str]:
     """One line for each thing to know, the law first."""
     yield f"{law.name}: {law.form.kind}, losses in {law.loss_unit}, tokenizer {law.tokenizer}"
     if law.choice:
@@ -20,23 +20,24 @@ def lines(law: Law) -> Iterator[str]:
         )
     yield ""
     yield f"{'':22}{'value':>12}  {'95% by bootstrap':24}95% by profile".replace(
-        "95%", f"{_level(law):.0%}"
+        "95%", f"{_find_level(law):.0%}"
     )
     for name, estimate in law.estimates.items():
-        yield f"{name:22}{estimate.value:>12.5g}  {_bootstrap(estimate):24}{_profile(estimate)}"
+        bootstrap, profile = _format_bootstrap(estimate), _format_profile(estimate)
+        yield f"{name:22}{estimate.value:>12.5g}  {bootstrap:24}{profile}"
     yield from _describe_fit(law)
     for approach in law.approaches:
-        yield from _approach(approach)
+        yield from _describe_approach(approach)
     if law.held_out is not None:
         yield from _describe_held_out(law.held_out)
     elif law.not_judged:
         yield ""
         yield f"held out: none: {law.not_judged}"
     yield from _describe_forms(law)
-    yield from _tasks(law)
+    yield from _describe_tasks(law)
 
 
-def _tasks(law: Law) -> Iterator[str]:
+def _describe_tasks(law: Law) -> Iterator[str]:
     if law.tasks or law.tasks_refused:
         yield ""
         yield (
@@ -54,22 +55,22 @@ def _tasks(law: Law) -> Iterator[str]:
             ask = 10 * law.ranges.flops.greatest
             yield (
                 f"    at {ask:.3g} FLOPs, 10 times the largest run's: "
-                f"{float(form.score(ask)):.3f} {task.interval(ask) or '(no interval)'}"
+                f"{float(form.score(ask)):.3f} {task.compute_interval(ask) or '(no interval)'}"
             )
     for name, why in law.tasks_refused.items():
         yield f"  {name}: no law: {why}"
 
 
-def _level(law: Law) -> float:
+def _find_level(law: Law) -> float:
     found = (estimate.bootstrap for estimate in law.estimates.values() if estimate.bootstrap)
     return next((interval.level for interval in found), 0.95)
 
 
-def _bootstrap(estimate: IntervalEstimate) -> str:
+def _format_bootstrap(estimate: IntervalEstimate) -> str:
     return str(estimate.bootstrap) if estimate.bootstrap else "none"
 
 
-def _profile(estimate: IntervalEstimate) -> str:
+def _format_profile(estimate: IntervalEstimate) -> str:
     return str(estimate.profile) if estimate.profile else ""
 
 
@@ -97,14 +98,14 @@ def _describe_fit(law: Law) -> Iterator[str]:
             yield f"  and {len(fit.rows_left_out) - LISTED} more, listed in the law's file"
 
 
-def _approach(approach: Approach) -> Iterator[str]:
+def _describe_approach(approach: Approach) -> Iterator[str]:
     a, b = approach.parameters_exponent, approach.tokens_exponent
     if a is None or b is None:
         yield f"{approach.name}: {approach.note}"
         return
     yield (
-        f"{approach.name}: N* ~ C^{a.value:.4f} {_bootstrap(a)}, D* ~ C^{b.value:.4f} "
-        f"{_bootstrap(b)}" + (f" ({approach.note})" if approach.note else "")
+        f"{approach.name}: N* ~ C^{a.value:.4f} {_format_bootstrap(a)}, D* ~ C^{b.value:.4f} "
+        f"{_format_bootstrap(b)}" + (f" ({approach.note})" if approach.note else "")
     )
 
 

@@ -40,7 +40,7 @@ class Sent:
     across: float = 0.0  # bytes to other machines
     seconds: float = 0.0
 
-    def times(self, number: float) -> "Sent":
+    def multiply(self, number: float) -> "Sent":
         """So many of them, one after another."""
         return Sent(self.inside * number, self.across * number, self.seconds * number)
 
@@ -70,7 +70,7 @@ class Cluster:
         size = inside = 1
         for axis in axes:
             members = int(getattr(degrees, axis))
-            within = max(1, self.of_a_machine // degrees.stride(axis))
+            within = max(1, self.of_a_machine // degrees.compute_stride(axis))
             size, inside = size * members, inside * min(members, within)
         return Group(size, inside)
 
@@ -82,28 +82,30 @@ class Cluster:
         if kind == "send":
             far = group.machines > 1
             found = Sent(0.0, size) if far else Sent(size)
-            latency = self._latency(far)
+            latency = self._find_latency(far)
         elif kind == "all-to-all":
             each = size / group.size
             found = Sent(each * (group.inside - 1), each * (group.size - group.inside))
-            latency = self._of_a_tree(group)
+            latency = self._time_tree(group)
         else:
             twice = 2 if kind == "all-reduce" else 1
             far_bytes = twice * size * (group.machines - 1) / group.size
             whole = twice * size * (group.size - 1) / group.size
-            found, latency = Sent(whole - far_bytes, far_bytes), twice * self._of_a_tree(group)
+            found, latency = Sent(whole - far_bytes, far_bytes), twice * self._time_tree(group)
         ring = found.inside + (0.0 if kind in ("send", "all-to-all") else found.across)
-        rate = self._reach(self.inside, kind, terms.INSIDE.value)
+        rate = self._find_bandwidth(self.inside, kind, terms.INSIDE.value)
         near = ring / rate if group.inside > 1 else 0.0
         if kind == "send" and not found.across:
             near = found.inside / rate
-        return Sent(found.inside, found.across, latency + max(near, self._far(kind, found.across)))
+        return Sent(
+            found.inside, found.across, latency + max(near, self._time_far(kind, found.across))
+        )
 
-    def _reach(self, link: HardwareLink, kind: Collective, share: float) -> float:
+    def _find_bandwidth(self, link: HardwareLink, kind: Collective, share: float) -> float:
         """Bytes/s of `link`: what was measured of `kind`, else the usual share of its bandwidth."""
         return link.reached.get(kind, link.bandwidth * share)
 
-    def _far(self, kind: Collective, size: float) -> float:
+    def _time_far(self, kind: Collective, size: float) -> float:
         """Seconds of `size` bytes from each device to other machines, whose cards all share."""
         if not size:
             return 0.0
@@ -112,10 +114,10 @@ class Cluster:
             return size / self.across.reached[kind]
         return size * self.of_a_machine / (self.across.bandwidth * terms.ACROSS.value)
 
-    def _latency(self, far: bool) -> float:
+    def _find_latency(self, far: bool) -> float:
         return self.across.latency if far and self.across is not None else self.inside.latency
 
-    def _of_a_tree(self, group: Group) -> float:
-        return self._latency(False) * math.log2(group.inside) + self._latency(True) * math.log2(
-            group.machines
-        )
+    def _time_tree(self, group: Group) -> float:
+        return self._find_latency(False) * math.log2(group.inside) + self._find_latency(
+            True
+        ) * math.log2(group.machines)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from trainrig.errors import ConfigError
-from trainrig.flops import BACKWARD, mean_keys
+from trainrig.flops import BACKWARD, compute_mean_keys
 from trainrig.hardware import Device
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
@@ -64,7 +64,7 @@ class Kernels:
         return self.products[1] + self.attention[1] + self.elementwise[1]
 
 
-def products_of(part: object, tokens: float, split: int) -> Iterator[Product]:
+def iterate_products(part: object, tokens: float, split: int) -> Iterator[Product]:
     """The products of `part`, cut for one device, on `tokens` of its group; of those that all of
     a tensor group make alike each makes one of `split` parts."""
     if isinstance(part, ProjectionShape):
@@ -74,11 +74,11 @@ def products_of(part: object, tokens: float, split: int) -> Iterator[Product]:
         yield Product(rows, part.outputs, part.inputs, part.experts)
     elif isinstance(part, MixtureShape):
         yield Product(tokens / split, part.router.outputs, part.router.inputs)
-        yield from products_of(part.experts, tokens, split)
-        yield from products_of(part.shared, tokens, split)
+        yield from iterate_products(part.experts, tokens, split)
+        yield from iterate_products(part.shared, tokens, split)
     elif part is not None and not hasattr(part, "sizes"):
         for each in fields(part):  # type: ignore[arg-type]
-            yield from products_of(getattr(part, each.name), tokens, split)
+            yield from iterate_products(getattr(part, each.name), tokens, split)
 
 
 class Timer:
@@ -96,7 +96,7 @@ class Timer:
                 f"the table of hardware does not say {', '.join(lacking)} of '{name}', which a "
                 "plan of layouts needs; add it, or choose another --device"
             )
-        self._peak = device.peak(training.precision.peak)
+        self._peak = device.find_peak(training.precision.peak)
         self._products = self._peak * device.matmul
         self._processors = device.processors
         self._tile = device.tile or (terms.TILE_ROWS.value, terms.TILE_COLUMNS.value)
@@ -104,7 +104,7 @@ class Timer:
         self.size = training.precision.bytes
         self._fused = bool(training.compile)
 
-    def product(self, each: Product) -> float:
+    def time_product(self, each: Product) -> float:
         """The slower of its arithmetic, in whole rounds of tiles, and its memory."""
         tall, wide = self._tile
         tiles = each.copies * math.ceil(each.rows / tall) * math.ceil(each.columns / wide)
@@ -118,9 +118,9 @@ class Timer:
         """Forward, and backward: the gradients of its input, and of its weights."""
         of_input = Product(each.rows, each.inner, each.columns, each.copies)
         of_weight = Product(each.columns, each.inner, math.ceil(each.rows), each.copies)
-        return self.product(each), self.product(of_input) + self.product(of_weight)
+        return self.time_product(each), self.time_product(of_input) + self.time_product(of_weight)
 
-    def attention(self, flops: float) -> tuple[float, float]:
+    def time_attention(self, flops: float) -> tuple[float, float]:
         """Of `flops` operations of the forward pass."""
         forward = flops / (self._peak * terms.ATTENTION.value)
         return forward, forward * terms.ATTENTION_BACKWARD.value
@@ -129,41 +129,45 @@ class Timer:
         """Of `size` bytes read or written."""
         return size / self._bytes
 
-    def elementwise(self, size: float) -> tuple[float, float]:
+    def time_elementwise(self, size: float) -> tuple[float, float]:
         """Of what moves `size` bytes forward, and twice that backward."""
         return self.time_moving(size), BACKWARD * self.time_moving(size)
 
-    def layer(
+    def time_layer(
         self, layer: LayerShape, model: DecoderConfig, tokens: float, tensor: int, split: int
     ) -> Kernels:
         """Of one layer cut for one of `tensor` devices, `split` of which have a part each of what
-        flows between its products; without attention's own, see `attention_flops`."""
-        both = [self.time_training(each) for each in products_of(layer, tokens, tensor)]
+        flows between its products; without attention's own, see `count_attention_flops`."""
+        both = [self.time_training(each) for each in iterate_products(layer, tokens, tensor)]
         moved = self.size * tokens * _count_moved(layer, model, split, self._fused)
         return Kernels(
             products=(sum(f for f, _ in both), sum(b for _, b in both)),
-            elementwise=self.elementwise(moved),
+            elementwise=self.time_elementwise(moved),
         )
 
-    def head(self, model: DecoderConfig, channels: int, tokens: float, predicted: float) -> Kernels:
+    def time_head(
+        self, model: DecoderConfig, channels: int, tokens: float, predicted: float
+    ) -> Kernels:
         """Of logits of a `predicted` share of `tokens`, and the loss, which reads and writes them
         in float32."""
         rows = tokens * predicted
         forward, backward = self.time_training(Product(rows, model.outputs, channels))
         return Kernels(
             products=(forward, backward),
-            elementwise=self.elementwise(2 * MASTER * rows * model.outputs),
+            elementwise=self.time_elementwise(2 * MASTER * rows * model.outputs),
         )
 
 
-def attention_flops(
+def count_attention_flops(
     model: DecoderConfig, heads: int, length: int, layer: int, tokens: float
 ) -> float:
     """Operations of the forward pass of layer `layer` with `heads` of its heads, for `tokens` of
     sequences of `length`, of which each device of a context group has as much to do."""
     window = model.attention.window
     local = window is not None and window.is_local(layer)
-    keys = mean_keys(length, window.size if window and local else None, True, model.bidirectional)
+    keys = compute_mean_keys(
+        length, window.size if window and local else None, True, model.bidirectional
+    )
     return 4.0 * heads * model.shape.head_channels * keys * tokens
 
 
@@ -185,13 +189,17 @@ def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: boo
     normed = of_norm * sum(isinstance(each, NormShape) for each in norms)
     stream = model.channels * (normed + 2 * 3) / split
     turned = of_turn * (layer.attention.query.outputs + layer.attention.key.outputs)
-    return stream + turned + _between(layer.feedforward, 0 if fused else 2)
+    return stream + turned + _count_feedforward_moved(layer.feedforward, 0 if fused else 2)
 
 
-def _between(part: FeedForwardShape | MixtureShape, apart: int) -> float:
+def _count_feedforward_moved(part: FeedForwardShape | MixtureShape, apart: int) -> float:
     """`apart`: of a gate's activation, written and read."""
     if isinstance(part, MixtureShape):
         up, copies = part.experts.up, 2 * 2 * part.experts.up.inputs * part.experts.up.active
         wide = (3 + apart if part.experts.gate is not None else 2) * up.active * up.outputs
-        return copies + wide + (_between(part.shared, apart) if part.shared is not None else 0)
+        return (
+            copies
+            + wide
+            + (_count_feedforward_moved(part.shared, apart) if part.shared is not None else 0)
+        )
     return (3 + apart if part.gate is not None else 2) * part.up.outputs

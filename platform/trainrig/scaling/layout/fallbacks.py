@@ -11,7 +11,7 @@ from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
-from trainrig.scaling.layout.search import Subject, needs
+from trainrig.scaling.layout.search import Subject, list_needs
 
 HALVINGS = 3
 SAVING = ("nothing", "selective", "full")  # ways to recompute, the one that keeps the most first
@@ -53,14 +53,16 @@ def _list_fitting(
     devices than `below`."""
     training, room = predictor.training, predictor.cluster.device.memory
     virtual = max(training.virtual_workers, own.degrees.data)
-    for layout in layouts.legal(subject.model, subject.batch, predictor.cluster.devices):
+    for layout in layouts.iterate_legal_layouts(
+        subject.model, subject.batch, predictor.cluster.devices
+    ):
         degrees = layout.degrees
         most = (below - 1) // degrees.of_a_replica  # replicas that it may come to be of
         if degrees.replicate > 1 or not _goes_with(layout, own, subject, most):
             continue
         if training.deterministic and most > virtual:
             continue
-        if needs(layout, predictor, subject.objective):
+        if list_needs(layout, predictor, subject.objective):
             continue
         alone = replace(layout, degrees=replace(degrees, shard=1))
         prediction = predictor.of(layout)

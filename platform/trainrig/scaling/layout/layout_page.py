@@ -5,7 +5,7 @@ from functools import partial
 from trainrig import figures, report
 from trainrig.estimate.memory import RESERVE
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section
-from trainrig.scaling.laws.figure_format import count, four_digits, usd
+from trainrig.scaling.laws.figure_format import format_count, format_four_digits, format_usd
 from trainrig.scaling.layout import layout_text, terms
 from trainrig.scaling.layout.prediction import StepSeconds
 from trainrig.scaling.layout.search import GIB, Found, LayoutPlan
@@ -20,17 +20,17 @@ _GROUPS = {
 }
 
 
-def layout_page(plan: LayoutPlan, run_file: str) -> str:
+def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
     """The page as HTML text; `run_file` is what was written of the best that can be trained."""
     page = report.ReportPage(
         title="Layouts of a run",
-        verdict=_verdict(plan),
-        figures=_key_figures(plan),
+        verdict=_build_verdict(plan),
+        figures=_build_key_figures(plan),
         sections=(
-            Section("layouts", "The fastest layouts", (_chart(plan), _table(plan))),
-            Section("memory", "What a device holds", (_memory(plan),)),
-            Section("traffic", "What a device sends", (_traffic(plan),)),
-            Section("terms", "What it hangs on", (_terms(), _constants())),
+            Section("layouts", "The fastest layouts", (_chart_steps(plan), _build_table(plan))),
+            Section("memory", "What a device holds", (_build_memory_table(plan),)),
+            Section("traffic", "What a device sends", (_build_traffic_table(plan),)),
+            Section("terms", "What it hangs on", (_build_terms_table(), _build_constants_table())),
         ),
         commands=(
             report.PageCommand(f"trainrig check {run_file}", "See what would run"),
@@ -44,35 +44,37 @@ def layout_page(plan: LayoutPlan, run_file: str) -> str:
             },
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(plan: LayoutPlan) -> report.Verdict:
+def _build_verdict(plan: LayoutPlan) -> report.Verdict:
     best = plan.best[0].prediction
     sentence = (
         f"The fastest of {plan.fitting:,} layouts that fit {plan.cluster.devices:,} "
         f"{plan.cluster.name} ({plan.legal:,} are legal) is "
-        f"{layout_text.degrees_words(best.layout)}: {best.seconds.total:.4g} s a step, "
+        f"{layout_text.format_degrees(best.layout)}: {best.seconds.total:.4g} s a step, "
         f"{best.mfu:.1%} of the peak."
     )
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
 
 
-def _key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
+def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
     best, cost = plan.best[0].prediction, plan.cost
     room = plan.cluster.device.memory * (1 - RESERVE) / GIB
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
     return (
         KeyFigure("Step", f"{best.seconds.total:.4g}", "s", f"{best.mfu:.1%} MFU"),
-        KeyFigure("Tokens", count(best.tokens_per_second), "a second", ""),
+        KeyFigure("Tokens", format_count(best.tokens_per_second), "a second", ""),
         KeyFigure("Memory", f"{best.memory.total / GIB:.1f}", "GiB a device", f"of {room:.1f}"),
-        KeyFigure("Time", four_digits(cost.hours), "h", f"{cost.device_days:,.4g} device days"),
-        KeyFigure("Money", "–" if cost.usd is None else usd(cost.usd), "USD", machines),
-        KeyFigure("Energy", four_digits(cost.kwh), "kWh", ""),
+        KeyFigure(
+            "Time", format_four_digits(cost.hours), "h", f"{cost.device_days:,.4g} device days"
+        ),
+        KeyFigure("Money", "–" if cost.usd is None else format_usd(cost.usd), "USD", machines),
+        KeyFigure("Energy", format_four_digits(cost.kwh), "kWh", ""),
     )
 
 
-def _chart(plan: LayoutPlan) -> Chart:
+def _chart_steps(plan: LayoutPlan) -> Chart:
     steps = [StepParts(_name(n, each), _group_seconds(each)) for n, each in enumerate(plan.best, 1)]
     return Chart(
         f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
@@ -108,7 +110,7 @@ def _group_seconds(found: Found) -> dict[str, float]:
     return {name: sum(getattr(seconds, part) for part in parts) for name, parts in _GROUPS.items()}
 
 
-def _table(plan: LayoutPlan) -> ReportTable:
+def _build_table(plan: LayoutPlan) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
     shown = list(enumerate(plan.best, 1))
     if plan.runnable is not None and plan.runnable not in plan.best:
@@ -120,12 +122,12 @@ def _table(plan: LayoutPlan) -> ReportTable:
                 str(number or "best to be trained"),
                 *(getattr(layout.degrees, axis) for axis in layout_text.AXES),
                 layout.micro_batch,
-                layout_text.schedule_words(layout),
+                layout_text.format_schedule(layout),
                 layout.recompute,
                 layout.reshard,
                 made.seconds.total,
                 f"{made.mfu:.1%}",
-                count(made.tokens_per_second),
+                format_count(made.tokens_per_second),
                 ", ".join(found.needs) or "–",
             )
         )
@@ -144,7 +146,7 @@ def _table(plan: LayoutPlan) -> ReportTable:
     return ReportTable("The fastest of each choice of degrees", columns, tuple(rows))
 
 
-def _memory(plan: LayoutPlan) -> ReportTable:
+def _build_memory_table(plan: LayoutPlan) -> ReportTable:
     parts = tuple(plan.best[0].prediction.memory.__dataclass_fields__)
     return ReportTable(
         "GiB of the device that needs the most, at the peak of a step",
@@ -160,7 +162,7 @@ def _memory(plan: LayoutPlan) -> ReportTable:
     )
 
 
-def _traffic(plan: LayoutPlan) -> ReportTable:
+def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
     for number, each in enumerate(plan.best, 1):
         for name, sent in vars(each.prediction.traffic).items():
@@ -172,11 +174,11 @@ def _traffic(plan: LayoutPlan) -> ReportTable:
     return ReportTable("Of each step", columns, tuple(rows))
 
 
-def _terms() -> ReportTable:
+def _build_terms_table() -> ReportTable:
     rows = tuple((each.name, each.formula, each.hidden) for each in terms.TERMS)
     return ReportTable("Terms of a step", ("term", "formula", "hidden behind"), rows)
 
 
-def _constants() -> ReportTable:
+def _build_constants_table() -> ReportTable:
     rows = tuple((c.name, f"{c.value:g}", c.unit, c.source) for c in terms.CONSTANTS)
     return ReportTable("Constants, the same for all runs", ("", "value", "unit", "source"), rows)

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.estimate.memory import RESERVE
-from trainrig.scaling.laws.figure_format import count, four_digits, usd
+from trainrig.scaling.laws.figure_format import format_count, format_four_digits, format_usd
 from trainrig.scaling.layout.layouts import DeviceLayout
 from trainrig.scaling.layout.search import GIB, Found, LayoutPlan
 
 AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
 
 
-def lines(plan: LayoutPlan) -> Iterator[str]:
+def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
     """What was looked at, the best ten, the best to be trained, and what it costs."""
     subject, cluster = plan.subject, plan.cluster
     links = cluster.inside.bandwidth / 1e9
@@ -29,17 +29,17 @@ def lines(plan: LayoutPlan) -> Iterator[str]:
         f"{'tokens/s':>10}{f'GiB/{room:.0f}':>8}  needs"
     )
     for number, found in enumerate(plan.best, 1):
-        yield _row(str(number), found)
+        yield _format_row(str(number), found)
     if plan.runnable is not None and plan.runnable not in plan.best:
-        yield _row("*", plan.runnable)
+        yield _format_row("*", plan.runnable)
         yield "  * the best that can be trained as the run is"
     yield from _describe_seconds(plan)
-    yield from _cost(plan)
+    yield from _describe_cost(plan)
     for warning in plan.warnings:
         yield f"warning: {warning}"
 
 
-def _row(mark: str, found: Found) -> str:
+def _format_row(mark: str, found: Found) -> str:
     made, layout = found.prediction, found.prediction.layout
     degrees = layout.degrees
     wants = ", ".join(found.needs) or "-"
@@ -48,20 +48,20 @@ def _row(mark: str, found: Found) -> str:
     return (
         f"{mark:>3}{degrees.replicate:>5}{degrees.shard:>6}{degrees.tensor:>5}"
         f"{degrees.pipeline:>5}{degrees.context:>4}{degrees.expert:>4}{layout.micro_batch:>6}  "
-        f"{schedule_words(layout):<15}{layout.recompute:<10}{layout.reshard:<8}"
-        f"{made.seconds.total:>8.4g}{made.mfu:>7.1%}{count(made.tokens_per_second):>10}"
+        f"{format_schedule(layout):<15}{layout.recompute:<10}{layout.reshard:<8}"
+        f"{made.seconds.total:>8.4g}{made.mfu:>7.1%}{format_count(made.tokens_per_second):>10}"
         f"{made.memory.total / GIB:>8.1f}  {wants}"
     )
 
 
-def schedule_words(layout: DeviceLayout) -> str:
+def format_schedule(layout: DeviceLayout) -> str:
     """`1F1B`, `interleaved x4`, `-`."""
     if layout.schedule is None:
         return "-"
     return layout.schedule + (f" x{layout.chunks}" if layout.chunks > 1 else "")
 
 
-def degrees_words(layout: DeviceLayout) -> str:
+def format_degrees(layout: DeviceLayout) -> str:
     """The degrees above 1: `shard 32, tensor 8`."""
     found = [
         f"{axis} {getattr(layout.degrees, axis)}"
@@ -83,19 +83,21 @@ def _describe_seconds(plan: LayoutPlan) -> Iterator[str]:
     )
 
 
-def _cost(plan: LayoutPlan) -> Iterator[str]:
+def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
     cost, steps = plan.cost, plan.subject.training.steps
     watts = cost.kwh / cost.hours * 1000 if cost.hours else 0.0
     price = "no price in the table of hardware"
     if cost.usd is not None:
-        price = f"{usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"
+        price = (
+            f"{format_usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"
+        )
     yield (
-        f"  its {steps:,} steps: {four_digits(cost.hours)} h, {price}, {four_digits(cost.kwh)} kWh "
-        f"at {watts / 1e3:,.4g} kW"
+        f"  its {steps:,} steps: {format_four_digits(cost.hours)} h, {price}, "
+        f"{format_four_digits(cost.kwh)} kWh at {watts / 1e3:,.4g} kW"
     )
 
 
-def as_data(plan: LayoutPlan) -> dict[str, Any]:
+def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
     """The plan as JSON has it: seconds, bytes, shares."""
     subject, cluster = plan.subject, plan.cluster
     return {
@@ -105,14 +107,14 @@ def as_data(plan: LayoutPlan) -> dict[str, Any]:
         "of_a_machine": cluster.of_a_machine,
         "legal": plan.legal,
         "fitting": plan.fitting,
-        "layouts": [layout_data(each) for each in plan.best],
-        "runnable": None if plan.runnable is None else layout_data(plan.runnable),
+        "layouts": [build_layout_data(each) for each in plan.best],
+        "runnable": None if plan.runnable is None else build_layout_data(plan.runnable),
         "cost": plan.cost.model_dump(mode="json"),
         "warnings": list(plan.warnings),
     }
 
 
-def layout_data(found: Found) -> dict[str, Any]:
+def build_layout_data(found: Found) -> dict[str, Any]:
     """One layout as JSON has it."""
     made, layout = found.prediction, found.prediction.layout
     return {

@@ -58,18 +58,18 @@ def answer(
         check_file(out)
     run = config.load(Pretraining, path)
     offers = hardware.load(table)
-    cluster = cluster_of(wanted, offers, parse_bounds(run.workers).most)
+    cluster = build_cluster(wanted, offers, parse_bounds(run.workers).most)
     # Of the layouts some cannot be compiled, so unless the run file says so none is.
     on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
-    subject, notes = subject_of(run.model_copy(update={"training": on_devices}), path)
+    subject, notes = build_subject(run.model_copy(update={"training": on_devices}), path)
     found = search(subject, cluster, fixed, offers)
-    lines = [*notes, *layout_text.lines(found)]
+    lines = [*notes, *layout_text.describe_layouts(found)]
     if out is not None:
         lines += _write(out, run, found)
     return found, lines
 
 
-def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
+def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     """What of `run` is laid out, and what is to be said of that. Raises ConfigError if its model is
     not known yet, or is none that layouts are planned for."""
     model = run.model
@@ -88,8 +88,10 @@ def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         )
     notes = []
     stages = run.batches.resolve_stages()
-    ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
-    ends.append(run.batches.positions(run.training.steps))
+    ends = [
+        run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
+    ]
+    ends.append(run.batches.count_positions(run.training.steps))
     positions = [end - begin for begin, end in itertools.pairwise(ends)]
     stage = stages[positions.index(max(positions))]
     if len(stages) > 1:
@@ -130,20 +132,20 @@ def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
     return model.for_tokenizer(int(counts["vocabulary"]))
 
 
-def cluster_of(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster:
+def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster:
     """The devices that are `wanted`, `workers` of them where no number is.
 
     Raises ConfigError, naming what would work.
     """
-    name = _device(wanted, offers)
-    device, instance = offers.device(name), wanted.instance or offers.cheapest(name)
+    name = _choose_device(wanted, offers)
+    device, instance = offers.find_device(name), wanted.instance or offers.find_cheapest(name)
     if device.link is None:
         linked = ", ".join(sorted(n for n, each in offers.devices.items() if each.link))
         raise ConfigError(
             f"plan: the table of hardware names no link of '{name}', and layouts are "
             f"priced by it; add it, or choose --device {linked or 'that has one'}"
         )
-    of_a_machine = offers.instance(instance).devices if instance else 1
+    of_a_machine = offers.find_instance(instance).devices if instance else 1
     devices = wanted.devices or (wanted.nodes * of_a_machine if wanted.nodes else workers)
     if wanted.nodes and wanted.devices and wanted.nodes * of_a_machine != wanted.devices:
         raise ConfigError(
@@ -158,17 +160,17 @@ def cluster_of(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster
         )
     across = None
     if wanted.interconnect is not None:
-        across = offers.interconnect(wanted.interconnect)
+        across = offers.find_interconnect(wanted.interconnect)
     elif devices > of_a_machine:
-        across = offers.interconnect(_usual_interconnect(instance, offers))
+        across = offers.find_interconnect(_find_usual_interconnect(instance, offers))
     inside = offers.links[device.link]
     return Cluster(name, device, devices, of_a_machine, inside, across, instance)
 
 
-def _device(wanted: ClusterWanted, offers: Hardware) -> str:
+def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
     if wanted.instance is None:
         return wanted.device or USUAL_DEVICE
-    held = offers.instance(wanted.instance).device
+    held = offers.find_instance(wanted.instance).device
     if wanted.device not in (None, held):
         raise ConfigError(
             f"plan: --instance {wanted.instance} has devices '{held}', not '{wanted.device}'; "
@@ -177,7 +179,7 @@ def _device(wanted: ClusterWanted, offers: Hardware) -> str:
     return held
 
 
-def _usual_interconnect(instance: str | None, offers: Hardware) -> str:
+def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     own = offers.instances[instance].interconnect if instance else None
     if own is None:
         there = ", ".join(n for n, each in offers.links.items() if each.between == "machines")
@@ -209,7 +211,7 @@ def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
     return HSDP.model_validate({"replicas": degrees.replicate, "reshard": layout.reshard, **axes})
 
 
-def laid_out(
+def apply_layout(
     run: Pretraining, prediction: StepPrediction, smaller: Sequence[StepPrediction] = ()
 ) -> Pretraining:
     """`run` with the workers, batches and layout of `prediction`, which the trainer can run, and
@@ -256,7 +258,7 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     best = found.runnable.prediction
     smaller = find_fallbacks(found.subject, found.cluster, best.layout)
     try:
-        written = laid_out(run, best, smaller)
+        written = apply_layout(run, best, smaller)
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"plan: no run file: {said}") from None
@@ -264,10 +266,10 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
     # Here, as it draws: a refused plan should not wait for that.
-    from trainrig.scaling.layout.layout_page import layout_page
+    from trainrig.scaling.layout.layout_page import build_layout_page
 
     page = f"{path.removesuffix('.toml')}.layouts.html"
     storage.write(path, text)
-    storage.write(page, layout_page(found, path).encode())
+    storage.write(page, build_layout_page(found, path).encode())
     runs = f"{path}: `trainrig pretrain` runs it; the layouts: {page}"
     return [*_describe_fallbacks(written, smaller), runs]

@@ -55,7 +55,7 @@ class Degrees:
         """Devices that compute one micro-batch together."""
         return self.tensor * self.pipeline * self.context * self.expert
 
-    def stride(self, axis: Axis) -> int:
+    def compute_stride(self, axis: Axis) -> int:
         """How far apart in rank two neighbours along `axis` are."""
         before = AXES[: AXES.index(axis)]
         return math.prod(getattr(self, each) for each in before)
@@ -85,24 +85,24 @@ class DeviceLayout:
         """Devices that what flows between products is divided over."""
         return self.degrees.tensor if self.in_places else 1
 
-    def turns(self, global_batch: int) -> int:
+    def count_turns(self, global_batch: int) -> int:
         """Micro-batches that each replica takes in a step."""
         of_a_replica = self.micro_batch * self.degrees.expert
         return math.ceil(global_batch / of_a_replica / self.degrees.data)
 
 
-def why_not(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | None:
+def explain_refusal(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | None:
     """Why `degrees` cannot be, with what could; None: they can."""
-    for reason in _hindrances(model, batch, degrees):
+    for reason in _iterate_hindrances(model, batch, degrees):
         return reason
     return None
 
 
-def _hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> Iterator[str]:
+def _iterate_hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> Iterator[str]:
     tensor, context = degrees.tensor, degrees.context
     for what, size in sorted(_list_tensor_sizes(model).items()):
         if size % tensor:
-            yield f"tensor = {tensor} does not divide {what} ({size}); {_divisors(size)} do"
+            yield f"tensor = {tensor} does not divide {what} ({size}); {_format_divisors(size)} do"
     if degrees.pipeline > model.layers:
         yield f"pipeline = {degrees.pipeline} is above the {model.layers} layers"
     length = batch.sequence_length
@@ -113,9 +113,9 @@ def _hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> It
             f"context = {context} with tensor = {tensor} does not cut sequences of {length} into "
             f"equal pieces; context must divide {length // pieces}"
         )
-    experts = experts_of(model)
+    experts = count_experts(model)
     if experts % degrees.expert:
-        fitting = _divisors(experts)
+        fitting = _format_divisors(experts)
         yield f"expert = {degrees.expert} does not divide {experts} experts; {fitting} do"
     if degrees.data * degrees.expert > batch.global_batch:
         yield (
@@ -124,7 +124,7 @@ def _hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> It
         )
 
 
-def experts_of(model: DecoderConfig) -> int:
+def count_experts(model: DecoderConfig) -> int:
     """Of one layer; 1 where there is no mixture."""
     mixture = model.feedforward
     return mixture.experts if isinstance(mixture, MixtureOfExperts) else 1
@@ -147,16 +147,18 @@ def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
     return sizes | {"model.feedforward_channels": between}
 
 
-def _divisors(size: int) -> str:
+def _format_divisors(size: int) -> str:
     """At most the eight smallest, as a sentence has them."""
     found = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
     return ", ".join(found)
 
 
-def legal(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[DeviceLayout]:
+def iterate_legal_layouts(
+    model: DecoderConfig, batch: BatchShape, devices: int
+) -> Iterator[DeviceLayout]:
     """Each layout of `devices` that `model` and `batch` allow, in one order."""
     for degrees in _factorise_devices(model, batch, devices):
-        for micro_batch in _micro_batches(batch, degrees):
+        for micro_batch in _iterate_micro_batches(batch, degrees):
             for again in RECOMPUTED:
                 for layout in _choose_schedules(model, batch, degrees, micro_batch, again):
                     yield layout
@@ -165,29 +167,29 @@ def legal(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Dev
 
 
 def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:
-    experts = experts_of(model)
-    for tensor in _factors(devices):
-        for pipeline in _factors(devices // tensor):
-            for context in _factors(devices // tensor // pipeline):
-                for expert in _factors(devices // tensor // pipeline // context):
+    experts = count_experts(model)
+    for tensor in _list_factors(devices):
+        for pipeline in _list_factors(devices // tensor):
+            for context in _list_factors(devices // tensor // pipeline):
+                for expert in _list_factors(devices // tensor // pipeline // context):
                     if experts % expert:
                         continue
                     data = devices // (tensor * pipeline * context * expert)
                     whole = Degrees(1, data, tensor, pipeline, context, expert)
-                    if why_not(model, batch, whole) is not None:
+                    if explain_refusal(model, batch, whole) is not None:
                         continue
-                    for replicate in _factors(data):
+                    for replicate in _list_factors(data):
                         yield Degrees(
                             replicate, data // replicate, tensor, pipeline, context, expert
                         )
 
 
 @cache
-def _factors(number: int) -> tuple[int, ...]:
+def _list_factors(number: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
-def _micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]:
+def _iterate_micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]:
     """Powers of two of which the global batch is a number, and each device has one."""
     length = batch.sequence_length // degrees.context
     size = 1

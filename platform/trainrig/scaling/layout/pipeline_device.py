@@ -7,9 +7,9 @@ from trainrig.estimate.memory import (
     HeldActivations,
     HeldParameters,
     Memory,
-    at_the_head,
-    peak_memory,
-    per_token_of,
+    estimate_at_head,
+    estimate_layers_per_token,
+    estimate_peak_memory,
 )
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.shapes import DecoderShapes
@@ -17,8 +17,8 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.stages import in_flight
-from trainrig.scaling.layout.traffic import DataTraffic, Exchange, of_data
+from trainrig.scaling.layout.stages import count_in_flight
+from trainrig.scaling.layout.traffic import DataTraffic, Exchange, estimate_replica_traffic
 from trainrig.train.run_file.training import Training
 
 
@@ -148,33 +148,35 @@ class OfPipeline:
             context += _sum_sent(each.context, each.repeats)
             expert += _sum_sent(each.expert, each.repeats)
         ends = self._replica.ends
-        tensor += (ends.forward + ends.backward).times(self._ends)
-        between = self._stage.forward.times(self._ahead) + self._stage.backward.times(self._back)
+        tensor += (ends.forward + ends.backward).multiply(self._ends)
+        between = self._stage.forward.multiply(self._ahead) + self._stage.backward.multiply(
+            self._back
+        )
         return tensor, context, expert, between
 
-    def data(self, layout: DeviceLayout, turns: int) -> DataTraffic:
+    def estimate_data_traffic(self, layout: DeviceLayout, turns: int) -> DataTraffic:
         """Of parameters and gradients, in a step."""
         size = self._timer.size
         layers = len(self._layers)
-        return of_data(
+        return estimate_replica_traffic(
             self._cluster, layout, self.held, self._root, layers, turns, size, self._passes
         )
 
-    def update(self, layout: DeviceLayout) -> float:
+    def time_update(self, layout: DeviceLayout) -> float:
         """Seconds of the optimizer: weights read and written, gradients read for their norm and for
         the update, the optimizer's memory read and written."""
-        mine = slice_parameters(self.held, *_slices(layout.degrees))
+        mine = slice_parameters(self.held, *_count_slices(layout.degrees))
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
-    def memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
+    def estimate_memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
         """At the peak of a step of `turns` micro-batches, or of a save, if that takes more."""
-        mine = slice_parameters(self.held, *_slices(layout.degrees))
-        kept, in_a_layer, head = self._activations(training)
+        mine = slice_parameters(self.held, *_count_slices(layout.degrees))
+        kept, in_a_layer, head = self._estimate_activations(training)
         activations = HeldActivations(
-            kept=kept * in_flight(self._device, layout, turns),
+            kept=kept * count_in_flight(self._device, layout, turns),
             in_a_layer=in_a_layer,
             at_the_head=head,
-            buffers=self._buffers(layout.degrees),
+            buffers=self._estimate_buffers(layout.degrees),
         )
         parameters = HeldParameters(
             total=self.held.total,
@@ -186,22 +188,26 @@ class OfPipeline:
             optimizer=mine.optimizer,
             gradients=mine.gradients,
         )
-        step = peak_memory(parameters, activations, training, layout.degrees.data, turns)
+        step = estimate_peak_memory(parameters, activations, training, layout.degrees.data, turns)
         return max(step, mine.in_a_save, key=lambda each: each.total)
 
-    def _activations(self, training: Training) -> tuple[float, float, float]:
+    def _estimate_activations(self, training: Training) -> tuple[float, float, float]:
         """Bytes of one micro-batch: kept, for a moment in a layer, for a moment at the head; the
         same for all layouts that have this device."""
         replica, tokens = self._replica, self._replica.tokens
         key = tuple(replica.kinds[number] for number in self._numbers)
         if key not in replica.per_token:
             layers = [replica.shapes.layers[number] for number in self._numbers]
-            replica.per_token[key] = per_token_of(layers, replica.local, training, replica.split)
+            replica.per_token[key] = estimate_layers_per_token(
+                layers, replica.local, training, replica.split
+            )
         kept, in_a_layer = replica.per_token[key]
-        head = at_the_head(replica.local, self._timer.size, round(tokens)) if self._last else 0.0
+        head = (
+            estimate_at_head(replica.local, self._timer.size, round(tokens)) if self._last else 0.0
+        )
         return kept * tokens, in_a_layer * tokens, head
 
-    def _buffers(self, degrees: Degrees) -> float:
+    def _estimate_buffers(self, degrees: Degrees) -> float:
         """Bytes of what is received: the gathered stream of a tensor group and its gradients, the
         keys and values of a context group and theirs, what comes from the stages beside."""
         replica, found = self._replica, 0.0
@@ -217,7 +223,7 @@ class OfPipeline:
         return found
 
 
-def _slices(degrees: Degrees) -> tuple[int, int, int]:
+def _count_slices(degrees: Degrees) -> tuple[int, int, int]:
     """Over how many devices parameters are sliced, how many have experts of their own, and how many
     share layers."""
     over = degrees.shard * degrees.context * degrees.expert

@@ -13,7 +13,7 @@ from typing import Literal
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import Memory
 from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes
-from trainrig.flops import token_flops
+from trainrig.flops import count_token_flops
 from trainrig.models.architecture.norms import OutputNorm, PostNorm, SandwichNorm
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
 from trainrig.models.decoder_config import DecoderConfig
@@ -21,16 +21,16 @@ from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.pipeline.cut import cut_evenly
 from trainrig.scaling.layout import traffic
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
-from trainrig.scaling.layout.compute import Kernels, Timer, attention_flops, products_of
+from trainrig.scaling.layout.compute import Kernels, Timer, count_attention_flops, iterate_products
 from trainrig.scaling.layout.layouts import (
     RECOMPUTED,
     Again,
     Degrees,
     DeviceLayout,
-    experts_of,
+    count_experts,
 )
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
-from trainrig.scaling.layout.stages import largest, waiting
+from trainrig.scaling.layout.stages import count_waiting, select_largest
 from trainrig.train.run_file.training import Training
 
 
@@ -116,20 +116,20 @@ class Predictor:
         self.model, self.training, self.batch, self.cluster = model, training, batch, cluster
         self.timer = Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
-        each = token_flops(model, batch.sequence_length, predicted=predicted)
+        each = count_token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
         self._flops = each.training * self._positions
-        self._peak = cluster.device.peak(training.precision.peak) * cluster.devices
+        self._peak = cluster.device.find_peak(training.precision.peak) * cluster.devices
         # A search asks for the same parts of many layouts.
         self.cut = lru_cache(maxsize=None)(self._cut_model)
         self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
-        self._replica = lru_cache(maxsize=None)(self._replica_of)
-        self._pipeline = lru_cache(maxsize=None)(self._pipeline_of)
-        self._training = lru_cache(maxsize=None)(self._training_of)
+        self._replica = lru_cache(maxsize=None)(self._build_replica)
+        self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
+        self._training = lru_cache(maxsize=None)(self._build_training)
 
     def of(self, layout: DeviceLayout) -> StepPrediction:
         """The prediction for `layout`, which is legal."""
-        turns, degrees = layout.turns(self.batch.global_batch), layout.degrees
+        turns, degrees = layout.count_turns(self.batch.global_batch), layout.degrees
         devices = self._pipeline(
             replace(degrees, replicate=1, shard=1),
             layout.micro_batch,
@@ -137,22 +137,22 @@ class Predictor:
             layout.chunks,
             layout.in_places,
         )
-        training = self.training_of(layout)
+        training = self.build_training(layout)
         slowest = max(devices, key=lambda each: each.spent.total)
         memory = max(
-            (each.memory(layout, training, turns) for each in largest(devices)),
+            (each.estimate_memory(layout, training, turns) for each in select_largest(devices)),
             key=lambda each: each.total,
         )
-        data, spent = slowest.data(layout, turns), slowest.spent
+        data, spent = slowest.estimate_data_traffic(layout, turns), slowest.spent
         tensor, context, expert, between = slowest.sent
         return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                tensor.times(turns),
-                context.times(turns),
-                expert.times(turns),
-                between.times(turns),
+                tensor.multiply(turns),
+                context.multiply(turns),
+                expert.multiply(turns),
+                between.multiply(turns),
                 data.gathered,
                 data.reduced,
                 data.replicated,
@@ -165,16 +165,16 @@ class Predictor:
                 context=turns * spent.context,
                 expert=turns * spent.expert,
                 pipeline=turns * spent.pipeline,
-                bubble=waiting(layout) * spent.total,
+                bubble=count_waiting(layout) * spent.total,
                 data=data.waited + self.timer.time_moving(data.copied),
-                optimizer=slowest.update(layout),
+                optimizer=slowest.time_update(layout),
             ),
             positions=self._positions,
             flops=self._flops,
             peak=self._peak,
         )
 
-    def training_of(self, layout: DeviceLayout) -> Training:
+    def build_training(self, layout: DeviceLayout) -> Training:
         """The run's own, laid out so; what is not exact is not deterministic."""
         degrees = layout.degrees
         shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
@@ -187,7 +187,7 @@ class Predictor:
             degrees.replicate == 1 or shared == 1,
         )
 
-    def _training_of(
+    def _build_training(
         self,
         replicate: int,
         data: int,
@@ -211,7 +211,7 @@ class Predictor:
     def _cut_model(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
         return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
 
-    def _pipeline_of(
+    def _build_pipeline(
         self, degrees: Degrees, micro_batch: int, again: Again, chunks: int, in_places: bool
     ) -> "tuple[OfPipeline, ...]":
         replica = self._replica(
@@ -220,7 +220,9 @@ class Predictor:
         costs = tuple(sum(each.passes) for each in replica.layers)
         last = replica.head.forward + replica.head.backward + replica.ends.waited
         ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
-        stage = traffic.of_stages(self.cluster, degrees, replica.stream / replica.split)
+        stage = traffic.estimate_stage_traffic(
+            self.cluster, degrees, replica.stream / replica.split
+        )
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
             OfPipeline(
@@ -236,7 +238,7 @@ class Predictor:
             for device in range(degrees.pipeline)
         )
 
-    def _replica_of(
+    def _build_replica(
         self,
         tensor: int,
         context: int,
@@ -251,18 +253,18 @@ class Predictor:
         local, shapes = self.cut(tensor, expert)
         size = self.training.precision.bytes
         stream = size * tokens * self.model.channels
-        around = traffic.of_tensor(self.cluster, degrees, stream, in_places)
+        around = traffic.estimate_tensor_traffic(self.cluster, degrees, stream, in_places)
         whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
-        keys = traffic.of_context(self.cluster, degrees, whole)
+        keys = traffic.estimate_context_traffic(self.cluster, degrees, whole)
         layers, kinds = [], []
         known: dict[object, LayerPass] = {}
         numbers: dict[object, int] = {}
         for number, layer in enumerate(shapes.layers):
-            flops = attention_flops(self.model, local.shape.heads, length, number, tokens)
+            flops = count_attention_flops(self.model, local.shape.heads, length, number, tokens)
             recomputed = again == "full" or again == "selective"
             if (layer, flops) not in known:
-                kernels = self.timer.layer(layer, self.model, tokens, tensor, split)
-                seen = self.timer.attention(flops)
+                kernels = self.timer.time_layer(layer, self.model, tokens, tensor, split)
+                seen = self.timer.time_attention(flops)
                 kernels = Kernels(kernels.products, seen, kernels.elementwise)
                 mixture = layer.feedforward
                 copies = 0.0  # each of a tensor group sends them, for its channels of experts
@@ -276,25 +278,25 @@ class Predictor:
                         kernels.attention[0] if full else 0.0,
                         kernels.elementwise[0] if recomputed else 0.0,
                     ),
-                    tensor=traffic.of_two_parts(
+                    tensor=traffic.estimate_two_parts_traffic(
                         around,
                         isinstance(mixture, MixtureShape),
                         isinstance(self.model.block, PostNorm | SandwichNorm | OutputNorm),
                     ),
                     context=keys,
-                    expert=traffic.of_experts(
-                        self.cluster, degrees, copies, experts_of(self.model)
+                    expert=traffic.estimate_expert_traffic(
+                        self.cluster, degrees, copies, count_experts(self.model)
                     ),
                     repeats=recomputed,
                 )
             layers.append(known[layer, flops])
             kinds.append(numbers.setdefault(layer, number))
-        head = self.timer.head(local, self.model.channels, tokens, self.predicted)
+        head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
         after = [each for each in shapes.after_layers if each is not shapes.head]
         both = [
             self.timer.time_training(each)
             for part in after
-            for each in products_of(part, tokens, tensor)
+            for each in iterate_products(part, tokens, tensor)
         ]
         head = Kernels(
             (

@@ -47,7 +47,7 @@ class PublishedRun:
     def predicted(self) -> StepPrediction:
         """By the planner."""
         table = hardware.load()
-        device = table.device(self.device)
+        device = table.find_device(self.device)
         if self.memory_bandwidth is not None:
             device = device.model_copy(update={"bandwidth": self.memory_bandwidth})
         assert device.link is not None, "devices that runs are published of have links"
@@ -57,7 +57,7 @@ class PublishedRun:
             self.layout.degrees.devices,
             OF_A_MACHINE,
             table.links[device.link],
-            table.interconnect(self.interconnect),
+            table.find_interconnect(self.interconnect),
         )
         training = Training(
             steps=1,
@@ -76,13 +76,13 @@ class PublishedRun:
 
 def read_published_runs() -> Iterator[PublishedRun]:
     """All of them."""
-    yield from _llama()
-    yield from _megatron()
-    yield from _torchtitan()
-    yield from _mpt()
+    yield from _list_llama_runs()
+    yield from _list_megatron_runs()
+    yield from _list_torchtitan_runs()
+    yield from _list_mpt_runs()
 
 
-def _llama() -> Iterator[PublishedRun]:
+def _list_llama_runs() -> Iterator[PublishedRun]:
     model = DecoderConfig(preset="llama-3-405b")  # type: ignore[call-arg]
     for devices, data, context, length, sequences, teraflops in (
         (8_192, 64, 1, 8_192, 2_048, 430),
@@ -108,7 +108,7 @@ def _llama() -> Iterator[PublishedRun]:
         )
 
 
-def _megatron() -> Iterator[PublishedRun]:
+def _list_megatron_runs() -> Iterator[PublishedRun]:
     for size, heads, channels, layers, tensor, pipeline, devices, sequences, teraflops in (
         ("1.7B", 24, 2_304, 24, 1, 1, 32, 512, 137),
         ("3.6B", 32, 3_072, 30, 2, 1, 64, 512, 138),
@@ -128,7 +128,7 @@ def _megatron() -> Iterator[PublishedRun]:
         yield PublishedRun(
             f"{size}, {devices:,} A100, TP{tensor} PP{pipeline} DP{data}",
             MEGATRON,
-            _gpt(layers, channels, heads, entries, length, "LayerNorm"),
+            _build_gpt(layers, channels, heads, entries, length, "LayerNorm"),
             "a100-80gb",
             "infiniband-hdr",
             BatchShape(sequences, length),
@@ -144,7 +144,7 @@ def _megatron() -> Iterator[PublishedRun]:
         )
 
 
-def _torchtitan() -> Iterator[PublishedRun]:
+def _list_torchtitan_runs() -> Iterator[PublishedRun]:
     small = DecoderConfig(preset="llama-3.1-8b")  # type: ignore[call-arg]
     for devices, compiled, rate in (
         (8, False, 5_762),
@@ -190,7 +190,7 @@ def _torchtitan() -> Iterator[PublishedRun]:
         )
 
 
-def _mpt() -> Iterator[PublishedRun]:
+def _list_mpt_runs() -> Iterator[PublishedRun]:
     for size, layers, channels, heads, length, devices, micro_batch, turns, again, rate in (
         ("1b", 24, 2_048, 16, 2_048, 64, 20, 1, "nothing", 44_402),
         ("3b", 32, 2_560, 20, 2_048, 64, 6, 3, "nothing", 22_525),
@@ -205,7 +205,7 @@ def _mpt() -> Iterator[PublishedRun]:
         yield PublishedRun(
             f"MPT-{size}, {devices} H100, FSDP, T {length:,}",
             MPT,
-            _gpt(layers, channels, heads, 50_368, length, "LayerNorm"),
+            _build_gpt(layers, channels, heads, 50_368, length, "LayerNorm"),
             "h100",
             "infiniband-ndr",
             batch,
@@ -215,7 +215,7 @@ def _mpt() -> Iterator[PublishedRun]:
 
 
 @cache
-def _gpt(
+def _build_gpt(
     layers: int, channels: int, heads: int, entries: int, length: int, norm: str
 ) -> DecoderConfig:
     sizes: dict[str, Any] = {
@@ -231,13 +231,13 @@ def _gpt(
     return DecoderConfig.model_validate(sizes)
 
 
-def without(run: PublishedRun, term: str) -> float:
+def compute_error_without(run: PublishedRun, term: str) -> float:
     """The error of `run` were `term` of StepSeconds dropped."""
     seconds = run.predicted.seconds
     return run.step_seconds / replace(seconds, **{term: 0.0}).total - 1
 
 
-def table_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
+def format_table_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
     """A line of Markdown for each run: its step as published, as predicted, and the error of the
     speed; the peak that each reaches as runs log it."""
     for run in runs:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.cost import Assumptions, Cost, cost
+from trainrig.estimate.cost import Assumptions, Cost, estimate_cost
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
@@ -93,7 +93,7 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     runnable: StepPrediction | None = None
     nearest: StepPrediction | None = None
     legal = fitting = 0
-    for layout in _of(subject, cluster.devices, fixed):
+    for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed):
         legal += 1
         found = predictor.of(layout)
         if nearest is None or found.memory.total < nearest.memory.total:
@@ -104,14 +104,14 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
         best = fastest.get(layout.degrees)
         if best is None or _rank(found) < _rank(best):
             fastest[layout.degrees] = found
-        if not needs(layout, predictor, subject.objective) and (
+        if not list_needs(layout, predictor, subject.objective) and (
             runnable is None or _rank(found) < _rank(runnable)
         ):
             runnable = found
     if nearest is None:
-        raise ConfigError(_none_legal(subject, cluster, fixed))
+        raise ConfigError(_explain_none_legal(subject, cluster, fixed))
     if not fastest:
-        raise ConfigError(_none_fits(subject, cluster, fixed, nearest))
+        raise ConfigError(_explain_none_fits(subject, cluster, fixed, nearest))
     best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
     shown = tuple(_weigh_prediction(each, predictor, subject.objective) for each in best_ones)
     return LayoutPlan(
@@ -121,12 +121,12 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
         runnable=_weigh_prediction(runnable, predictor, subject.objective) if runnable else None,
         legal=legal,
         fitting=fitting,
-        cost=_cost(best_ones[0], subject, cluster, offers),
-        warnings=tuple(_warnings(shown, runnable, subject)),
+        cost=_estimate_cost(best_ones[0], subject, cluster, offers),
+        warnings=tuple(_find_warnings(shown, runnable, subject)),
     )
 
 
-def needs(
+def list_needs(
     layout: DeviceLayout, predictor: Predictor, objective: str = "CausalLM"
 ) -> tuple[str, ...]:
     """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
@@ -156,7 +156,7 @@ def needs(
             lacking.append("shared experts between stages")
     if layout.schedule and "pipeline" not in lacking and _uncut(layout, predictor):
         lacking.append("pipeline")
-    if predictor.training.deterministic and not predictor.training_of(layout).deterministic:
+    if predictor.training.deterministic and not predictor.build_training(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)
 
@@ -181,8 +181,10 @@ def _uncut(layout: DeviceLayout, predictor: Predictor) -> bool:
     return bool(beside or narrow or training.compile or training.groups)
 
 
-def _of(subject: Subject, devices: int, fixed: Fixed) -> Iterator[DeviceLayout]:
-    for layout in layouts.legal(subject.model, subject.batch, devices):
+def _iterate_allowed_layouts(
+    subject: Subject, devices: int, fixed: Fixed
+) -> Iterator[DeviceLayout]:
+    for layout in layouts.iterate_legal_layouts(subject.model, subject.batch, devices):
         if fixed.allows(layout.degrees):
             yield layout
 
@@ -195,12 +197,12 @@ def _rank(found: StepPrediction) -> tuple[float, float]:
 def _weigh_prediction(prediction: StepPrediction, predictor: Predictor, objective: str) -> Found:
     return Found(
         prediction,
-        needs(prediction.layout, predictor, objective),
-        _price_of_spanning(prediction, predictor),
+        list_needs(prediction.layout, predictor, objective),
+        _estimate_spanning_seconds(prediction, predictor),
     )
 
 
-def _price_of_spanning(prediction: StepPrediction, predictor: Predictor) -> float | None:
+def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor) -> float | None:
     """Seconds a step beyond those that tensor groups within a machine would take."""
     cluster, layout = predictor.cluster, prediction.layout
     if cluster.group(layout.degrees, ["tensor"]).machines == 1:
@@ -209,7 +211,7 @@ def _price_of_spanning(prediction: StepPrediction, predictor: Predictor) -> floa
     inside = Predictor(
         predictor.model, predictor.training, predictor.batch, whole, predictor.predicted
     ).of(layout)
-    turns = layout.turns(predictor.batch.global_batch)
+    turns = layout.count_turns(predictor.batch.global_batch)
     share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / turns
     return (prediction.seconds.tensor - inside.seconds.tensor) * share
 
@@ -217,27 +219,34 @@ def _price_of_spanning(prediction: StepPrediction, predictor: Predictor) -> floa
 def _check_fixed(subject: Subject, devices: int, fixed: Fixed) -> None:
     """Raise ConfigError for degrees that are asked for and cannot be."""
     asked = Degrees(1, 1, **fixed.given)
-    reason = layouts.why_not(subject.model, subject.batch, asked)
+    reason = layouts.explain_refusal(subject.model, subject.batch, asked)
     if reason is not None:
         raise ConfigError(f"plan: {subject.name}: {reason}")
     if devices % asked.of_a_replica:
         several = asked.of_a_replica * max(1, devices // asked.of_a_replica)
         raise ConfigError(
             f"plan: {subject.name}: a replica takes {asked.of_a_replica} devices "
-            f"({_words(fixed)}), of which {devices} is no multiple; {several} would do"
+            f"({_format_fixed(fixed)}), of which {devices} is no multiple; {several} would do"
         )
 
 
-def _words(fixed: Fixed) -> str:
+def _format_fixed(fixed: Fixed) -> str:
     return " x ".join(f"{name} {value}" for name, value in fixed.given.items())
 
 
-def _none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
+def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
     devices = cluster.devices
     fewer = [devices // 2**n for n in range(1, devices.bit_length())]
     more = [devices * 2**n for n in range(1, 5)]
     near = [
-        next((n for n in counts if next(_of(subject, n, fixed), None) is not None), None)
+        next(
+            (
+                n
+                for n in counts
+                if next(_iterate_allowed_layouts(subject, n, fixed), None) is not None
+            ),
+            None,
+        )
         for counts in (fewer, more)
     ]
     would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"
@@ -248,9 +257,11 @@ def _none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
     )
 
 
-def _none_fits(subject: Subject, cluster: Cluster, fixed: Fixed, nearest: StepPrediction) -> str:
+def _explain_none_fits(
+    subject: Subject, cluster: Cluster, fixed: Fixed, nearest: StepPrediction
+) -> str:
     room = cluster.device.memory * (1 - RESERVE) / GIB
-    enough = _enough(subject, cluster, fixed)
+    enough = _find_enough_devices(subject, cluster, fixed)
     would = (
         f"{enough:,} devices would do"
         if enough
@@ -263,7 +274,7 @@ def _none_fits(subject: Subject, cluster: Cluster, fixed: Fixed, nearest: StepPr
     )
 
 
-def _enough(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
+def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
     """The fewest devices, by doubling, up to a machine and then in whole ones, that hold a step."""
     devices = cluster.devices
     while devices < MOST_DEVICES:
@@ -272,16 +283,18 @@ def _enough(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
         across = cluster.across or cluster.inside
         larger = replace(cluster, devices=devices, across=across)
         predictor = Predictor(subject.model, subject.training, subject.batch, larger)
-        for layout in _of(subject, devices, fixed):
+        for layout in _iterate_allowed_layouts(subject, devices, fixed):
             frugal = layout.recompute == "full"  # what needs less of it fits if anything does
             if frugal and predictor.of(layout).memory.fits(cluster.device.memory):
                 return devices
     return None
 
 
-def _cost(best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hardware) -> Cost:
+def _estimate_cost(
+    best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hardware
+) -> Cost:
     """Of all steps at that pace."""
-    return cost(
+    return estimate_cost(
         best.flops * subject.training.steps,
         offers,
         cluster.name,
@@ -292,7 +305,7 @@ def _cost(best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hard
     )
 
 
-def _warnings(
+def _find_warnings(
     shown: tuple[Found, ...], runnable: StepPrediction | None, subject: Subject
 ) -> Iterator[str]:
     best = shown[0]

@@ -15,7 +15,7 @@ from trainrig.scaling.layout.layouts import DeviceLayout
 Device = TypeVar("Device")
 
 
-def in_flight(device: int, layout: DeviceLayout, turns: int) -> float:
+def count_in_flight(device: int, layout: DeviceLayout, turns: int) -> float:
     """Micro-batches whose activations `device` of the pipeline keeps at once, of all its layers."""
     pipeline, chunks = layout.degrees.pipeline, layout.chunks
     if layout.schedule is None:
@@ -29,17 +29,17 @@ def in_flight(device: int, layout: DeviceLayout, turns: int) -> float:
     return min(turns * chunks, warming) / chunks
 
 
-def waiting(layout: DeviceLayout) -> float:
+def count_waiting(layout: DeviceLayout) -> float:
     """Micro-batches' time that a device waits in a step."""
     return (layout.degrees.pipeline - 1) / layout.chunks
 
 
-def bubble(layout: DeviceLayout, turns: int) -> float:
+def compute_bubble(layout: DeviceLayout, turns: int) -> float:
     """The share of a step's computing that a device waits beside it."""
-    return waiting(layout) / turns if turns else math.inf
+    return count_waiting(layout) / turns if turns else math.inf
 
 
-def largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+def select_largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """Those of a pipeline that may need the most memory: the first keep the most micro-batches, the
     last has the logits, and one of either may have a layer less than the one beside it."""
     return devices if len(devices) <= 4 else devices[:2] + devices[-2:]

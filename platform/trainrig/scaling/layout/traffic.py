@@ -25,7 +25,7 @@ class Exchange:
         return self.forward.seconds + self.backward.seconds
 
 
-def of_tensor(
+def estimate_tensor_traffic(
     cluster: Cluster, degrees: Degrees, stream: float, in_places: bool = True
 ) -> Exchange:
     """Around one part of a layer (attention, feed-forward), of a stream of `stream` bytes.
@@ -44,17 +44,19 @@ def of_tensor(
     return Exchange(both, both, gather, both)
 
 
-def of_two_parts(part: Exchange, mixture: bool, normed: bool) -> Exchange:
+def estimate_two_parts_traffic(part: Exchange, mixture: bool, normed: bool) -> Exchange:
     """Of a layer of two such parts. Computing it again ends before the last sum, of which there is
     its first gather alone, unless that sum is `normed`: nothing else in the backward pass needs it.
     A `mixture` of experts keeps what it has gathered."""
-    forward, backward = part.forward.times(2), part.backward.times(2)
-    hidden = part.hidden.times(1 if mixture else 2)
-    again = part.again.times(2) if normed else part.again + part.hidden
+    forward, backward = part.forward.multiply(2), part.backward.multiply(2)
+    hidden = part.hidden.multiply(1 if mixture else 2)
+    again = part.again.multiply(2) if normed else part.again + part.hidden
     return Exchange(forward, backward, hidden, again)
 
 
-def of_context(cluster: Cluster, degrees: Degrees, keys_and_values: float) -> Exchange:
+def estimate_context_traffic(
+    cluster: Cluster, degrees: Degrees, keys_and_values: float
+) -> Exchange:
     """Of one layer: keys and values of the whole sequence are `keys_and_values` bytes."""
     group = cluster.group(degrees, ["context"])
     gathered = cluster.send("all-gather", keys_and_values, group)
@@ -62,17 +64,19 @@ def of_context(cluster: Cluster, degrees: Degrees, keys_and_values: float) -> Ex
     return Exchange(gathered, gradients, again=gathered)
 
 
-def of_experts(cluster: Cluster, degrees: Degrees, copies: float, experts: int) -> Exchange:
+def estimate_expert_traffic(
+    cluster: Cluster, degrees: Degrees, copies: float, experts: int
+) -> Exchange:
     """Of one layer with `experts`, whose tokens' copies are `copies` bytes: there and back; before
     that, each tells the others how many of its tokens each expert gets."""
     group = cluster.group(degrees, ["expert"])
-    both = cluster.send("all-to-all", copies, group).times(2)
+    both = cluster.send("all-to-all", copies, group).multiply(2)
     counts = cluster.send("all-gather", COUNT * experts * group.size, group)
     ahead = both + counts if copies else both
     return Exchange(ahead, both, again=ahead)
 
 
-def of_stages(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
+def estimate_stage_traffic(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
     """Between one stage and the next, of a part of the stream of `stream` bytes."""
     sent = cluster.send("send", stream, cluster.group(degrees, ["pipeline"]))
     return Exchange(sent, sent)
@@ -89,7 +93,7 @@ class DataTraffic:
     copied: float  # bytes read and written between tensors and what is sent or received
 
 
-def of_data(
+def estimate_replica_traffic(
     cluster: Cluster,
     layout: DeviceLayout,
     held: CountedParameters,
@@ -128,7 +132,7 @@ def of_data(
     rest = each.seconds * (1 - 1 / layers)
     waited = first + max(0.0, rest - forward)
     if by_layer:
-        once = once.times(turns)
+        once = once.multiply(turns)
         waited = once.seconds + turns * (
             2 * each.seconds / layers + max(0.0, rest - forward) + max(0.0, rest - backward)
         )
@@ -141,9 +145,9 @@ def of_data(
     received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
     received += root * (apart.size > 1) * (turns if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
-    return DataTraffic(once + each.times(passes), reduced, replicated, waited, copied)
+    return DataTraffic(once + each.multiply(passes), reduced, replicated, waited, copied)
 
 
 def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:
     """Of `size` bytes in all, in `calls` calls."""
-    return cluster.send("all-gather", size / calls, group).times(calls)
+    return cluster.send("all-gather", size / calls, group).multiply(calls)

@@ -35,7 +35,7 @@ class DoReMi(Settings):
         raised = now * np.exp(self.rate * (behind - behind.max()))  # the shift cancels: no overflow
         return np.asarray((1 - self.smoothing) * raised / raised.sum() + self.smoothing / len(now))
 
-    def path(self, excesses: ArrayLike, start: ArrayLike | None = None) -> Array:
+    def compute_path(self, excesses: ArrayLike, start: ArrayLike | None = None) -> Array:
         """[M, K] the weights after each step of `excesses` [M, K], from `start` or from even."""
         rows = np.asarray(excesses, np.float64)
         weights = (
@@ -49,12 +49,12 @@ class DoReMi(Settings):
             path.append(weights)
         return np.stack(path)
 
-    def weights(self, excesses: ArrayLike, start: ArrayLike | None = None) -> Array:
+    def compute_weights(self, excesses: ArrayLike, start: ArrayLike | None = None) -> Array:
         """[K] what to train the large model on: the mean of the path."""
-        return np.asarray(self.path(excesses, start).mean(axis=0))
+        return np.asarray(self.compute_path(excesses, start).mean(axis=0))
 
 
-def excess_of_tokens(
+def compute_excess(
     proxy: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
     """By domain, the mean of max(proxy - reference, 0) over the losses of the same tokens.

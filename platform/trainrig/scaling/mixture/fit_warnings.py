@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from trainrig.scaling.laws.figure_format import loss
-from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, spelt
+from trainrig.scaling.laws.figure_format import format_loss
+from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, format_loss_interval
 
 ORDERED = 0.9  # rank correlation below which the best of many may be the luckiest
 EXPLAINED = 0.5  # of the baseline's error, above which losses are hardly predicted at all
@@ -16,15 +16,15 @@ def choose_score(record: MixtureRecord) -> RegressionScore:
     return next(held, record.scores[0])
 
 
-def warnings(record: MixtureRecord) -> Iterator[str]:
+def find_warnings(record: MixtureRecord) -> Iterator[str]:
     """Gravest first."""
     score = choose_score(record)
-    yield from _of_losses(score)
+    yield from _find_loss_warnings(score)
     low = record.gain_interval.low
     if low is None or low <= 0:
         yield (
-            f"The gain's interval {spelt(record.gain_interval)} holds 0: the runs do not show that "
-            "this mixture is better than their average. Train more of them."
+            f"The gain's interval {format_loss_interval(record.gain_interval)} holds 0: the runs "
+            "do not show that this mixture is better than their average. Train more of them."
         )
     if not score.rank_correlation >= ORDERED:
         yield (
@@ -33,8 +33,8 @@ def warnings(record: MixtureRecord) -> Iterator[str]:
         )
     if not record.loss_interval.contains(record.loss):
         yield (
-            f"The interval of the expected loss, {spelt(record.loss_interval)}, does not hold it: "
-            "the regression is unsure of itself. Train more runs."
+            f"The interval of the expected loss, {format_loss_interval(record.loss_interval)}, "
+            "does not hold it: the regression is unsure of itself. Train more runs."
         )
     if record.runs_left_out:
         yield (
@@ -42,22 +42,22 @@ def warnings(record: MixtureRecord) -> Iterator[str]:
         )
 
 
-def _of_losses(score: RegressionScore) -> Iterator[str]:
+def _find_loss_warnings(score: RegressionScore) -> Iterator[str]:
     error, baseline = score.error, score.baseline_error
     if baseline is None or error <= EXPLAINED * baseline:
         return
     than = "no better than" if error >= baseline else "hardly better than"
     said = (
-        f"Losses are not predicted: on {score.judged_on} the error is {loss(error)} nats per "
-        f"token, {than} saying the mean of the runs fitted for each ({loss(baseline)})."
+        f"Losses are not predicted: on {score.judged_on} the error is {format_loss(error)} nats "
+        f"per token, {than} saying the mean of the runs fitted for each ({format_loss(baseline)})."
     )
     shift = score.shift or 0.0
     if abs(shift) > SHARED * error:
         side = "above" if shift > 0 else "below"
         yield (
-            f"{said} Of it {loss(abs(shift))} is the same for all, {side} what was measured: were "
-            "they of another model size, tokens or text? Their order, not the expected loss, is "
-            "what the proposal rests on. Hold out runs like those fitted."
+            f"{said} Of it {format_loss(abs(shift))} is the same for all, {side} what was "
+            "measured: were they of another model size, tokens or text? Their order, not the "
+            "expected loss, is what the proposal rests on. Hold out runs like those fitted."
         )
         return
     yield f"{said} Do not train on this mixture: check the columns, or train more runs."

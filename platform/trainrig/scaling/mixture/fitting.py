@@ -6,16 +6,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig import config
-from trainrig.config import Field, Settings, toml_value
+from trainrig.config import Field, Settings, format_toml_value
 from trainrig.errors import ConfigError
-from trainrig.manifest import environment
+from trainrig.manifest import collect_environment
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture import fit_warnings
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.proposal import LEVEL, MixtureSearch, Proposal, propose
-from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, SourceShare, spelt
+from trainrig.scaling.mixture.record import (
+    MixtureRecord,
+    RegressionScore,
+    SourceShare,
+    format_loss_interval,
+)
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, leave_one_out
+from trainrig.scaling.mixture.validation import PredictedLosses, cross_validate_law, leave_one_out
 from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
@@ -53,24 +58,24 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     settings.check()
     runs = MixtureRuns.read(settings.mixtures, settings.losses).of_targets(settings.targets)
     runs.refuse_too_few(settings.mixtures)
-    limits = settings.search.limits(runs.sources)
+    limits = settings.search.compute_limits(runs.sources)
     others = _read_held_out(settings, runs)
     process = MeanProcess.fit(runs.shares, runs.losses)
     law = MeanLaw.fit(runs.shares, runs.losses)
     left_out = leave_one_out(process, runs.losses)
     mean = float(runs.losses.mean())
-    in_folds = law_in_folds(runs.shares, runs.losses, settings.search.seed)
+    in_folds = cross_validate_law(runs.shares, runs.losses, settings.search.seed)
     scores = [
-        _score("Gaussian processes", "each run, from the others", left_out, mean),
-        _score("mixing laws", "each fifth of the runs, from the others", in_folds, mean),
+        _build_score("Gaussian processes", "each run, from the others", left_out, mean),
+        _build_score("mixing laws", "each fifth of the runs, from the others", in_folds, mean),
     ]
     held_out, by_target = None, {}
     if others is not None:
         held_out = PredictedLosses(process.expect(others.shares), others.losses.mean(axis=1))
         by_law = PredictedLosses(law.expect(others.shares), others.losses.mean(axis=1))
         where = "the held-out runs"
-        scores += [_score("Gaussian processes", where, held_out, mean)]
-        scores += [_score("mixing laws", where, by_law, mean)]
+        scores += [_build_score("Gaussian processes", where, held_out, mean)]
+        scores += [_build_score("mixing laws", where, by_law, mean)]
         by_target = {
             target: PredictedLosses(
                 one.expect(others.shares), others.losses[:, at]
@@ -82,33 +87,33 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
         targets=runs.targets,
         runs=len(runs),
         runs_left_out=runs.left_out,
-        weights=_weights(runs, found),
+        weights=_round_weights(runs, found),
         loss=found.loss,
-        loss_interval=_interval(found.loss_interval),
+        loss_interval=_build_interval(found.loss_interval),
         average_loss=found.average_loss,
         gain=found.gain,
-        gain_interval=_interval(found.gain_interval),
+        gain_interval=_build_interval(found.gain_interval),
         lowest_measured=float(runs.losses.mean(axis=1).min()),
         law_loss=float(law.expect(found.shares[None])[0]),
         scores=tuple(scores),
         by_target=by_target,
         search=settings.search,
-        made_by=environment(),
+        made_by=collect_environment(),
     )
-    record = record.model_copy(update={"warnings": tuple(fit_warnings.warnings(record))})
+    record = record.model_copy(update={"warnings": tuple(fit_warnings.find_warnings(record))})
     return MixtureResult(record, left_out, held_out)
 
 
-def section(record: MixtureRecord) -> str:
+def format_section(record: MixtureRecord) -> str:
     """The weights as a table of a run file of pretrain."""
     lines = [
-        f"# Expected loss {record.loss:.4f} {spelt(record.loss_interval)} nats per token, the mean "
-        f"of {len(record.targets)} targets,",
-        f"# by {record.runs} runs; {record.gain:.4f} {spelt(record.gain_interval)} below that of "
-        "their average mixture.",
+        f"# Expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
+        f"token, the mean of {len(record.targets)} targets,",
+        f"# by {record.runs} runs; {record.gain:.4f} {format_loss_interval(record.gain_interval)} "
+        "below that of their average mixture.",
         "[batches.weights]",
     ]
-    lines += [f"{_key(x.source)} = {toml_value(x.weight)}" for x in record.weights]
+    lines += [f"{_format_key(x.source)} = {format_toml_value(x.weight)}" for x in record.weights]
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +129,7 @@ def read_run(settings: MixtureFit) -> Pretraining | None:
     return None if settings.run is None else config.load(Pretraining, settings.run)
 
 
-def _key(source: str) -> str:
+def _format_key(source: str) -> str:
     return json.dumps(source, ensure_ascii=False)
 
 
@@ -141,7 +146,7 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
     return others.of_targets(runs.targets)
 
 
-def _score(
+def _build_score(
     regression: str, judged_on: str, judged: PredictedLosses, mean: float
 ) -> RegressionScore:
     return RegressionScore(
@@ -155,11 +160,11 @@ def _score(
     )
 
 
-def _interval(ends: tuple[float, float]) -> Interval:
+def _build_interval(ends: tuple[float, float]) -> Interval:
     return Interval(low=ends[0], high=ends[1], level=LEVEL)
 
 
-def _weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
+def _round_weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
     """The shares rounded, the rest given to the largest, so that they sum to 1."""
     rounded = found.shares.round(DECIMALS)
     rounded[rounded.argmax()] += 1 - rounded.sum()
@@ -167,7 +172,7 @@ def _weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
         SourceShare(
             source=source,
             weight=float(rounded[at].round(DECIMALS)),
-            interval=_interval((float(found.low[at]), float(found.high[at]))),
+            interval=_build_interval((float(found.low[at]), float(found.high[at]))),
             average=float(found.average_shares[at]),
         )
         for at, source in enumerate(runs.sources)

@@ -45,9 +45,9 @@ class GaussianProcess:
         points = np.log(shares + FLOOR)
         centre, spread = float(losses.mean()), float(losses.std()) or 1.0
         scaled = (losses - centre) / spread
-        start, bounds = _for_each_source(points.shape[1])
+        start, bounds = _build_start_and_bounds(points.shape[1])
         found = minimize(
-            _objective,
+            _compute_objective,
             start,
             args=(points, scaled),
             jac=True,
@@ -71,28 +71,28 @@ class GaussianProcess:
 
     def predict(self, shares: Array) -> tuple[Array, Array]:
         """[Q] the expected losses, and their standard deviations without a run's own noise."""
-        across = self._across(shares)
+        across = self._compute_cross_covariance(shares)
         reach = solve_triangular(self.factor, across, lower=True)
         variance = np.maximum(self.signal - (reach * reach).sum(axis=0), 0)
         return self._unscale(across), np.sqrt(variance) * self.spread
 
     def expect(self, shares: Array) -> Array:
         """[Q] the expected losses alone: a tenth of the work."""
-        return self._unscale(self._across(shares))
+        return self._unscale(self._compute_cross_covariance(shares))
 
-    def together(self, shares: Array) -> Array:
+    def compute_covariance(self, shares: Array) -> Array:
         """[Q, Q] how the expected losses of `shares` vary together, nats squared."""
-        reach = solve_triangular(self.factor, self._across(shares), lower=True)
+        reach = solve_triangular(self.factor, self._compute_cross_covariance(shares), lower=True)
         asked = np.log(shares + FLOOR)
         within = self.signal * _matern(asked, asked, self.relevance)[0]
         return np.asarray((within - reach.T @ reach) * self.spread**2)
 
-    def residuals(self) -> Array:
+    def compute_residuals(self) -> Array:
         """[R] by how much the process of the other runs, scales kept, misses each (eq. 5.12)."""
         inverse = cho_solve((self.factor, True), np.eye(len(self.factor)))
         return np.asarray(self.spread * self.weights / np.diag(inverse))
 
-    def _across(self, shares: Array) -> Array:
+    def _compute_cross_covariance(self, shares: Array) -> Array:
         asked = np.log(shares + FLOOR)
         return np.asarray(self.signal * _matern(self.points, asked, self.relevance)[0])
 
@@ -100,7 +100,7 @@ class GaussianProcess:
         return np.asarray(self.centre + self.spread * (self.weights @ across))
 
 
-def _for_each_source(sources: int) -> tuple[Array, list[tuple[float, float]]]:
+def _build_start_and_bounds(sources: int) -> tuple[Array, list[tuple[float, float]]]:
     relevance, *others = START
     start = np.array([relevance] * sources + others)
     return start, [BOUNDS[0]] * sources + list(BOUNDS[1:])
@@ -116,7 +116,7 @@ def _matern(a: Array, b: Array, relevance: Array) -> tuple[Array, Array]:
     return (1 + far + 5 / 3 * squared) * fading, -5 / 6 * (1 + far) * fading
 
 
-def _objective(logs: Array, points: Array, scaled: Array) -> tuple[float, Array]:
+def _compute_objective(logs: Array, points: Array, scaled: Array) -> tuple[float, Array]:
     """Minus the log marginal likelihood, but for a constant, and its gradient by `logs`."""
     *_, signal, noise = np.exp(logs)
     relevance = np.exp(logs[:-2])

@@ -45,7 +45,7 @@ class MeanProcess:
     def fit(cls, shares: Array, losses: Array) -> "MeanProcess":
         """The processes of `losses` [R, T]."""
         processes = tuple(GaussianProcess.fit(shares, target) for target in losses.T)
-        residuals = np.stack([process.residuals() for process in processes])
+        residuals = np.stack([process.compute_residuals() for process in processes])
         spread = np.maximum(residuals.std(axis=1), 1e-12)
         centred = (residuals - residuals.mean(axis=1, keepdims=True)) / spread[:, None]
         correlation = centred @ centred.T / residuals.shape[1]
@@ -61,13 +61,17 @@ class MeanProcess:
         by_cause = self.mixing.T @ np.stack([deviation for _, deviation in each]) / len(each)
         return np.mean([loss for loss, _ in each], axis=0), np.sqrt((by_cause**2).sum(axis=0))
 
-    def residuals(self) -> Array:
+    def compute_residuals(self) -> Array:
         """[R] by how much the processes of all other runs, scales kept, miss each run's mean."""
-        return np.asarray(np.mean([process.residuals() for process in self.processes], axis=0))
+        return np.asarray(
+            np.mean([process.compute_residuals() for process in self.processes], axis=0)
+        )
 
     def draw(self, shares: Array, count: int, generator: np.random.Generator) -> Array:
         """[P, Q] mean losses under `count` functions drawn from what the runs leave open."""
-        roots = [_root(process.together(shares)) for process in self.processes]
+        roots = [
+            _factorise_covariance(process.compute_covariance(shares)) for process in self.processes
+        ]
         functions = np.tile(self.expect(shares), (count, 1))
         for cause in self.mixing.T:
             root = sum(c * r for c, r in zip(cause, roots, strict=True)) / len(roots)
@@ -75,7 +79,7 @@ class MeanProcess:
         return functions
 
 
-def _root(covariance: Array) -> Array:
+def _factorise_covariance(covariance: Array) -> Array:
     """Its lower Cholesky factor."""
     scale = float(np.trace(covariance)) / len(covariance)
     for jitter in JITTER * 10.0 ** np.arange(7):

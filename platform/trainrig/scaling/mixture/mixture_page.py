@@ -4,7 +4,7 @@ from functools import partial
 
 from trainrig import figures, report
 from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
-from trainrig.scaling.laws.figure_format import loss
+from trainrig.scaling.laws.figure_format import format_loss
 from trainrig.scaling.mixture.fit_warnings import choose_score
 from trainrig.scaling.mixture.fitting import (
     RECORD,
@@ -12,70 +12,74 @@ from trainrig.scaling.mixture.fitting import (
     MixtureFit,
     MixtureResult,
 )
-from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, spelt
+from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, format_loss_interval
 from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 from trainrig.scaling.plots.shares import Share, plot_shares
 
 TABLE_ROWS = 60
 
 
-def mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> str:
+def build_mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> str:
     """The page as HTML text: a pure function of what it is given."""
     record = result.record
     page = report.ReportPage(
         title="Mixture",
-        verdict=_verdict(record),
-        figures=_key_figures(record),
+        verdict=_build_verdict(record),
+        figures=_build_key_figures(record),
         sections=(
-            Section("mixture", "What to train on", (_shares_chart(record),)),
-            Section("proof", "How well mixtures are ordered", _proof(result)),
+            Section("mixture", "What to train on", (_chart_shares(record),)),
+            Section("proof", "How well mixtures are ordered", _build_proof(result)),
         ),
-        commands=_commands(settings, folder),
+        commands=_list_commands(settings, folder),
         provenance={
-            "Files": _files(settings, folder),
+            "Files": _list_files(settings, folder),
             "Search": {name: str(value) for name, value in record.search.model_dump().items()},
             "Made by": dict(record.made_by),
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(record: MixtureRecord) -> report.Verdict:
+def _build_verdict(record: MixtureRecord) -> report.Verdict:
     sentence = (
-        f"The proposed mixture is expected to reach {loss(record.loss)} nats per token, "
-        f"{loss(record.gain)} {spelt(record.gain_interval)} below the average of the runs."
+        f"The proposed mixture is expected to reach {format_loss(record.loss)} nats per token, "
+        f"{format_loss(record.gain)} {format_loss_interval(record.gain_interval)} below the "
+        "average of the runs."
     )
     return report.Verdict(sentence, "warning" if record.warnings else "done", record.warnings)
 
 
-def _key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
+def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
     score = choose_score(record)
     targets = len(record.targets)
-    gain = f"over the average of the runs; {spelt(record.gain_interval)}"
+    gain = f"over the average of the runs; {format_loss_interval(record.gain_interval)}"
     what = f"mean of {targets} targets" if targets > 1 else record.targets[0]
     return (
-        KeyFigure("Expected loss", loss(record.loss), "nats per token", what),
-        KeyFigure("95% interval", spelt(record.loss_interval), "", "of what the runs leave open"),
-        KeyFigure("Gain", loss(record.gain), "nats per token", gain),
+        KeyFigure("Expected loss", format_loss(record.loss), "nats per token", what),
+        KeyFigure(
+            "95% interval", format_loss_interval(record.loss_interval), "",
+            "of what the runs leave open",
+        ),
+        KeyFigure("Gain", format_loss(record.gain), "nats per token", gain),
         KeyFigure(
             "Rank correlation", f"{score.rank_correlation:.4f}", "", f"on {score.judged_on}"
         ),
-        KeyFigure("Error", loss(score.error), "nats per token", _against(score)),
+        KeyFigure("Error", format_loss(score.error), "nats per token", _describe_baseline(score)),
         KeyFigure(
             "Runs", f"{record.runs:,}", "", f"on mixtures of {len(record.weights)} sources"
         ),
     )  # fmt: skip
 
 
-def _against(score: RegressionScore) -> str:
+def _describe_baseline(score: RegressionScore) -> str:
     """What the error is to be read against."""
     of = f"n = {score.rows:,}"
     if score.baseline_error is None:
         return of
-    return f"{loss(score.baseline_error)} by saying the mean for each, {of}"
+    return f"{format_loss(score.baseline_error)} by saying the mean for each, {of}"
 
 
-def _shares_chart(record: MixtureRecord) -> Chart:
+def _chart_shares(record: MixtureRecord) -> Chart:
     ordered = sorted(record.weights, key=lambda each: -each.weight)
     shared = _find_shared_beginning([x.source for x in ordered])
     shares = [
@@ -104,7 +108,7 @@ def _shares_chart(record: MixtureRecord) -> Chart:
                 (
                     x.source,
                     f"{x.weight:.4f}",
-                    *spelt(x.interval).strip("[]").split(", "),
+                    *format_loss_interval(x.interval).strip("[]").split(", "),
                     f"{x.average:.4f}",
                 )
                 for x in ordered
@@ -122,7 +126,7 @@ def _find_shared_beginning(names: list[str]) -> str:
     return "".join(f"{word}_" for word in words[0][:shared]) if len(names) > 1 else ""
 
 
-def _proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details, ...]:
+def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details, ...]:
     record = result.record
     fitted = Agreement(result.left_out.predicted, result.left_out.actual)
     held = result.held_out
@@ -144,7 +148,7 @@ def _proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details,
         caption=f"n = {len(fitted.actual):,} runs of the fit, each predicted from the others"
         + ("." if held is None else f"; {len(held.actual):,} held out, which no fit has seen."),
         table=ReportTable(
-            f"Losses, nats per token{_some(len(rows))}",
+            f"Losses, nats per token{_describe_cut(len(rows))}",
             ("measured", "predicted"),
             tuple(rows[:TABLE_ROWS]),
         ),
@@ -165,8 +169,8 @@ def _proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details,
                 s.judged_on,
                 s.rows,
                 f"{s.rank_correlation:.4f}",
-                loss(s.error),
-                "–" if s.baseline_error is None else loss(s.baseline_error),
+                format_loss(s.error),
+                "–" if s.baseline_error is None else format_loss(s.baseline_error),
             )
             for s in record.scores
         ),
@@ -186,11 +190,11 @@ def _proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details,
     return chart, scores, note, Details("By target", (by_target,))
 
 
-def _some(rows: int) -> str:
+def _describe_cut(rows: int) -> str:
     return f", {TABLE_ROWS} of {rows:,}" if rows > TABLE_ROWS else ""
 
 
-def _commands(settings: MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
+def _list_commands(settings: MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
     if settings.run is not None:
         return (report.PageCommand(f"trainrig pretrain {folder}/pretrain.toml", "Train on it"),)
     return (
@@ -200,7 +204,7 @@ def _commands(settings: MixtureFit, folder: str) -> tuple[report.PageCommand, ..
     )
 
 
-def _files(settings: MixtureFit, folder: str) -> dict[str, str]:
+def _list_files(settings: MixtureFit, folder: str) -> dict[str, str]:
     named = {
         "mixtures": settings.mixtures,
         "losses": settings.losses,

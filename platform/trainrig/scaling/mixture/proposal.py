@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig.config import Field, Settings, did_you_mean
+from trainrig.config import Field, Settings, suggest_choice
 from trainrig.errors import ConfigError
 from trainrig.scaling.mixture.mean_of_targets import MeanProcess
 from trainrig.scaling.mixture.runs import Array
@@ -35,11 +35,11 @@ class MixtureSearch(Settings):
     at_most: Mapping[str, float] = Field({})  # share by source, where its tokens would not last
     seed: int = Field(0, ge=0)
 
-    def limits(self, sources: tuple[str, ...]) -> Array:
+    def compute_limits(self, sources: tuple[str, ...]) -> Array:
         """[S] the most that each source may have. Raises ConfigError if that cannot be met."""
         for source, share in self.at_most.items():
             if source not in sources:
-                raise ConfigError(f"at most: no source '{source}'{did_you_mean(source, sources)}")
+                raise ConfigError(f"at most: no source '{source}'{suggest_choice(source, sources)}")
             if not 0 <= share <= 1:
                 raise ConfigError(f"at most: {source} = {share:g}; a share lies from 0 to 1")
         limits = np.array([self.at_most.get(source, 1.0) for source in sources])
@@ -78,9 +78,9 @@ def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Ar
         [process.expect(mixtures[at : at + CHUNK]) for at in range(0, len(mixtures), CHUNK)]
     )
     shares = mixtures[np.argpartition(expected, search.best)[: search.best]].mean(axis=0)
-    finalists = _finalists(process, mixtures, expected, search.finalists)
-    moved = _best_under_draws(process, finalists, search, generator)
-    low, high = _interval(moved)
+    finalists = _select_finalists(process, mixtures, expected, search.finalists)
+    moved = _average_best_by_draw(process, finalists, search, generator)
+    low, high = _compute_interval(moved)
     both = np.stack([shares, average])
     losses = process.expect(both)
     under_draws = process.draw(both, DRAWS_OF_TWO, generator)
@@ -90,21 +90,21 @@ def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Ar
         low=low,
         high=high,
         loss=float(losses[0]),
-        loss_interval=_ends(under_draws[:, 0]),
+        loss_interval=_compute_ends(under_draws[:, 0]),
         average_shares=average,
         average_loss=float(losses[1]),
         gain=float(losses[1] - losses[0]),
-        gain_interval=_ends(gains),
+        gain_interval=_compute_ends(gains),
     )
 
 
-def _interval(values: Array) -> tuple[Array, Array]:
+def _compute_interval(values: Array) -> tuple[Array, Array]:
     low, high = np.quantile(values, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
     return low, high
 
 
-def _ends(values: Array) -> tuple[float, float]:
-    low, high = _interval(values)
+def _compute_ends(values: Array) -> tuple[float, float]:
+    low, high = _compute_interval(values)
     return float(low), float(high)
 
 
@@ -131,14 +131,14 @@ def limit_shares(mixtures: Array, limits: Array) -> Array:
     return np.asarray(cut)
 
 
-def _finalists(process: MeanProcess, mixtures: Array, expected: Array, count: int) -> Array:
+def _select_finalists(process: MeanProcess, mixtures: Array, expected: Array, count: int) -> Array:
     """Those lowest at the low end of their error bars, of four times as many expected lowest."""
     few = np.argsort(expected, kind="stable")[: 4 * count]
     losses, deviations = process.predict(mixtures[few])
     return np.asarray(mixtures[few[np.argsort(losses - 2 * deviations, kind="stable")[:count]]])
 
 
-def _best_under_draws(
+def _average_best_by_draw(
     process: MeanProcess, finalists: Array, search: MixtureSearch, generator: np.random.Generator
 ) -> Array:
     """[P, S] the average of the best finalists, under each function drawn."""

@@ -50,6 +50,6 @@ class MixtureRecord(Settings):
     warnings: tuple[str, ...] = ()
 
 
-def spelt(interval: Interval) -> str:
+def format_loss_interval(interval: Interval) -> str:
     """`[4.5831, 4.6932]`: to as many digits as the losses that it is of."""
     return f"[{interval.low:.4f}, {interval.high:.4f}]"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.errors import DataError
 from trainrig.scaling.laws.csv_tables import Csv, parse
 
@@ -37,16 +37,16 @@ class MixtureRuns:
     def read(cls, mixtures: str, losses: str) -> "MixtureRuns":
         """The runs that both files have, in the order of the first. Raises DataError."""
         of_mixture, of_losses = parse(mixtures), parse(losses)
-        key, sources = _columns(of_mixture)
-        other_key, targets = _columns(of_losses)
+        key, sources = _split_columns(of_mixture)
+        other_key, targets = _split_columns(of_losses)
         if key != other_key:
             raise DataError(
                 f"{losses}: its first column is '{other_key}', that of {mixtures} '{key}'; the "
                 "first column of both names the run"
             )
-        places = _places(of_mixture, key), _places(of_losses, key)
-        shares = np.stack([of_mixture.numbers(name) for name in sources], axis=1)
-        values = np.stack([of_losses.numbers(name) for name in targets], axis=1)
+        places = _index_rows(of_mixture, key), _index_rows(of_losses, key)
+        shares = np.stack([of_mixture.parse_numbers(name) for name in sources], axis=1)
+        values = np.stack([of_losses.parse_numbers(name) for name in targets], axis=1)
         known = [
             run
             for run in places[0]
@@ -73,7 +73,7 @@ class MixtureRuns:
             return self
         for name in names:
             if name not in self.targets:
-                raise DataError(f"no target '{name}'{did_you_mean(name, self.targets)}")
+                raise DataError(f"no target '{name}'{suggest_choice(name, self.targets)}")
         chosen = [self.targets.index(name) for name in names]
         return replace(self, targets=tuple(names), losses=self.losses[:, chosen])
 
@@ -87,14 +87,14 @@ class MixtureRuns:
             )
 
 
-def _columns(table: Csv) -> tuple[str, tuple[str, ...]]:
+def _split_columns(table: Csv) -> tuple[str, tuple[str, ...]]:
     key, *names = table.cells
     if len(names) < 1:
         raise DataError(f"{table.path}: one column; the first names the run, the others hold data")
     return key, tuple(names)
 
 
-def _places(table: Csv, key: str) -> dict[str, int]:
+def _index_rows(table: Csv, key: str) -> dict[str, int]:
     """Row by key."""
     found: dict[str, int] = {}
     for row, name in enumerate(table.cells[key]):

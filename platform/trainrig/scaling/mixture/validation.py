@@ -24,7 +24,7 @@ class PredictedLosses:
     @property
     def rank_correlation(self) -> float:
         """Spearman's: 1 where the order is right throughout. NaN where all are equal."""
-        return correlation(ranks(self.predicted), ranks(self.actual))
+        return correlation(compute_ranks(self.predicted), compute_ranks(self.actual))
 
     @property
     def error(self) -> float:
@@ -32,7 +32,7 @@ class PredictedLosses:
         return float(np.sqrt(np.mean((self.predicted - self.actual) ** 2)))
 
 
-def ranks(values: ArrayLike) -> Array:
+def compute_ranks(values: ArrayLike) -> Array:
     """The rank of each value from 0; equal values share the mean of theirs."""
     _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     after = counts.cumsum()
@@ -49,10 +49,10 @@ def correlation(a: Array, b: Array) -> float:
 def leave_one_out(process: MeanProcess, losses: Array) -> PredictedLosses:
     """Each run as the process of the others predicts it, by the scales that fitted all."""
     actual = losses.mean(axis=1)
-    return PredictedLosses(actual - process.residuals(), actual)
+    return PredictedLosses(actual - process.compute_residuals(), actual)
 
 
-def law_in_folds(shares: Array, losses: Array, seed: int) -> PredictedLosses:
+def cross_validate_law(shares: Array, losses: Array, seed: int) -> PredictedLosses:
     """Each run as predicted by mixing laws fitted to the other FOLDS - 1 parts of the runs."""
     order = np.random.default_rng(seed).permutation(len(losses))
     predicted = np.empty(len(losses))

@@ -62,7 +62,7 @@ def mixture(
     """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
     from trainrig import storage
     from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit
-    from trainrig.scaling.mixture.record import spelt
+    from trainrig.scaling.mixture.record import format_loss_interval
     from trainrig.scaling.mixture.write_mixture import write_mixture
 
     limits = dict(_limit(each) for each in at_most or ())
@@ -82,10 +82,11 @@ def mixture(
         print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
         return
     for share in sorted(record.weights, key=lambda each: -each.weight):
-        print(f"{share.weight:.4f} {spelt(share.interval)} {share.source}")
+        print(f"{share.weight:.4f} {format_loss_interval(share.interval)} {share.source}")
     print(
-        f"expected loss {record.loss:.4f} {spelt(record.loss_interval)} nats per token, "
-        f"{record.gain:.4f} {spelt(record.gain_interval)} below the average of the runs"
+        f"expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
+        f"token, {record.gain:.4f} {format_loss_interval(record.gain_interval)} below the average "
+        "of the runs"
     )
     for score in record.scores:
         print(

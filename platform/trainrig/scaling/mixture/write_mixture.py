@@ -11,11 +11,11 @@ from trainrig.scaling.mixture.fitting import (
     SECTION,
     MixtureFit,
     fit_mixture,
+    format_section,
     read_run,
-    section,
     with_weights,
 )
-from trainrig.scaling.mixture.mixture_page import mixture_page
+from trainrig.scaling.mixture.mixture_page import build_mixture_page
 from trainrig.scaling.mixture.record import MixtureRecord
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
@@ -32,10 +32,10 @@ def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
         _check_sources(run, settings, record)
     data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
     storage.write(storage.join(out, RECORD), f"{data}\n".encode())
-    storage.write(storage.join(out, SECTION), section(record).encode())
+    storage.write(storage.join(out, SECTION), format_section(record).encode())
     if run is not None:
         storage.write(storage.join(out, RUN), with_weights(run, record).encode())
-    storage.write(storage.join(out, PAGE), mixture_page(settings, result, out).encode())
+    storage.write(storage.join(out, PAGE), build_mixture_page(settings, result, out).encode())
     return record
 
 

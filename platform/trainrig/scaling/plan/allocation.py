@@ -1,7 +1,7 @@
 """How compute is best divided between parameters and tokens, whatever is given.
 
-What any form answers by its `optimum` for a budget is here answered for a size, for tokens, for
-tokens of which there are only so many, and for a model that is to serve after it was trained.
+What any form answers by its `compute_optimum` for a budget is here answered for a size, for tokens,
+for tokens of which there are only so many, and for a model that is to serve after it was trained.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig.errors import ConfigError
-from trainrig.flops import six_n_d
+from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.forms import DataConstrained, Form, Optimum, OverTraining, Parametric
 from trainrig.scaling.laws.published import LAWS
 
@@ -32,10 +32,10 @@ class Allocation:
     @property
     def flops(self) -> float:
         """By 6ND."""
-        return six_n_d(self.parameters, self.tokens)
+        return count_flops_6nd(self.parameters, self.tokens)
 
 
-def repeating(form: Form) -> DataConstrained:
+def to_data_constrained(form: Form) -> DataConstrained:
     """`form` as a law that knows repeated tokens.
 
     A parametric law that was fitted without repeats gets the fading of Muennighoff et al.
@@ -54,23 +54,23 @@ def repeating(form: Form) -> DataConstrained:
     return DataConstrained(base=base, r_d=published.r_d, r_n=published.r_n)
 
 
-def for_flops(form: Form, flops: float, unique_tokens: float | None = None) -> Allocation:
+def allocate_for_flops(form: Form, flops: float, unique_tokens: float | None = None) -> Allocation:
     """The least loss for a budget, by 6ND, with so many different tokens (None: no end of them)."""
-    found = _optimum(form, flops, unique_tokens)
+    found = _find_optimum(form, flops, unique_tokens)
     return Allocation(float(found.parameters), float(found.tokens))
 
 
-def for_parameters(form: Form, parameters: float) -> Allocation:
+def allocate_for_parameters(form: Form, parameters: float) -> Allocation:
     """The budget for which `parameters` are best. Raises ConfigError if there is none."""
-    return _where(form, lambda found: float(found.parameters), parameters, "parameters")
+    return _find_budget(form, lambda found: float(found.parameters), parameters, "parameters")
 
 
-def for_tokens(form: Form, tokens: float) -> Allocation:
+def allocate_for_tokens(form: Form, tokens: float) -> Allocation:
     """The budget for which `tokens` are best. Raises ConfigError if there is none."""
-    return _where(form, lambda found: float(found.tokens), tokens, "tokens")
+    return _find_budget(form, lambda found: float(found.tokens), tokens, "tokens")
 
 
-def for_serving(
+def allocate_for_serving(
     form: Form, trained: Allocation, served: float, unique_tokens: float | None = None
 ) -> Allocation:
     """The cheapest model as good as `trained`, with the `served` tokens that it is to read and
@@ -81,12 +81,14 @@ def for_serving(
     """
     if served == 0:
         return trained
-    loss = loss_of(form, trained, unique_tokens)
+    loss = compute_allocation_loss(form, trained, unique_tokens)
 
     def cost(log_parameters: float) -> float:
         parameters = math.exp(log_parameters)
-        tokens = tokens_reaching(form, loss, parameters, unique_tokens)
-        return math.log(six_n_d(parameters, tokens) + FLOPS_PER_SERVED * parameters * served)
+        tokens = find_tokens_reaching(form, loss, parameters, unique_tokens)
+        return math.log(
+            count_flops_6nd(parameters, tokens) + FLOPS_PER_SERVED * parameters * served
+        )
 
     # Below some size no tokens reach the loss, and the cost is infinite: a grid first.
     top = math.log(trained.parameters)
@@ -97,21 +99,23 @@ def for_serving(
 
     found = minimize_scalar(cost, bounds=around, method="bounded", options={"xatol": 1e-9})
     parameters = math.exp(found.x)
-    return Allocation(parameters, tokens_reaching(form, loss, parameters, unique_tokens))
+    return Allocation(parameters, find_tokens_reaching(form, loss, parameters, unique_tokens))
 
 
-def loss_of(form: Form, allocation: Allocation, unique_tokens: float | None = None) -> float:
+def compute_allocation_loss(
+    form: Form, allocation: Allocation, unique_tokens: float | None = None
+) -> float:
     """Nats per token."""
-    return float(form.loss(allocation.parameters, allocation.tokens, unique_tokens))
+    return float(form.compute_loss(allocation.parameters, allocation.tokens, unique_tokens))
 
 
-def tokens_reaching(
+def find_tokens_reaching(
     form: Form, loss: float, parameters: float, unique_tokens: float | None = None
 ) -> float:
     """The tokens that bring `parameters` down to `loss`; inf where none do."""
 
     def above(log_tokens: float) -> float:
-        return float(form.loss(parameters, math.exp(log_tokens), unique_tokens)) - loss
+        return float(form.compute_loss(parameters, math.exp(log_tokens), unique_tokens)) - loss
 
     low, high = math.log(1.0), math.log(1e30)
     if above(high) > 0:
@@ -121,30 +125,30 @@ def tokens_reaching(
     return math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14))
 
 
-def _optimum(form: Form, flops: float, unique_tokens: float | None = None) -> Optimum:
+def _find_optimum(form: Form, flops: float, unique_tokens: float | None = None) -> Optimum:
     if unique_tokens is not None:
-        return repeating(form).optimum(flops, unique_tokens)
-    return form.optimum(flops)
+        return to_data_constrained(form).compute_optimum(flops, unique_tokens)
+    return form.compute_optimum(flops)
 
 
-def _where(
+def _find_budget(
     form: Form, quantity: Callable[[Optimum], float], wanted: float, unit: str
 ) -> Allocation:
     def above(log_flops: float) -> float:
-        return math.log(quantity(form.optimum(math.exp(log_flops))) / wanted)
+        return math.log(quantity(form.compute_optimum(math.exp(log_flops))) / wanted)
 
     low, high = _LOG_FLOPS
     if not above(low) < 0 < above(high):
         raise ConfigError(
             f"no budget makes {wanted:.3g} {unit} the best choice under this law, which lets "
-            f"{unit} grow as compute to the power {_exponent(above):.3g}"
+            f"{unit} grow as compute to the power {_measure_exponent(above):.3g}"
         )
     from scipy.optimize import brentq
 
-    found = form.optimum(math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14)))
+    found = form.compute_optimum(math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14)))
     return Allocation(float(found.parameters), float(found.tokens))
 
 
-def _exponent(above: Callable[[float], float]) -> float:
+def _measure_exponent(above: Callable[[float], float]) -> float:
     low, high = _LOG_FLOPS
     return (above(high) - above(low)) / (high - low)

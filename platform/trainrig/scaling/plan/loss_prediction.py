@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
-from trainrig.flops import six_n_d
-from trainrig.scaling.laws.figure_format import count, flops, loss
+from trainrig.flops import count_flops_6nd
+from trainrig.scaling.laws.figure_format import format_count, format_flops, format_loss
 from trainrig.scaling.laws.forms import DataConstrained, Form
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.plan import allocation, plan_warnings
@@ -61,14 +61,14 @@ def predict_loss(
         unique_tokens = tokens / epochs
     if unique_tokens is not None and unique_tokens >= tokens:
         unique_tokens = None
-    form = law.form if unique_tokens is None else _repeating(law.form)
+    form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
     def predict(of: Form) -> float:
-        asked = of if unique_tokens is None else _repeating(of)
-        return float(asked.loss(parameters, tokens, unique_tokens))
+        asked = of if unique_tokens is None else _to_data_constrained(of)
+        return float(asked.compute_loss(parameters, tokens, unique_tokens))
 
-    found = law.interval(predict)
-    expected = float(form.loss(parameters, tokens, unique_tokens))
+    found = law.compute_interval(predict)
+    expected = float(form.compute_loss(parameters, tokens, unique_tokens))
     return LossPrediction(
         law=law.name,
         law_source=law.source,
@@ -79,31 +79,33 @@ def predict_loss(
         unique_tokens=unique_tokens,
         epochs=1.0 if unique_tokens is None else tokens / unique_tokens,
         tokens_per_parameter=tokens / parameters,
-        flops_6nd=six_n_d(parameters, tokens),
+        flops_6nd=count_flops_6nd(parameters, tokens),
         loss=expected,
         loss_interval=found,
         no_interval=law.no_interval,
-        loss_if_new=None if unique_tokens is None else float(form.loss(parameters, tokens)),
-        tasks=tuple(_tasks(law, six_n_d(parameters, tokens))),
-        warnings=tuple(_warnings(law, form, parameters, tokens, unique_tokens, expected, found)),
+        loss_if_new=None if unique_tokens is None else float(form.compute_loss(parameters, tokens)),
+        tasks=tuple(_predict_tasks(law, count_flops_6nd(parameters, tokens))),
+        warnings=tuple(
+            _find_warnings(law, form, parameters, tokens, unique_tokens, expected, found)
+        ),
     )
 
 
-def lines(found: LossPrediction) -> Iterator[str]:
+def describe_prediction(found: LossPrediction) -> Iterator[str]:
     """The prediction, the loss first."""
     sure = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:
         sure = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
-    yield f"loss {loss(found.loss)} nats per token{sure}"
+    yield f"loss {format_loss(found.loss)} nats per token{sure}"
     yield (
-        f"  {count(found.parameters)} parameters ({found.parameters_count}), "
-        f"{count(found.tokens)} tokens, D/N {found.tokens_per_parameter:.3g}, "
-        f"{flops(found.flops_6nd)} FLOPs by 6ND"
+        f"  {format_count(found.parameters)} parameters ({found.parameters_count}), "
+        f"{format_count(found.tokens)} tokens, D/N {found.tokens_per_parameter:.3g}, "
+        f"{format_flops(found.flops_6nd)} FLOPs by 6ND"
     )
     if found.unique_tokens is not None and found.loss_if_new is not None:
         yield (
-            f"  {found.epochs:.3g} epochs of {count(found.unique_tokens)} tokens; with new ones "
-            f"the loss would be {loss(found.loss_if_new)}"
+            f"  {found.epochs:.3g} epochs of {format_count(found.unique_tokens)} tokens; with new "
+            f"ones the loss would be {format_loss(found.loss_if_new)}"
         )
     for task in found.tasks:
         sure = "(no interval)" if task.interval is None else f"{task.interval}"
@@ -116,13 +118,13 @@ def lines(found: LossPrediction) -> Iterator[str]:
         yield f"! {warning}"
 
 
-def _tasks(law: Law, flops: float) -> Iterator[TaskPrediction]:
+def _predict_tasks(law: Law, flops: float) -> Iterator[TaskPrediction]:
     for task in law.tasks:
         yield TaskPrediction(
             task=task.task,
             score=float(task.form.score(flops)),
-            interval=task.interval(flops),
-            loss=float(task.form.loss(flops)),
+            interval=task.compute_interval(flops),
+            loss=float(task.form.compute_loss(flops)),
             chance=task.form.chance,
         )
 
@@ -146,9 +148,9 @@ def _check(
         )
 
 
-def _repeating(form: Form) -> DataConstrained:
+def _to_data_constrained(form: Form) -> DataConstrained:
     try:
-        return allocation.repeating(form)
+        return allocation.to_data_constrained(form)
     except ConfigError:
         raise ConfigError(
             f"predict: a {form.kind} law cannot tell repeated tokens from new ones; leave out "
@@ -156,7 +158,7 @@ def _repeating(form: Form) -> DataConstrained:
         ) from None
 
 
-def _warnings(
+def _find_warnings(
     law: Law,
     form: Form,
     parameters: float,
@@ -165,7 +167,7 @@ def _warnings(
     expected: float,
     found: Interval | None,
 ) -> Iterator[str]:
-    yield from plan_warnings.beyond(law, parameters, tokens)
+    yield from plan_warnings.find_extrapolations(law, parameters, tokens)
     if unique_tokens is not None and not isinstance(law.form, DataConstrained):
         yield (
             f"The law '{law.name}' was fitted without repeats: they fade as Muennighoff et al. "

@@ -8,7 +8,7 @@ import typer
 
 from trainrig.command_line import completion
 from trainrig.command_line.options import HardwareTable, Json, Utilisation
-from trainrig.command_line.quantity import quantity_of
+from trainrig.command_line.quantity import make_quantity_parser
 from trainrig.errors import ConfigError
 
 Degree = Annotated[
@@ -38,7 +38,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="FLOP",
-            parser=quantity_of("--flops"),
+            parser=make_quantity_parser("--flops"),
             help="Budget: compute, counted as 6ND FLOPs.",
         ),
     ] = None,
@@ -46,7 +46,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="DAYS",
-            parser=quantity_of("--gpu-days"),
+            parser=make_quantity_parser("--gpu-days"),
             help="Budget: days of one device.",
         ),
     ] = None,
@@ -54,7 +54,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="USD",
-            parser=quantity_of("--budget-usd"),
+            parser=make_quantity_parser("--budget-usd"),
             help="Budget: money, at on-demand prices.",
         ),
     ] = None,
@@ -62,7 +62,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="N",
-            parser=quantity_of("--parameters"),
+            parser=make_quantity_parser("--parameters"),
             help="Plan for this model size, in parameters, instead.",
         ),
     ] = None,
@@ -70,7 +70,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="N",
-            parser=quantity_of("--tokens"),
+            parser=make_quantity_parser("--tokens"),
             help="Plan for this many tokens instead.",
         ),
     ] = None,
@@ -78,7 +78,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="N",
-            parser=quantity_of("--tokens-available"),
+            parser=make_quantity_parser("--tokens-available"),
             help="Unique tokens that there are; beyond, they repeat.  [default: any]",
         ),
     ] = None,
@@ -86,7 +86,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="N",
-            parser=quantity_of("--tokens-served"),
+            parser=make_quantity_parser("--tokens-served"),
             help="Tokens that the model will process in use, to count its cost.  [default: none]",
         ),
     ] = None,
@@ -95,7 +95,7 @@ def plan(
         typer.Option(
             metavar="DEVICE",
             help="Device to train on.  [default: h100]",
-            autocompletion=completion.devices,
+            autocompletion=completion.complete_devices,
         ),
     ] = None,
     devices: Annotated[
@@ -114,7 +114,7 @@ def plan(
         typer.Option(
             metavar="NAME",
             help="With --layout: what joins machines.  [default: the machine's own]",
-            autocompletion=completion.interconnects,
+            autocompletion=completion.complete_interconnects,
         ),
     ] = None,
     tensor: Degree = None,
@@ -126,7 +126,7 @@ def plan(
         typer.Option(
             metavar="NAME",
             help="Machine to rent.  [default: the cheapest with that device]",
-            autocompletion=completion.instances,
+            autocompletion=completion.complete_instances,
         ),
     ] = None,
     mfu: Utilisation = None,
@@ -136,7 +136,7 @@ def plan(
         typer.Option(
             metavar="FORMAT",
             help="Number format to compute in: float32, tf32 or bfloat16.  [default: bfloat16]",
-            autocompletion=completion.words("float32", "tf32", "bfloat16"),
+            autocompletion=completion.make_word_completion("float32", "tf32", "bfloat16"),
         ),
     ] = None,
     vocabulary: Annotated[
@@ -151,7 +151,9 @@ def plan(
             metavar="RULE",
             help="Rule for batch size and learning rate: DeepSeek, Porian, StepLaw or Kaplan.  "
             "[default: DeepSeek]",
-            autocompletion=completion.words("DeepSeek", "Porian", "StepLaw", "Kaplan"),
+            autocompletion=completion.make_word_completion(
+                "DeepSeek", "Porian", "StepLaw", "Kaplan"
+            ),
         ),
     ] = None,
     optimizer: Annotated[
@@ -221,10 +223,10 @@ def plan(
         _print_layouts(layout, of_cluster, fixed, hardware, out, as_json)
         return
     assert law is not None  # `check_kind` asks for it
-    from trainrig.scaling.plan.plan_verb import RunWanted, answer, sizes
+    from trainrig.scaling.plan.plan_verb import RunWanted, answer, describe_best_sizes
 
     if table:
-        for line in sizes(law):
+        for line in describe_best_sizes(law):
             print(line)
         return
     wanted = RunWanted(out, tokens_folder, output)
@@ -272,7 +274,7 @@ def _print_layouts(
 
     found, lines = answer(path, ClusterWanted(**cluster), Fixed(**fixed), table, out)
     if as_json:
-        print(json.dumps(layout_text.as_data(found)))
+        print(json.dumps(layout_text.build_plan_data(found)))
         return
     for line in lines:
         print(line)

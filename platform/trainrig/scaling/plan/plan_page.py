@@ -6,10 +6,17 @@ import numpy as np
 
 from trainrig import figures, report, storage
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section, Text
-from trainrig.scaling.laws.figure_format import count, flops, four_digits, interval, loss, usd
+from trainrig.scaling.laws.figure_format import (
+    format_count,
+    format_flops,
+    format_four_digits,
+    format_interval,
+    format_loss,
+    format_usd,
+)
 from trainrig.scaling.laws.forms import OverTraining, Parametric
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.pages.law_views import surface
+from trainrig.scaling.laws.pages.law_views import compute_surface
 from trainrig.scaling.plan import allocation
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plots.frontier import Band, plot_contours
@@ -24,21 +31,21 @@ SERVED = (0.01, 1000.0)  # times the plan's tokens
 
 def write_plan_page(path: str, plan: ScalingPlan, law: Law, run_file: str) -> str:
     """Put the page of `plan` at `path`; `run_file` is what was written of it. The path."""
-    storage.write(path, plan_page(plan, law, run_file).encode())
+    storage.write(path, build_plan_page(plan, law, run_file).encode())
     return path
 
 
-def plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
+def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
     """The page as HTML text."""
     page = report.ReportPage(
         title="Plan of a run",
-        verdict=_verdict(plan),
-        figures=_key_figures(plan),
+        verdict=_build_verdict(plan),
+        figures=_build_key_figures(plan),
         sections=(
-            Section("size", "How large, on how many tokens", _size(plan, law)),
-            Section("loss", "What will come of it", (_trajectory(plan),)),
-            *_beyond_training(plan, law),
-            Section("memory", "Where it fits", (_memory(plan),)),
+            Section("size", "How large, on how many tokens", _build_size(plan, law)),
+            Section("loss", "What will come of it", (_chart_trajectory(plan),)),
+            *_build_beyond_training(plan, law),
+            Section("memory", "Where it fits", (_build_memory_table(plan),)),
             Section("assumed", "What it hangs on", _list_assumptions(plan)),
         ),
         commands=(
@@ -50,40 +57,42 @@ def plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
             "Asked": {plan.target.replace("_", " "): f"{plan.asked:g}"},
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(plan: ScalingPlan) -> report.Verdict:
+def _build_verdict(plan: ScalingPlan) -> report.Verdict:
     size = plan.size
-    sure = f" {interval(plan.loss_interval)}" if plan.loss_interval else ""
+    sure = f" {format_interval(plan.loss_interval)}" if plan.loss_interval else ""
     sentence = (
-        f"{count(size.parameters)} parameters on {count(size.tokens)} tokens are expected to reach "
-        f"{loss(plan.loss)}{sure} nats per token, in {four_digits(plan.cost.hours)} h on "
-        f"{plan.cost.devices:,} {plan.cost.device}."
+        f"{format_count(size.parameters)} parameters on {format_count(size.tokens)} tokens are "
+        f"expected to reach {format_loss(plan.loss)}{sure} nats per token, in "
+        f"{format_four_digits(plan.cost.hours)} h on {plan.cost.devices:,} {plan.cost.device}."
     )
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
 
 
-def _key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
+def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
     size, cost = plan.size, plan.cost
-    sure = interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
+    sure = format_interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
     sizes = size.parameters_interval
-    best = f"best: {interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
-    price = "–" if cost.usd is None else usd(cost.usd)
+    best = f"best: {format_interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
+    price = "–" if cost.usd is None else format_usd(cost.usd)
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
-    by_6nd = f"{flops(size.flops_6nd)} by 6ND"
-    days = f"{four_digits(cost.device_days)} device days"
+    by_6nd = f"{format_flops(size.flops_6nd)} by 6ND"
+    days = f"{format_four_digits(cost.device_days)} device days"
     return (
-        KeyFigure("Loss", loss(plan.loss), "nats per token", sure),
-        KeyFigure("Parameters", count(size.parameters), plan.parameters_count, best),
-        KeyFigure("Tokens", count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"),
-        KeyFigure("Compute", flops(size.flops), "FLOPs", by_6nd),
+        KeyFigure("Loss", format_loss(plan.loss), "nats per token", sure),
+        KeyFigure("Parameters", format_count(size.parameters), plan.parameters_count, best),
+        KeyFigure(
+            "Tokens", format_count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"
+        ),
+        KeyFigure("Compute", format_flops(size.flops), "FLOPs", by_6nd),
         KeyFigure("Money", price, "USD", machines),
-        KeyFigure("Energy", four_digits(cost.kwh), "kWh", days),
+        KeyFigure("Energy", format_four_digits(cost.kwh), "kWh", days),
     )
 
 
-def _size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
+def _build_size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
     size, recipe = plan.size, plan.recipe
     shape = plan.model.shape
     rows: list[tuple[Cell, ...]] = [
@@ -95,21 +104,21 @@ def _size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
         ("learning rate", f"{recipe.rate:.2g}, by {recipe.rule.kind}"),
         ("checkpoints", f"every {plan.saving.every:,} steps"),
     ]
-    return _contours(plan, law), ReportTable("The run", ("", "value"), tuple(rows))
+    return _chart_contours(plan, law), ReportTable("The run", ("", "value"), tuple(rows))
 
 
-def _contours(plan: ScalingPlan, law: Law) -> Chart:
+def _chart_contours(plan: ScalingPlan, law: Law) -> Chart:
     size = plan.size
     sizes = (size.parameters / WIDE, size.parameters * WIDE)
     tokens = (size.tokens / WIDE, size.tokens * WIDE)
     budgets = np.geomspace(size.flops_6nd / WIDE, size.flops_6nd * WIDE, 40)
-    best = law.form.optimum(budgets)
+    best = law.form.compute_optimum(budgets)
     return Chart(
         f"{size.tokens_per_parameter:.3g} tokens a parameter",
         figures.draw(
             partial(
                 plot_contours,
-                surface=surface(law.form, sizes, tokens),
+                surface=compute_surface(law.form, sizes, tokens),
                 frontier=(best.parameters, best.tokens),
                 chosen=(size.parameters, size.tokens),
             ),
@@ -122,10 +131,10 @@ def _contours(plan: ScalingPlan, law: Law) -> Chart:
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             tuple(
                 (
-                    flops(budgets[i]),
-                    count(best.parameters[i]),
-                    count(best.tokens[i]),
-                    loss(best.loss[i]),
+                    format_flops(budgets[i]),
+                    format_count(best.parameters[i]),
+                    format_count(best.tokens[i]),
+                    format_loss(best.loss[i]),
                 )
                 for i in range(0, len(budgets), 3)
             ),
@@ -133,16 +142,16 @@ def _contours(plan: ScalingPlan, law: Law) -> Chart:
     )
 
 
-def _trajectory(plan: ScalingPlan) -> Chart:
+def _chart_trajectory(plan: ScalingPlan) -> Chart:
     points = plan.curve
     losses = np.array([point.loss for point in points])
     known = all(point.low is not None and point.high is not None for point in points)
     ends = [(point.low or 0.0, point.high or 0.0) for point in points] if known else []
     low, high = np.array(ends).T if ends else (None, None)
     band = Band(np.array([point.tokens for point in points]), losses, low, high)
-    reached = f"{loss(plan.loss)} {interval(plan.loss_interval)}"
+    reached = f"{format_loss(plan.loss)} {format_interval(plan.loss_interval)}"
     return Chart(
-        f"Loss {reached} after {count(plan.size.tokens)} tokens",
+        f"Loss {reached} after {format_count(plan.size.tokens)} tokens",
         figures.draw(partial(plot_trajectory, band=band), 250),
         label="The predicted loss of this size against the tokens that it ends after.",
         caption="Each point is of a run that ends there, its rate decayed. The run's own report "
@@ -150,21 +159,29 @@ def _trajectory(plan: ScalingPlan) -> Chart:
         table=ReportTable(
             "Loss by tokens, nats per token",
             ("tokens", "loss", "low", "high"),
-            tuple((count(p.tokens), loss(p.loss), _end(p.low), _end(p.high)) for p in points),
+            tuple(
+                (
+                    format_count(p.tokens),
+                    format_loss(p.loss),
+                    _format_end(p.low),
+                    _format_end(p.high),
+                )
+                for p in points
+            ),
         ),
     )
 
 
-def _end(of_interval: float | None) -> str:
-    return "–" if of_interval is None else loss(of_interval)
+def _format_end(of_interval: float | None) -> str:
+    return "–" if of_interval is None else format_loss(of_interval)
 
 
-def _beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
+def _build_beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
     charts = []
     if plan.service is not None and isinstance(law.form, Parametric | OverTraining):
         charts.append(_chart_serving(plan, law))
     if plan.data is not None:
-        charts.append(_epochs(plan))
+        charts.append(_chart_epochs(plan))
     return (Section("beyond", "Beyond training alone", tuple(charts)),) if charts else ()
 
 
@@ -173,12 +190,12 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
     service = plan.service
     alone = allocation.Allocation(*service.best_trained)
     served = np.geomspace(SERVED[0] * alone.tokens, SERVED[1] * alone.tokens, 24)
-    found = [allocation.for_serving(law.form, alone, float(each)) for each in served]
+    found = [allocation.allocate_for_serving(law.form, alone, float(each)) for each in served]
     ratio = np.array([each.tokens / each.parameters for each in found])
     drawn = Served(served, ratio, alone.tokens / alone.parameters)
     chosen = (service.tokens_served, plan.size.tokens_per_parameter)
     return Chart(
-        f"Serving {count(service.tokens_served)} tokens: {service.saved:.2%} of all compute"
+        f"Serving {format_count(service.tokens_served)} tokens: {service.saved:.2%} of all compute"
         " saved by a smaller model",
         figures.draw(partial(plot_served, served=drawn, chosen=chosen), 260),
         label="Tokens per parameter of the cheapest model of one loss, against tokens served.",
@@ -188,14 +205,14 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
             "The cheapest model of that loss",
             ("tokens served", "parameters", "tokens", "tokens a parameter"),
             tuple(
-                (count(s), count(each.parameters), count(each.tokens), r)
+                (format_count(s), format_count(each.parameters), format_count(each.tokens), r)
                 for s, each, r in zip(served.tolist(), found, ratio.tolist(), strict=True)
             ),
         ),
     )
 
 
-def _epochs(plan: ScalingPlan) -> Chart:
+def _chart_epochs(plan: ScalingPlan) -> Chart:
     assert plan.data is not None  # asked before
     data = plan.data
     epochs = np.geomspace(1, max(EPOCHS, 2 * data.epochs), 60)
@@ -204,21 +221,21 @@ def _epochs(plan: ScalingPlan) -> Chart:
     drawn = RepeatedTokens(epochs, effective, data.unique_tokens)
     few = range(0, len(epochs), 4)
     return Chart(
-        f"{data.epochs:.3g} epochs are worth {count(data.worth)} new tokens, and no number of them "
-        f"more than {count(data.wall)}",
+        f"{data.epochs:.3g} epochs are worth {format_count(data.worth)} new tokens, and no number "
+        f"of them more than {format_count(data.wall)}",
         figures.draw(partial(plot_epochs, repeated=drawn, chosen=(data.epochs, data.worth)), 260),
         label="What repeated tokens are worth in new ones, against epochs.",
-        caption=f"{count(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
+        caption=f"{format_count(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
         f"{data.fading:.3g}.",
         table=ReportTable(
             "Worth of epochs",
             ("epochs", "worth, tokens"),
-            tuple((float(epochs[i]), count(effective[i])) for i in few),
+            tuple((float(epochs[i]), format_count(effective[i])) for i in few),
         ),
     )
 
 
-def _memory(plan: ScalingPlan) -> ReportTable:
+def _build_memory_table(plan: ScalingPlan) -> ReportTable:
     placement = plan.placement
     columns = tuple(next((row.bytes_by_recompute for row in placement.table), {}))
     return ReportTable(

@@ -31,7 +31,7 @@ def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequ
     return request.model_copy(update={"vocabulary": entries})
 
 
-def tokens_in(tokens: str) -> int:
+def count_train_tokens(tokens: str) -> int:
     """Different tokens to train on in the folder that `tokenize` wrote."""
     return int(_read(tokens).counts["train_tokens"])
 
@@ -40,7 +40,7 @@ def _read(tokens: str) -> Manifest:
     return manifest.read_input(tokens, "tokenize")
 
 
-def run_file(
+def build_run_file(
     plan: ScalingPlan, compute: str, tokens: str, output: str, plan_path: str
 ) -> Pretraining:
     """The run that `plan` describes, on the folder `tokens`, into the folder `output`.
@@ -56,7 +56,7 @@ def run_file(
         sequence_length=recipe.sequence_length,
         global_batch=recipe.global_batch,
         micro_batch=recipe.micro_batch,
-        epochs=_epochs(plan, tokens),
+        epochs=_choose_epochs(plan, tokens),
     )
     return Pretraining(
         tokens=tokens,
@@ -79,7 +79,7 @@ def run_file(
     )
 
 
-def _epochs(plan: ScalingPlan, tokens: str) -> float:
+def _choose_epochs(plan: ScalingPlan, tokens: str) -> float:
     """The usual cap, or what the plan needs: windows leave some tokens of each source out."""
     uncapped = BatchSettings(
         sequence_length=plan.recipe.sequence_length,
@@ -99,7 +99,7 @@ def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: s
     """
     stem = path.removesuffix(".toml")
     beside = f"{stem}.plan.json"
-    run = run_file(plan, compute, tokens, output or stem, beside)
+    run = build_run_file(plan, compute, tokens, output or stem, beside)
     text = to_toml(run).encode()
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")

@@ -2,9 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from trainrig.flops import six_n_d
+from trainrig.flops import count_flops_6nd
 from trainrig.parallel.recompute import Full, Selective
-from trainrig.scaling.laws.figure_format import count, flops, four_digits, loss, usd
+from trainrig.scaling.laws.figure_format import (
+    format_count,
+    format_flops,
+    format_four_digits,
+    format_loss,
+    format_usd,
+)
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.published import HOFFMANN_SIZES
@@ -23,34 +29,40 @@ _ASKED = {
 }
 
 
-def lines(plan: ScalingPlan) -> Iterator[str]:
+def describe_plan(plan: ScalingPlan) -> Iterator[str]:
     """The plan, most wanted first; warnings last, where they are read."""
     yield f"{plan.law}: {plan.law_source}"
     yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
     yield ""
-    for name, text in (*_size(plan), *_data(plan), *_recipe(plan), *_cost(plan)):
+    for name, text in (
+        *_describe_size(plan),
+        *_describe_data(plan),
+        *_describe_recipe(plan),
+        *_describe_cost(plan),
+    ):
         yield f"  {name:<{_WIDTH}}{text}"
     yield ""
-    yield from _memory(plan)
+    yield from _describe_memory(plan)
     yield ""
     yield from _describe_assumptions(plan)
     for warning in plan.warnings:
         yield f"! {warning}"
 
 
-def _size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
+def _describe_size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     size = plan.size
     yield (
         "parameters N",
-        f"{count(size.parameters)} {plan.parameters_count}{_within(size.parameters_interval)}: "
-        f"{size.non_embedding:,} in layers, {size.embedding:,} in the embedding",
+        f"{format_count(size.parameters)} {plan.parameters_count}"
+        f"{_format_interval(size.parameters_interval)}: {size.non_embedding:,} in layers, "
+        f"{size.embedding:,} in the embedding",
     )
-    yield "tokens D", f"{count(size.tokens)}{_within(size.tokens_interval)}"
+    yield "tokens D", f"{format_count(size.tokens)}{_format_interval(size.tokens_interval)}"
     yield "D/N", f"{size.tokens_per_parameter:.3g}"
     interval = plan.loss_interval
-    sure = _within(interval) if interval else f" (no interval: {plan.no_interval})"
-    yield "loss", f"{loss(plan.loss)} nats per token{sure}"
-    yield "FLOPs", f"{flops(size.flops)} exact, {flops(size.flops_6nd)} by 6ND"
+    sure = _format_interval(interval) if interval else f" (no interval: {plan.no_interval})"
+    yield "loss", f"{format_loss(plan.loss)} nats per token{sure}"
+    yield "FLOPs", f"{format_flops(size.flops)} exact, {format_flops(size.flops_6nd)} by 6ND"
     if plan.objective:
         yield "objective", f"{name_objective(plan.objective)}; the loss is its own, of its targets"
     shape = plan.model.shape
@@ -62,17 +74,18 @@ def _size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     )
 
 
-def _data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
+def _describe_data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     if plan.data:
         data = plan.data
         yield (
             "epochs",
-            f"{data.epochs:.3g} of {count(data.unique_tokens)} tokens, worth "
-            f"{count(data.worth)} new ones; with new ones the loss were {loss(data.loss_if_new)}",
+            f"{data.epochs:.3g} of {format_count(data.unique_tokens)} tokens, worth "
+            f"{format_count(data.worth)} new ones; with new ones the loss were "
+            f"{format_loss(data.loss_if_new)}",
         )
         yield (
             "data wall",
-            f"no number of epochs is worth more than {count(data.wall)} new tokens "
+            f"no number of epochs is worth more than {format_count(data.wall)} new tokens "
             f"(R_D* {data.fading:.3g})",
         )
     if plan.service:
@@ -80,18 +93,19 @@ def _data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
         parameters, tokens = service.best_trained
         yield (
             "serving",
-            f"{count(service.tokens_served)} tokens: {service.saved:.2%} of all compute saved "
-            f"over the best to train alone ({count(parameters)}, {count(tokens)} tokens); "
-            f"training takes {service.training_factor:.3g} times its compute",
+            f"{format_count(service.tokens_served)} tokens: {service.saved:.2%} of all compute "
+            f"saved over the best to train alone ({format_count(parameters)}, "
+            f"{format_count(tokens)} tokens); training takes {service.training_factor:.3g} times "
+            "its compute",
         )
 
 
-def _recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
+def _describe_recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     recipe, saving = plan.recipe, plan.saving
     yield (
         "batch",
         f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} = "
-        f"{count(recipe.batch_tokens)} tokens, {recipe.steps:,} steps",
+        f"{format_count(recipe.batch_tokens)} tokens, {recipe.steps:,} steps",
     )
     yield (
         "learning rate",
@@ -100,32 +114,33 @@ def _recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     )
     yield (
         "checkpoints",
-        f"every {saving.every:,} steps = {_duration(saving.seconds)}: one holds steps up for "
-        f"{saving.stalled:.2g} s, a fault comes every {saving.hours_between_faults:,.3g} h",
+        f"every {saving.every:,} steps = {_format_duration(saving.seconds)}: one holds steps up "
+        f"for {saving.stalled:.2g} s, a fault comes every {saving.hours_between_faults:,.3g} h",
     )
 
 
-def _cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
+def _describe_cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     cost = plan.cost
     yield (
         "time",
-        f"{four_digits(cost.hours)} h on {cost.devices:,} {cost.device}, "
-        f"{four_digits(cost.device_days)} device days",
+        f"{format_four_digits(cost.hours)} h on {cost.devices:,} {cost.device}, "
+        f"{format_four_digits(cost.device_days)} device days",
     )
     if cost.usd is not None:
-        spot = f", {usd(cost.usd_spot)} on spot" if cost.usd_spot is not None else ""
+        spot = f", {format_usd(cost.usd_spot)} on spot" if cost.usd_spot is not None else ""
         yield (
             "money",
-            f"{usd(cost.usd)} USD{spot}: {cost.machines:,} {cost.instance} (price of {cost.as_of})",
+            f"{format_usd(cost.usd)} USD{spot}: {cost.machines:,} {cost.instance} "
+            f"(price of {cost.as_of})",
         )
     else:
         yield "money", "no price: the table of hardware has no instance with it"
-    yield "energy", f"{four_digits(cost.kwh)} kWh"
+    yield "energy", f"{format_four_digits(cost.kwh)} kWh"
 
 
-def _memory(plan: ScalingPlan) -> Iterator[str]:
+def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
     placement = plan.placement
-    words = layout_words(placement)
+    words = describe_placement(placement)
     if placement.fits:
         yield (
             f"  {'layout':<{_WIDTH}}{words}: {placement.memory / GIB:,.1f} of "
@@ -140,7 +155,7 @@ def _memory(plan: ScalingPlan) -> Iterator[str]:
         yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not offered here)'}"
 
 
-def layout_words(placement: Placement) -> str:
+def describe_placement(placement: Placement) -> str:
     """The layout in a few words."""
     parallel = placement.parallel
     words: list[str] = [parallel.kind]
@@ -167,32 +182,34 @@ def _describe_assumptions(plan: ScalingPlan) -> Iterator[str]:
     )
 
 
-def table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
+def describe_size_table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
     """What compute and tokens are best for each size: by the law, and as Hoffmann et al. print."""
     yield f"{law.name}: {law.source}"
     heads = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
     printed = law.name.startswith("hoffmann")
     yield heads + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
     for size in sizes:
-        best = allocation.for_parameters(law.form, size)
-        reached = allocation.loss_of(law.form, best)
+        best = allocation.allocate_for_parameters(law.form, size)
+        reached = allocation.compute_allocation_loss(law.form, best)
         row = (
-            f"{count(size):>8}{six_n_d(size, best.tokens):>11.2e}{count(best.tokens):>9}"
-            f"{best.tokens / size:>8.3g}{loss(reached):>8}"
+            f"{format_count(size):>8}{count_flops_6nd(size, best.tokens):>11.2e}"
+            f"{format_count(best.tokens):>9}{best.tokens / size:>8.3g}{format_loss(reached):>8}"
         )
-        yield row + (_as_printed(size) if printed else "")
+        yield row + (_format_as_printed(size) if printed else "")
 
 
-def _as_printed(size: float) -> str:
+def _format_as_printed(size: float) -> str:
     found = next(row for row in HOFFMANN_SIZES if row.parameters == size)
-    return "".join(f"   {flops:.2e} {count(tokens):>6}" for flops, tokens in found.approaches)
+    return "".join(
+        f"   {flops:.2e} {format_count(tokens):>6}" for flops, tokens in found.approaches
+    )
 
 
-def _within(interval: Interval | None) -> str:
+def _format_interval(interval: Interval | None) -> str:
     return f" {interval}" if interval else ""
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds / 3600:.3g} h"
     return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:.3g} s"

@@ -39,13 +39,13 @@ def answer(
     if wanted.out is not None:
         check_file(wanted.out)
     law = find_law(name)
-    request = _request(given)
+    request = _parse_request(given)
     if wanted.out is None and (wanted.tokens_folder or wanted.output):
         raise ConfigError(
             "plan: --tokens-folder and --output are of a run file; add --out RUN.toml"
         )
     found = _make_plan(law, request, table, wanted)
-    lines = list(plan_text.lines(found))
+    lines = list(plan_text.describe_plan(found))
     if wanted.out and wanted.tokens_folder:
         # Here, as it draws: a refused plan should not wait for that.
         from trainrig.scaling.plan.plan_page import write_plan_page
@@ -67,14 +67,14 @@ def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWan
         raise ConfigError("plan: --out needs --tokens-folder, which `tokenize` wrote")
     request = plan_run.fit_to_tokens(wanted.tokens_folder, request, law.objective)
     found = make_plan(law, request, offers)
-    there = plan_run.tokens_in(wanted.tokens_folder)
+    there = plan_run.count_train_tokens(wanted.tokens_folder)
     if request.tokens_available is None and found.size.tokens > there:
         if isinstance(law.form, Kaplan):
             return found.model_copy(
                 update={
                     "warnings": (
                         *found.warnings,
-                        plan_warnings.of_repeats(found.size.tokens, there),
+                        plan_warnings.find_repeat_warnings(found.size.tokens, there),
                     )
                 }
             )
@@ -83,9 +83,9 @@ def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWan
     return found
 
 
-def sizes(name: str) -> Iterator[str]:
+def describe_best_sizes(name: str) -> Iterator[str]:
     """The table of what is best for each size."""
-    return plan_text.table(find_law(name))
+    return plan_text.describe_size_table(find_law(name))
 
 
 def find_law(name: str) -> Law:
@@ -97,10 +97,10 @@ def find_law(name: str) -> Law:
         return read_law(name)
     if name.endswith(".json") or "/" in name:
         return read_law(name)  # says that there is none
-    return published.law(name)
+    return published.find_published_law(name)
 
 
-def _request(given: Mapping[str, Any]) -> PlanRequest:
+def _parse_request(given: Mapping[str, Any]) -> PlanRequest:
     """Raises ConfigError in terms of options, where config speaks of keys."""
     try:
         return PlanRequest.model_validate(given)
@@ -119,7 +119,7 @@ def _request(given: Mapping[str, Any]) -> PlanRequest:
         if not key:
             raise ConfigError(f"plan: {message}") from None
         option = _OPTIONS.get(key, key).replace("_", "-")
-        found = config.toml_value(first["input"])
+        found = config.format_toml_value(first["input"])
         raise ConfigError(
             f"plan: --{option}: {message[0].lower()}{message[1:]}, found {found}"
         ) from None

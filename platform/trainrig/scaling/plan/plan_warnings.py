@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from trainrig.estimate.cost import Cost
-from trainrig.flops import six_n_d
-from trainrig.scaling.laws.figure_format import usd
+from trainrig.flops import count_flops_6nd
+from trainrig.scaling.laws.figure_format import format_usd
 from trainrig.scaling.laws.law import FittedRange, Law
 from trainrig.scaling.plan.plan import Placement
 
@@ -12,39 +12,39 @@ from trainrig.scaling.plan.plan import Placement
 NEAR = 0.05
 
 
-def beyond(law: Law, parameters: float, tokens: float) -> Iterator[str]:
+def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[str]:
     """One line for each quantity that lies outside of the law's runs, with the factor."""
     ranges = law.ranges
     if ranges is None:
         yield f"The law '{law.name}' does not say on which runs it was fitted."
         return
     for what, value, span in (
-        ("compute by 6ND", six_n_d(parameters, tokens), ranges.flops),
+        ("compute by 6ND", count_flops_6nd(parameters, tokens), ranges.flops),
         ("parameters", parameters, ranges.parameters),
         ("tokens", tokens, ranges.tokens),
         ("tokens a parameter", tokens / parameters, ranges.tokens_per_parameter),
     ):
-        yield from _outside(what, value, span)
+        yield from _describe_extrapolation(what, value, span)
 
 
-def _outside(what: str, value: float, span: FittedRange) -> Iterator[str]:
+def _describe_extrapolation(what: str, value: float, span: FittedRange) -> Iterator[str]:
     if value > span.greatest:
         yield (
-            f"Extrapolated: {what}, {value:.3g}, {_times(value / span.greatest)} the greatest of "
-            f"the law's runs ({span.greatest:.3g})."
+            f"Extrapolated: {what}, {value:.3g}, {_format_times(value / span.greatest)} the "
+            f"greatest of the law's runs ({span.greatest:.3g})."
         )
     elif value < span.least:
         yield (
-            f"Extrapolated: {what}, {value:.3g}, {_times(span.least / value)} below the least of "
-            f"the law's runs ({span.least:.3g})."
+            f"Extrapolated: {what}, {value:.3g}, {_format_times(span.least / value)} below the "
+            f"least of the law's runs ({span.least:.3g})."
         )
 
 
-def _times(factor: float) -> str:
+def _format_times(factor: float) -> str:
     return f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
 
 
-def of_decoder(wanted: float, found: float) -> Iterator[str]:
+def find_decoder_warnings(wanted: float, found: float) -> Iterator[str]:
     """Where the ladder has no decoder of the size that the law wants."""
     if abs(found / wanted - 1) > NEAR:
         yield (
@@ -53,7 +53,7 @@ def of_decoder(wanted: float, found: float) -> Iterator[str]:
         )
 
 
-def of_placement(placement: Placement, devices: int) -> Iterator[str]:
+def find_placement_warnings(placement: Placement, devices: int) -> Iterator[str]:
     """Where no layout fits."""
     if placement.fits:
         return
@@ -66,7 +66,7 @@ def of_placement(placement: Placement, devices: int) -> Iterator[str]:
     )
 
 
-def of_budget(asked: float | None, cost: Cost, serves: bool) -> Iterator[str]:
+def find_budget_warnings(asked: float | None, cost: Cost, serves: bool) -> Iterator[str]:
     """Where there is less money than it takes."""
     if asked is None or cost.usd is None or cost.usd <= asked * (1 + NEAR):
         return
@@ -75,10 +75,10 @@ def of_budget(asked: float | None, cost: Cost, serves: bool) -> Iterator[str]:
         if serves
         else "whole machines are paid for, and some devices have nothing to do: name --devices"
     )
-    yield f"It costs {usd(cost.usd)} USD, over the {usd(asked)} asked for: {why}."
+    yield f"It costs {format_usd(cost.usd)} USD, over the {format_usd(asked)} asked for: {why}."
 
 
-def of_repeats(tokens: float, there: float) -> str:
+def find_repeat_warnings(tokens: float, there: float) -> str:
     """Where there are fewer tokens than a law wants that cannot tell them from repeats."""
     return (
         f"It sees the {there:,.0f} tokens of the folder {tokens / there:.3g} times, and this law "

@@ -1,7 +1,7 @@
 """The model that a plan is of: as large as the law counts, of the kind that its objective asks."""
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.objective_flops import position_flops
+from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives.denoising.row_shapes import (
     compute_widest_row,
@@ -12,8 +12,8 @@ from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.model_ladder import (
     LadderModel,
+    find_ladder_model_by_count,
     find_ladder_model_of,
-    ladder_model_of,
     with_further_heads,
 )
 
@@ -27,7 +27,7 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
     positions = compute_widest_row(objective, length)
     kind = find_model_kind(objective)
     if kind == "Decoder":
-        found = ladder_model_of(parameters, law.parameters_count, vocabulary, positions)
+        found = find_ladder_model_by_count(parameters, law.parameters_count, vocabulary, positions)
         return with_further_heads(found, count_further_heads(objective))
     if law.parameters_count == "total":
         raise ConfigError(
@@ -37,15 +37,15 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
     return find_ladder_model_of(kind, parameters, vocabulary, positions)
 
 
-def row_places(law: Law, length: int) -> int:
+def count_row_places(law: Law, length: int) -> int:
     """Places that the widest rows of the objective of `law` fill, of `length` tokens of text."""
     return compute_widest_row(read(law.objective), length)
 
 
-def training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
+def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
     """Of training `model` on a token of text by the objective of `law`, counted exactly, the mean
     over `steps`."""
-    return position_flops(read(law.objective), model, length, steps)
+    return count_position_flops(read(law.objective), model, length, steps)
 
 
 def count_parameters_by(law: Law, found: LadderModel) -> float:

@@ -11,16 +11,23 @@ from pydantic import model_validator
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.estimate import layouts
-from trainrig.estimate.cost import Assumptions, Cost, affordable, cost, days_for, saving
+from trainrig.estimate.cost import (
+    Assumptions,
+    Cost,
+    choose_save_interval,
+    compute_affordable_flops,
+    compute_device_days,
+    estimate_cost,
+)
 from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import MASTER, slices
-from trainrig.flops import six_n_d
+from trainrig.estimate.memory import MASTER, count_slices
+from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute, Hardware
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.optim import AdamW, Optimizer
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.parallel.precision import Precision
-from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
+from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, round_to_sequences
 from trainrig.scaling.laws.forms import Form
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.model_ladder import LadderModel
@@ -39,9 +46,9 @@ from trainrig.scaling.plan.plan import (
 )
 from trainrig.scaling.plan.planned_model import (
     count_parameters_by,
+    count_row_places,
+    count_training_flops,
     plan_model,
-    row_places,
-    training_flops,
 )
 from trainrig.train.run_file.training import Training
 
@@ -111,17 +118,19 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     what follows (operations, memory, hours, the loss predicted) is of that decoder and of whole
     steps.
     """
-    where = _where(request, hardware)
-    form = law.form if request.tokens_available is None else allocation.repeating(law.form)
+    where = _choose_hardware(request, hardware)
+    form = (
+        law.form if request.tokens_available is None else allocation.to_data_constrained(law.form)
+    )
     wanted, service = _divide_budget(law, form, request, where)
-    found = _ladder_model(law, request, wanted.parameters)
-    batch, steps = _batch(request, wanted)
+    found = _find_ladder_model(law, request, wanted.parameters)
+    batch, steps = _choose_batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     counted = count_parameters_by(law, found)
-    flops = training_flops(law, found.model, request.sequence_length, steps) * tokens
-    rows = BatchShape(batch.global_batch, row_places(law, batch.sequence_length))
+    flops = count_training_flops(law, found.model, request.sequence_length, steps) * tokens
+    rows = BatchShape(batch.global_batch, count_row_places(law, batch.sequence_length))
     placed = _place(found.model, request, where, rows, flops)
-    priced = _cost(flops, where, request, placed.devices)
+    priced = _estimate_cost(flops, where, request, placed.devices)
     return ScalingPlan(
         law=law.name,
         law_source=law.source,
@@ -131,18 +140,20 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         size=Size(
             parameters=counted,
             tokens=tokens,
-            parameters_interval=_best(law, request, wanted, lambda d: d.parameters),
-            tokens_interval=_best(law, request, wanted, lambda d: d.tokens),
+            parameters_interval=_compute_best_interval(
+                law, request, wanted, lambda d: d.parameters
+            ),
+            tokens_interval=_compute_best_interval(law, request, wanted, lambda d: d.tokens),
             tokens_per_parameter=tokens / counted,
             non_embedding=found.parameters,
             embedding=found.embedding_parameters,
             flops=flops,
-            flops_6nd=six_n_d(counted, tokens),
+            flops_6nd=count_flops_6nd(counted, tokens),
         ),
-        loss=float(form.loss(counted, tokens, request.tokens_available)),
-        loss_interval=law.interval(_loss_at(request, counted, tokens)),
+        loss=float(form.compute_loss(counted, tokens, request.tokens_available)),
+        loss_interval=law.compute_interval(_make_loss_quantity(request, counted, tokens)),
         no_interval=law.no_interval,
-        curve=_curve(law, form, request, counted, tokens),
+        curve=_predict_curve(law, form, request, counted, tokens),
         objective=law.objective,
         model=found.model,
         recipe=Recipe(
@@ -151,14 +162,14 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             global_batch=batch.global_batch,
             micro_batch=placed.micro_batch,
             steps=steps,
-            rate=_two_digits(request.rule.rate(wanted.parameters, wanted.tokens)),
+            rate=_round_to_two_digits(request.rule.compute_rate(wanted.parameters, wanted.tokens)),
             optimizer=request.optimizer,
         ),
-        data=_data(form, request, counted, tokens),
+        data=_build_token_budget(form, request, counted, tokens),
         service=service,
         placement=placed.placement,
         cost=priced,
-        saving=saving(
+        saving=choose_save_interval(
             state=_count_saved_bytes(found, request.optimizer) / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
@@ -167,21 +178,21 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         ),
         assumptions=request.assumptions,
         warnings=(
-            *plan_warnings.beyond(law, counted, tokens),
-            *plan_warnings.of_decoder(wanted.parameters, counted),
-            *plan_warnings.of_placement(placed.placement, placed.devices),
-            *plan_warnings.of_budget(request.budget_usd, priced, service is not None),
+            *plan_warnings.find_extrapolations(law, counted, tokens),
+            *plan_warnings.find_decoder_warnings(wanted.parameters, counted),
+            *plan_warnings.find_placement_warnings(placed.placement, placed.devices),
+            *plan_warnings.find_budget_warnings(request.budget_usd, priced, service is not None),
         ),
     )
 
 
-def _where(request: PlanRequest, hardware: Hardware) -> _Where:
+def _choose_hardware(request: PlanRequest, hardware: Hardware) -> _Where:
     if request.instance is None:
         usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
         device = request.device or usual
-        hardware.device(device)
-        return _Where(hardware, device, hardware.cheapest(device))
-    offer = hardware.instance(request.instance)
+        hardware.find_device(device)
+        return _Where(hardware, device, hardware.find_cheapest(device))
+    offer = hardware.find_instance(request.instance)
     if request.device not in (None, offer.device):
         raise ConfigError(
             f"--instance {request.instance} has devices '{offer.device}', not "
@@ -198,7 +209,7 @@ def _divide_budget(
     if not request.tokens_served:
         return trained, None
     served = request.tokens_served
-    found = allocation.for_serving(form, trained, served, request.tokens_available)
+    found = allocation.allocate_for_serving(form, trained, served, request.tokens_available)
     whole = [
         each.flops + allocation.FLOPS_PER_SERVED * each.parameters * served
         for each in (found, trained)
@@ -215,43 +226,47 @@ def _allocate_training(law: Law, form: Form, request: PlanRequest, where: _Where
     target, asked = request.target
     unique = request.tokens_available
     if target == "parameters":
-        return allocation.for_parameters(law.form, asked)
+        return allocation.allocate_for_parameters(law.form, asked)
     if target == "tokens":
-        return allocation.for_tokens(law.form, asked)
+        return allocation.allocate_for_tokens(law.form, asked)
     if target == "flops":
-        return allocation.for_flops(form, asked, unique)
+        return allocation.allocate_for_flops(form, asked, unique)
     days = asked
     if target == "budget_usd":
-        days = days_for(asked, where.hardware, where.device, where.instance, request.devices)
+        days = compute_device_days(
+            asked, where.hardware, where.device, where.instance, request.devices
+        )
     share = request.assumptions.utilisation
-    budget = affordable(days, where.hardware, where.device, request.compute, share)
+    budget = compute_affordable_flops(days, where.hardware, where.device, request.compute, share)
     return _settle_allocation(law, form, request, budget)
 
 
 def _settle_allocation(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
     """The best division of exactly `budget` operations: 6ND leaves some of them out."""
-    found = allocation.for_flops(form, budget, request.tokens_available)
+    found = allocation.allocate_for_flops(form, budget, request.tokens_available)
     for _ in range(SETTLING_ROUNDS):
-        exact = _token_flops(law, request, found) * found.tokens
-        found = allocation.for_flops(form, found.flops * budget / exact, request.tokens_available)
-    return Allocation(found.parameters, budget / _token_flops(law, request, found))
+        exact = _count_token_flops(law, request, found) * found.tokens
+        found = allocation.allocate_for_flops(
+            form, found.flops * budget / exact, request.tokens_available
+        )
+    return Allocation(found.parameters, budget / _count_token_flops(law, request, found))
 
 
-def _token_flops(law: Law, request: PlanRequest, found: Allocation) -> float:
+def _count_token_flops(law: Law, request: PlanRequest, found: Allocation) -> float:
     """Of a token of the run of `found`, counted exactly."""
-    model = _ladder_model(law, request, found.parameters).model
-    _, steps = _batch(request, found)
-    return training_flops(law, model, request.sequence_length, steps)
+    model = _find_ladder_model(law, request, found.parameters).model
+    _, steps = _choose_batch(request, found)
+    return count_training_flops(law, model, request.sequence_length, steps)
 
 
-def _ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
+def _find_ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
     return plan_model(law, parameters, request.vocabulary, request.sequence_length)
 
 
-def _batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape, int]:
+def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape, int]:
     length = request.sequence_length
-    by_rule = request.rule.batch(wanted.parameters, wanted.tokens)
-    sequences = whole_sequences(by_rule, length, wanted.tokens, FEWEST_STEPS)
+    by_rule = request.rule.compute_batch(wanted.parameters, wanted.tokens)
+    sequences = round_to_sequences(by_rule, length, wanted.tokens, FEWEST_STEPS)
     steps = round(wanted.tokens / (sequences * length))
     if steps < 1:
         raise ConfigError(
@@ -280,15 +295,15 @@ def _place(
 ) -> _Placed:
     """The layout; where devices are left open: a whole machine, or the fewest that hold the model
     and end within MOST_DAYS."""
-    room = where.hardware.device(where.device).memory
-    offer = where.hardware.instance(where.instance) if where.instance else None
+    room = where.hardware.find_device(where.device).memory
+    offer = where.hardware.find_instance(where.instance) if where.instance else None
     per_machine = offer.devices if offer else 1
     precision = Precision(compute=request.compute)
     base = Training(steps=1, optimizer=request.optimizer, precision=precision)
-    needed = layouts.devices_needed(model, base, batch, per_machine, room)
+    needed = layouts.count_devices_needed(model, base, batch, per_machine, room)
     devices = request.devices or min(
         batch.global_batch,
-        max(per_machine, needed or 1, _quick(request, where, flops)),
+        max(per_machine, needed or 1, _find_quick_devices(request, where, flops)),
     )
     if devices > batch.global_batch:
         raise ConfigError(
@@ -296,12 +311,12 @@ def _place(
             f"{batch.global_batch} have something to do, or lower --sequence-length"
         )
     machines = math.ceil(devices / per_machine)
-    found = layouts.fitting(model, base, batch, devices, machines, room)
-    nearest = found or layouts.least(model, base, batch, devices, machines)
-    rows = layouts.table(model, base, batch, nearest.micro_batch, devices)
+    found = layouts.find_fitting(model, base, batch, devices, machines, room)
+    nearest = found or layouts.find_least_memory(model, base, batch, devices, machines)
+    rows = layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
     return _Placed(
         devices=devices,
-        sliced=slices(nearest.training, devices),
+        sliced=count_slices(nearest.training, devices),
         micro_batch=nearest.micro_batch,
         placement=Placement(
             fits=found is not None,
@@ -323,15 +338,15 @@ def _place(
     )
 
 
-def _quick(request: PlanRequest, where: _Where, flops: float) -> int:
+def _find_quick_devices(request: PlanRequest, where: _Where, flops: float) -> int:
     """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
     share = request.assumptions.utilisation
-    one = affordable(1.0, where.hardware, where.device, request.compute, share)
+    one = compute_affordable_flops(1.0, where.hardware, where.device, request.compute, share)
     return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
 
 
-def _cost(flops: float, where: _Where, request: PlanRequest, devices: int) -> Cost:
-    return cost(
+def _estimate_cost(flops: float, where: _Where, request: PlanRequest, devices: int) -> Cost:
+    return estimate_cost(
         flops,
         where.hardware,
         where.device,
@@ -342,54 +357,60 @@ def _cost(flops: float, where: _Where, request: PlanRequest, devices: int) -> Co
     )
 
 
-def _data(form: Form, request: PlanRequest, parameters: float, tokens: float) -> TokenBudget | None:
+def _build_token_budget(
+    form: Form, request: PlanRequest, parameters: float, tokens: float
+) -> TokenBudget | None:
     unique = request.tokens_available
     if unique is None:
         return None
-    repeating = allocation.repeating(form)
-    _, worth = repeating.effective(parameters, tokens, unique)
+    repeating = allocation.to_data_constrained(form)
+    _, worth = repeating.compute_effective(parameters, tokens, unique)
     return TokenBudget(
         unique_tokens=unique,
         epochs=tokens / unique,
         worth=float(worth),
-        loss_if_new=float(form.loss(parameters, tokens)),
+        loss_if_new=float(form.compute_loss(parameters, tokens)),
         wall=unique * (1 + repeating.r_d),
         fading=repeating.r_d,
     )
 
 
-def _loss_at(request: PlanRequest, parameters: float, tokens: float) -> Callable[[Form], float]:
+def _make_loss_quantity(
+    request: PlanRequest, parameters: float, tokens: float
+) -> Callable[[Form], float]:
     """What to ask each draw of a law."""
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
-        asked = form if unique is None else allocation.repeating(form)
-        return float(asked.loss(parameters, tokens, unique))
+        asked = form if unique is None else allocation.to_data_constrained(form)
+        return float(asked.compute_loss(parameters, tokens, unique))
 
     return loss
 
 
-def _best(
+def _compute_best_interval(
     law: Law, request: PlanRequest, wanted: Allocation, quantity: Callable[[Allocation], float]
 ) -> Interval | None:
     """Where the best size lies, under the law's draws, for the compute of `wanted`."""
     if request.tokens_served or request.target[0] in ("parameters", "tokens"):
         return None
-    return law.interval(
-        lambda form: quantity(allocation.for_flops(form, wanted.flops, request.tokens_available))
+    return law.compute_interval(
+        lambda form: quantity(
+            allocation.allocate_for_flops(form, wanted.flops, request.tokens_available)
+        )
     )
 
 
-def _curve(
+def _predict_curve(
     law: Law, form: Form, request: PlanRequest, parameters: float, tokens: float
 ) -> tuple[PredictedLoss, ...]:
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
-        interval = law.interval(_loss_at(request, parameters, float(seen)))
+        interval = law.compute_interval(_make_loss_quantity(request, parameters, float(seen)))
         points.append(
             PredictedLoss(
                 tokens=float(seen),
-                loss=float(form.loss(parameters, seen, request.tokens_available)),
+                loss=float(form.compute_loss(parameters, seen, request.tokens_available)),
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
             )
@@ -397,5 +418,5 @@ def _curve(
     return tuple(points)
 
 
-def _two_digits(number: float) -> float:
+def _round_to_two_digits(number: float) -> float:
     return float(f"{number:.1e}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainrig.command_line.options import Json
-from trainrig.command_line.quantity import quantity_of
+from trainrig.command_line.quantity import make_quantity_parser
 
 
 def predict(
@@ -20,7 +20,7 @@ def predict(
         float,
         typer.Option(
             metavar="N",
-            parser=quantity_of("--params"),
+            parser=make_quantity_parser("--params"),
             help="Parameters, as the law counts them: 1.3B, 1.3e9.",
         ),
     ],
@@ -28,7 +28,7 @@ def predict(
         float,
         typer.Option(
             metavar="D",
-            parser=quantity_of("--tokens"),
+            parser=make_quantity_parser("--tokens"),
             help="Tokens trained on, repeats included: 26B.",
         ),
     ],
@@ -40,7 +40,7 @@ def predict(
         float | None,
         typer.Option(
             metavar="U",
-            parser=quantity_of("--unique-tokens"),
+            parser=make_quantity_parser("--unique-tokens"),
             help="Unique tokens among them, instead of --epochs.  [default: all]",
         ),
     ] = None,
@@ -52,12 +52,12 @@ def predict(
     comes on top. Published laws (such as hoffmann and besiroglu) have no draws, so
     no interval. What lies beyond the law's runs is said, with the factor.
     """
-    from trainrig.scaling.plan.loss_prediction import lines, predict_loss
+    from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
     from trainrig.scaling.plan.plan_verb import find_law
 
     found = predict_loss(find_law(law), params, tokens, epochs, unique_tokens)
     if as_json:
         print(json.dumps(found.model_dump(mode="json")))
         return
-    for line in lines(found):
+    for line in describe_prediction(found):
         print(line)

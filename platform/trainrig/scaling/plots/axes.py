@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from trainrig.report import short
+from trainrig.report import format_short
 
 Side = Literal["x", "y"]
 WIDE = 1.3  # powers of ten, from which the powers alone are labels enough
@@ -32,10 +32,10 @@ def log_axis(ax: Axes, side: Side, label: str, *, powers: bool = False) -> None:
     axis.set_major_locator(LogLocator(subs=subs if narrow else (1.0,), numticks=MOST_LABELS))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
-    written = _power if powers else short
+    written = _format_power if powers else format_short
     axis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
 
 
-def _power(value: float) -> str:
+def _format_power(value: float) -> str:
     digits, _, exponent = f"{value:.0e}".partition("e")
     return f"{digits}e{int(exponent)}"

@@ -68,7 +68,7 @@ def plot_isoflops(ax: Axes, budgets: Sequence[Parabola]) -> Axes:
             ax.plot([best], [least], "D", color=INK, markersize=6, zorder=3)
         else:
             ax.plot(sizes, losses, ":", color=colour, linewidth=1.2)
-    _name(ax, budgets)
+    _write_names(ax, budgets)
     ends = [float(budget.parameters.max()) for budget in budgets]
     starts = [float(budget.parameters.min()) for budget in budgets]
     ax.set_xlim(min(starts) / 1.2, max(ends) * ROOM_FOR_NAMES)
@@ -77,7 +77,7 @@ def plot_isoflops(ax: Axes, budgets: Sequence[Parabola]) -> Axes:
     return ax
 
 
-def _name(ax: Axes, budgets: Sequence[Parabola]) -> None:
+def _write_names(ax: Axes, budgets: Sequence[Parabola]) -> None:
     """Write each budget beside its largest size, where no other name is near."""
     ends = [int(np.argmax(budget.parameters)) for budget in budgets]
     heights = np.log([b.loss[end] for b, end in zip(budgets, ends, strict=True)])

@@ -25,7 +25,7 @@ def plot_served(ax: Axes, served: Served, chosen: tuple[float, float] | None = N
     top: dict[str, Any] = {"textcoords": "offset points", "color": MUTED, "fontsize": 10}
     at = (float(served.tokens_served[0]), served.training_alone)
     ax.annotate("best for training alone", at, (4, 5), **top)
-    _mark(ax, chosen)
+    _mark_chosen(ax, chosen)
     log_axis(ax, "x", "tokens served")
     log_axis(ax, "y", "tokens per parameter (D/N)")
     return ax
@@ -51,14 +51,14 @@ def plot_epochs(
     ax.plot(
         repeated.epochs, repeated.effective, color=C1, linewidth=2.2, label="what they are worth"
     )
-    _mark(ax, chosen)
+    _mark_chosen(ax, chosen)
     ax.legend(loc="upper left")
     log_axis(ax, "x", "epochs of the unique tokens")
     log_axis(ax, "y", "tokens")
     return ax
 
 
-def _mark(ax: Axes, chosen: tuple[float, float] | None) -> None:
+def _mark_chosen(ax: Axes, chosen: tuple[float, float] | None) -> None:
     if chosen is not None:
         ax.plot(
             [chosen[0]], [chosen[1]], "D", markerfacecolor=PAPER, markeredgecolor=INK,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from trainrig.figures import C1, C2, PAPER
-from trainrig.report import visible
+from trainrig.report import escape_invisible
 
 LONGEST = 30  # letters of a name; the table has the whole
 
@@ -33,7 +33,7 @@ def plot_shares(ax: Axes, shares: Sequence[Share]) -> Axes:
         markeredgewidth=1.5, markersize=7, label="average of the runs",
     )  # fmt: skip
     ax.plot([s.share for s in shares], y, "o", color=C1, markersize=7, label="proposed")
-    ax.set_yticks(y, [_short(s.source) for s in shares])
+    ax.set_yticks(y, [_shorten(s.source) for s in shares])
     ax.set_ylim(len(shares) - 0.4, -0.6)
     ax.grid(visible=False, axis="y")
     ax.set_xlim(left=0)
@@ -43,6 +43,6 @@ def plot_shares(ax: Axes, shares: Sequence[Share]) -> Axes:
     return ax
 
 
-def _short(name: str) -> str:
-    name = visible(name)
+def _shorten(name: str) -> str:
+    name = escape_invisible(name)
     return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"

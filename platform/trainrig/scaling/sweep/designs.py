@@ -47,16 +47,16 @@ class _Design(Settings, abc.ABC):
         _check_sizes(self.parameters)
         return self
 
-    def points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
+    def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
         """All points, by size and tokens; `model` tells of the decoder of about so many
         parameters. Raises ConfigError if there is none."""
-        found = sorted(self._points(model), key=lambda each: (each.parameters, each.tokens))
+        found = sorted(self._iterate_points(model), key=lambda each: (each.parameters, each.tokens))
         if not found:
             raise ConfigError("design: no point of it is within tokens_per_parameter")
         return tuple(found)
 
     @abc.abstractmethod
-    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         """The points, in any order."""
 
 
@@ -66,7 +66,7 @@ class Grid(_Design):
     kind: Literal["Grid"] = "Grid"
     tokens: Several  # numbers of tokens (D) to train each size on
 
-    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         for parameters in self.parameters:
             yield from (DesignPoint(parameters, tokens) for tokens in self.tokens)
 
@@ -79,7 +79,7 @@ class Rays(_Design):
     # al. 2022 (arXiv:2203.15556) found best to four times it.
     tokens_per_parameter: Several = (5.0, 10.0, 20.0, 40.0, 80.0)
 
-    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         for asked in self.parameters:
             size = model(asked).parameters
             yield from (DesignPoint(asked, size * ratio) for ratio in self.tokens_per_parameter)
@@ -96,7 +96,7 @@ class IsoFLOP(_Design):
     # Least and greatest D/N of a point; what a budget has beyond is not trained.
     tokens_per_parameter: tuple[Positive, Positive] = (1.0, 1_000.0)
 
-    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         least, most = self.tokens_per_parameter
         for asked in self.parameters:
             size = model(asked)
@@ -119,7 +119,7 @@ class Points(Settings):
         _check_sizes([parameters for parameters, _ in self.pairs])
         return self
 
-    def points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
+    def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
         """All of them, by size and tokens."""
         return tuple(DesignPoint(*pair) for pair in sorted(set(self.pairs)))
 

@@ -58,7 +58,7 @@ class SweepBatches(Settings):
     # 6).
     epochs: Cap = EPOCHS
 
-    def settings(self, global_batch: int, micro_batch: int, seed: int) -> BatchSettings:
+    def build_batch_settings(self, global_batch: int, micro_batch: int, seed: int) -> BatchSettings:
         """What a batch of a trial is made of."""
         return BatchSettings(
             sequence_length=self.sequence_length,
@@ -211,7 +211,7 @@ class Sweep(RunFile):
                 'design.flops = "exact": with final_rate a token costs another number of '
                 'operations at each step; set design.flops = "6ND", or leave final_rate out'
             )
-        check_rows(self.objective, self.batches.settings(1, 1, 0))
+        check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
         model = with_further_heads(smallest, count_further_heads(self.objective)).model
         for _, each in find_parts(self.objective):

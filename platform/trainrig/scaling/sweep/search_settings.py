@@ -95,14 +95,14 @@ def name_drawn_pair(search: RateSearch, drawn: Mapping[str, float]) -> RateBatch
     return find_pair(RateBatchPair(rate, drawn.get("batch", search.batch_factors[0])).name)
 
 
-def pairs(search: RateSearch) -> tuple[RateBatchPair, ...]:
+def list_pairs(search: RateSearch) -> tuple[RateBatchPair, ...]:
     """All that a grid tries."""
     rates, batches = sorted(set(search.rate_factors)), sorted(set(search.batch_factors))
     # As their names have them.
     return tuple(find_pair(RateBatchPair(rate, batch).name) for batch in batches for rate in rates)
 
 
-def rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:
+def list_rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:
     """Steps at which a trial of `steps` is compared with others: multiples of the first of them,
     and its end."""
     found = [steps]
@@ -124,7 +124,7 @@ class Tried:
     whole: bool  # trained to its end: only such are compared in the end
 
 
-def best(tried: Sequence[Tried]) -> RateBatchPair | None:
+def find_best_pair(tried: Sequence[Tried]) -> RateBatchPair | None:
     """The pair of the least loss at the end; None if none came there."""
     ended = [each for each in tried if each.whole and math.isfinite(each.loss)]
     return min(ended, key=lambda each: (each.loss, each.pair.name)).pair if ended else None
@@ -139,7 +139,7 @@ def write_found(
         "tokens": search.tokens,
         "rate_factor": found.rate,
         "batch_factor": found.batch,
-        "at_an_edge": _edges(search, found),
+        "at_an_edge": _find_edges(search, found),
         "tried": [
             {
                 "rate_factor": each.pair.rate,
@@ -163,7 +163,7 @@ def read_found(folder: str) -> RateBatchPair | None:
     return RateBatchPair(entries["rate_factor"], entries["batch_factor"])
 
 
-def _edges(search: RateSearch, found: RateBatchPair) -> list[str]:
+def _find_edges(search: RateSearch, found: RateBatchPair) -> list[str]:
     """Which of the two is the least or the greatest of several: a better one may lie beyond."""
     sides = {
         "rate": (search.rate_factors, found.rate),

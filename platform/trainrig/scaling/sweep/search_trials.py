@@ -12,12 +12,18 @@ from trainrig.scaling.sweep.search_settings import (
     RateBatchPair,
     RateSearch,
     Tried,
-    best,
+    find_best_pair,
     find_pair,
-    rungs,
+    list_rungs,
 )
 from trainrig.scaling.sweep.trial import Alone, claim_output, is_over, read_diverged, write_diverged
-from trainrig.scaling.sweep.trials import SEARCH, SweepTokens, Trial, folder_of, run_file
+from trainrig.scaling.sweep.trials import (
+    SEARCH,
+    SweepTokens,
+    Trial,
+    build_run_file,
+    name_run_folder,
+)
 from trainrig.train.run import metrics
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -31,22 +37,22 @@ def train_searched(
     `report` may not return: the trial is then stopped there. Raises Unfinished when asked to stop.
     """
     (length,) = trial.lengths
-    folder = folder_of(sweep, trial, length)
-    for step in rungs(search.scheduler, length.steps):
+    folder = name_run_folder(sweep, trial, length)
+    for step in list_rungs(search.scheduler, length.steps):
         if not is_over(folder):
-            stage, job = claim_output(run_file(sweep, trial, length, data))
+            stage, job = claim_output(build_run_file(sweep, trial, length, data))
             try:
                 if step == length.steps:
                     alone(stage, job)
-                elif not alone.reaches(job, step):
+                elif not alone.train_until(job, step):
                     return
             except Diverged as error:
                 write_diverged(folder, str(error))
-        loss = math.inf if read_diverged(folder) else _losses(folder).get(step, math.inf)
+        loss = math.inf if read_diverged(folder) else _read_losses(folder).get(step, math.inf)
         report({"loss": loss, "percent": 100 * step / length.steps})
 
 
-def pairs_tried(sweep: Sweep) -> tuple[RateBatchPair, ...]:
+def list_tried_pairs(sweep: Sweep) -> tuple[RateBatchPair, ...]:
     """All pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
@@ -60,9 +66,9 @@ def collect_tried(
     found = []
     for trial, pair in zip(trials, pairs, strict=True):
         (length,) = trial.lengths
-        folder = folder_of(sweep, trial, length)
+        folder = name_run_folder(sweep, trial, length)
         whole = storage.exists(storage.join(folder, MANIFEST))
-        losses = _losses(folder)
+        losses = _read_losses(folder)
         last = max(losses, default=0)
         loss = math.nan if read_diverged(folder) else losses.get(last, math.nan)
         found.append(Tried(pair, loss, last, whole))
@@ -71,7 +77,7 @@ def collect_tried(
 
 def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
     """The best of what was tried. Raises DataError if nothing came to its end."""
-    pair = best(found)
+    pair = find_best_pair(found)
     if pair is None:
         raise DataError(
             f"{storage.join(sweep.output, SEARCH)}: all {len(found)} pairs of rate and batch "
@@ -80,7 +86,7 @@ def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
     return pair
 
 
-def _losses(folder: str) -> dict[int, float]:
+def _read_losses(folder: str) -> dict[int, float]:
     """Held-out losses by step; what is no number is infinite."""
     return {
         line["step"]: math.inf if line["eval/loss"] is None else line["eval/loss"]

@@ -30,16 +30,28 @@ from trainrig.scaling.sweep.search_settings import (
     Optuna,
     RateBatchPair,
     RateSearch,
-    pairs,
+    list_pairs,
     read_found,
     write_found,
 )
 from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress, show_progress
-from trainrig.scaling.sweep.sweep_table import state_design, summary, table, usd_an_hour
+from trainrig.scaling.sweep.sweep_table import (
+    build_runs_table,
+    compute_usd_an_hour,
+    state_design,
+    summarise_sweep,
+)
 from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
 from trainrig.scaling.sweep.trial_failures import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
-from trainrig.scaling.sweep.trials import SweepTokens, Trial, look_at, plan, plan_search, points_of
+from trainrig.scaling.sweep.trials import (
+    SweepTokens,
+    Trial,
+    list_design_points,
+    look_at,
+    plan,
+    plan_search,
+)
 from trainrig.train.elastic.trainer import start_fork_servers
 
 __all__ = ["Sweep", "sweep"]
@@ -63,11 +75,11 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     run = at_absolute_paths(run)
     tokens = manifest.read_input(run.tokens, "tokenize")
     data, given = look_at(run), RateBatchPair(run.rate_factor, run.batch_factor)
-    points = points_of(run, data)
+    points = list_design_points(run, data)
     plan(run, points, data, given)  # what cannot work is refused here,
     if run.search:
-        plan_search(run, run.search, data, pairs(run.search))
-    usd_an_hour(run)
+        plan_search(run, run.search, data, list_pairs(run.search))
+    compute_usd_an_hour(run)
     check_tasks(run)  # before anything is trained
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)
@@ -84,14 +96,16 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
             driver.train(trials)
         except ClusterError:
             if driver.failed:
-                table(run, trials, data, driver.failed).write(stage.path(RUNS_FILE))
+                build_runs_table(run, trials, data, driver.failed).write(
+                    stage.build_path(RUNS_FILE)
+                )
             raise
-        runs = table(run, trials, data)
-        runs.write(stage.path(RUNS_FILE))
-        storage.write(stage.path(STATED), state_design(run, trials))
+        runs = build_runs_table(run, trials, data)
+        runs.write(stage.build_path(RUNS_FILE))
+        storage.write(stage.build_path(STATED), state_design(run, trials))
         names = [RUNS_FILE, STATED, *([FOUND] if run.search else [])]
-        files = {name: manifest.file_sum(stage.path(name)) for name in names}
-        return stage.finish(summary(trials, data, runs), files, driver.cost())
+        files = {name: manifest.compute_file_sum(stage.build_path(name)) for name in names}
+        return stage.finish(summarise_sweep(trials, data, runs), files, driver.sum_cost())
 
 
 def _connect(run: Sweep) -> None:
@@ -142,18 +156,18 @@ class _Driver:
         if there := read_found(self._run.output):
             return there
         drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
-        names = [] if drawn else [each.name for each in pairs(search)]
+        names = [] if drawn else [each.name for each in list_pairs(search)]
         progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
-        self._on_tune(work, progress, names, _search_settings(search))
-        tried_pairs = search_trials.pairs_tried(self._run)
+        self._on_tune(work, progress, names, _build_search_settings(search))
+        tried_pairs = search_trials.list_tried_pairs(self._run)
         trials = plan_search(self._run, search, self._data, tried_pairs)
         tried = search_trials.collect_tried(self._run, trials, tried_pairs)
         found = search_trials.choose_pair(self._run, tried)
         write_found(self._run.output, search, found, tried)
         return found
 
-    def cost(self) -> dict[str, float]:
+    def sum_cost(self) -> dict[str, float]:
         """What trials took, and what of it beside training them, in seconds of wall time."""
         trials = sum(each.trials for each in self._groups)
         seconds = sum(each.seconds for each in self._groups)
@@ -217,7 +231,7 @@ class _OnTune:
         self._stage, self._run, self._work, self._progress = stage, run, work, progress
         self._failed = failed
         self._call = f"{os.getpid()}-{time.time_ns()}"  # of Tune: one that is there would go on
-        self._records = stage.path(SCRATCH, "failures", self._call)
+        self._records = stage.build_path(SCRATCH, "failures", self._call)
         self.trials = 0  # ended
         self.seconds = 0.0  # from the start of each to its end, together
         self.training_seconds = 0.0  # of which updates and held-out losses took
@@ -235,7 +249,7 @@ class _OnTune:
 
         def fit() -> None:
             try:
-                self._results = self._tuner(names, settings).fit()
+                self._results = self._build_tuner(names, settings).fit()
             except BaseException as error:
                 self._error = error
             finally:
@@ -272,10 +286,10 @@ class _OnTune:
                 f"{reason}); the others are done, and the same command goes on"
             )
 
-    def _record(self, trial_id: str) -> FailureRecord:
+    def _open_record(self, trial_id: str) -> FailureRecord:
         return FailureRecord.of_trial(self._records, trial_id, self._run.trials.retries)
 
-    def _tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
+    def _build_tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
         from ray import tune
 
         servers, work = start_fork_servers(), pickle.dumps(self._work)
@@ -306,14 +320,14 @@ class _OnTune:
             ),
             run_config=tune.RunConfig(
                 name=self._call,
-                storage_path=self._stage.path(SCRATCH, "tune"),
+                storage_path=self._stage.build_path(SCRATCH, "tune"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=wanted.retries),
-                callbacks=[self._listener()],
+                callbacks=[self._build_listener()],
             ),
         )
 
-    def _listener(self) -> Any:
+    def _build_listener(self) -> Any:
         from ray import tune
 
         outer = self
@@ -332,13 +346,13 @@ class _OnTune:
             def on_trial_recover(
                 self, iteration: int, trials: Any, trial: Any, **more: Any
             ) -> None:
-                named = outer._work.trial(trial.config).name
-                seen = outer._record(trial.trial_id).failures()
+                named = outer._work.find_trial(trial.config).name
+                seen = outer._open_record(trial.trial_id).read_failures()
                 said = seen[-1].problem if seen else "its node or its actor died"
                 log.warning("trial %s: %s; it goes on from where it was", named, said)
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
-                seen = outer._record(trial.trial_id).failures()
+                seen = outer._open_record(trial.trial_id).read_failures()
                 why = f"more than trials.retries = {outer._run.trials.retries} failures"
                 last = f"{why}; the last: {seen[-1].problem}" if seen else f"{why} of nodes"
                 outer._end(trial.trial_id, trial.config, {"failed": last})
@@ -347,7 +361,7 @@ class _OnTune:
 
     def _begin(self, name: str, config: Config) -> None:
         self._began.setdefault(name, time.monotonic())
-        self._progress.begin_trial(self._work.trial(config))
+        self._progress.begin_trial(self._work.find_trial(config))
 
     def _end(self, name: str, config: Config, last: Config) -> None:
         self.trials += 1
@@ -356,14 +370,14 @@ class _OnTune:
         self._stopped |= last.get("stopped", False)
         if "problem" in last and not self._problem:
             self._problem = getattr(errors, last["kind"])(last["problem"])
-        trial = self._work.trial(config)
+        trial = self._work.find_trial(config)
         if "failed" in last:
             self._failed[trial.name] = last["failed"]
             log.warning("trial %s failed: %s", trial.name, last["failed"])
         self._progress.end_trial(trial)
 
 
-def _search_settings(search: RateSearch) -> dict[str, Any]:
+def _build_search_settings(search: RateSearch) -> dict[str, Any]:
     """What Tune is told of a search: its space, its searcher, its scheduler."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.trial import is_complete, is_over
-from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, folder_of
+from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, name_run_folder
 from trainrig.train.run.progress import ProgressFollower
 
 Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
@@ -43,13 +43,13 @@ class SweepProgress:
 
     def show(self, show: Show) -> None:
         """Look at what runs, and hand it on."""
-        rows = [self._row(trial) for trial in list(self._running.values())]
+        rows = [self._format_row(trial) for trial in list(self._running.values())]
         show(len(self._over), self._runs, rows)
 
     def _look(self, trial: Trial) -> TrialLength | None:
         """The run of `trial` that is being made; None if all are over."""
         for length in reversed(trial.lengths):
-            folder = folder_of(self._sweep, trial, length)
+            folder = name_run_folder(self._sweep, trial, length)
             if folder in self._over:
                 continue
             over = is_over if trial.place == SEARCH else functools.partial(is_complete, self._sweep)
@@ -59,7 +59,7 @@ class SweepProgress:
             self._followed.pop(folder, None)
         return None
 
-    def _row(self, trial: Trial) -> dict[str, str]:
+    def _format_row(self, trial: Trial) -> dict[str, str]:
         row = {
             "trial": trial.name,
             "parameters": f"{trial.ladder_model.parameters:,}",
@@ -70,7 +70,7 @@ class SweepProgress:
             "": "ending",
         }
         if length := self._look(trial):
-            folder = folder_of(self._sweep, trial, length)
+            folder = name_run_folder(self._sweep, trial, length)
             follower = self._followed.setdefault(folder, ProgressFollower(folder, length.steps))
             progress = follower.look()
             row["tokens"] = f"{length.tokens:,}"

@@ -20,16 +20,16 @@ from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
     TrialLength,
-    flops_per_token,
-    folder_of,
-    stable_steps,
+    count_flops_per_token,
+    count_stable_steps,
+    name_run_folder,
 )
 from trainrig.train.run import metrics
 
 Row = dict[str, Any]
 
 
-def table(
+def build_runs_table(
     sweep: Sweep,
     trials: Sequence[Trial],
     data: SweepTokens,
@@ -41,9 +41,9 @@ def table(
     """
     rows: list[Row] = []
     for trial in trials:
-        trunk = metrics.read_series(folder_of(sweep, trial, trial.trunk))
+        trunk = metrics.read_series(name_run_folder(sweep, trial, trial.trunk))
         for length in trial.lengths:
-            rows += _rows(sweep, trial, length, trunk, failed.get(trial.name))
+            rows += _build_rows(sweep, trial, length, trunk, failed.get(trial.name))
     sources = sorted({source for row in rows for source in row["losses"]})
     of = {trial.name: trial for trial in trials}
     each = [of[row["trial"]] for row in rows]
@@ -63,7 +63,7 @@ def table(
     steps = column("step")
     per_token = np.array(
         [
-            flops_per_token(sweep, trial.ladder_model, max(1, step))
+            count_flops_per_token(sweep, trial.ladder_model, max(1, step))
             for trial, step in zip(each, steps, strict=True)
         ]
     )
@@ -89,17 +89,17 @@ def table(
         budget=column("budget"),
         seed=[float(trial.seed) for trial in each],
         seconds=seconds,
-        cost=seconds / 3600 * usd_an_hour(sweep),
+        cost=seconds / 3600 * compute_usd_an_hour(sweep),
         reason=[row.get("reason", "") for row in rows],
         tokenizer=data.tokenizer,
     )
 
 
-def _rows(
+def _build_rows(
     sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row], failed: str | None
 ) -> list[Row]:
     """Of one run: what was measured on its way, and its end; why it has none, where it `failed`."""
-    folder = folder_of(sweep, trial, length)
+    folder = name_run_folder(sweep, trial, length)
     name = f"{trial.name}-d{length.tokens}"
     common = {"trial": trial.name, "budget": length.budget}
     if gone := read_diverged(folder):
@@ -108,12 +108,12 @@ def _rows(
             common
             | {"name": name, "state": "diverged", "step": gone["step"]}
             | {"tokens": _read(sweep, trial, seen) or length.tokens}
-            | {"loss": math.nan, "losses": {}, "seconds": _seconds(trunk, gone["step"])}
+            | {"loss": math.nan, "losses": {}, "seconds": _sum_seconds(trunk, gone["step"])}
             | {"reason": gone["reason"]}
         ]
     if not is_complete(sweep, folder):
         return [] if failed is None else [common | _make_failed_row(name, length, failed)]
-    stable = stable_steps(sweep, trial, length)
+    stable = count_stable_steps(sweep, trial, length)
     updates = {line["step"]: line for line in trunk if line["step"] <= stable}
     updates |= {line["step"]: line for line in metrics.read_series(folder)}
     rows = []
@@ -126,8 +126,8 @@ def _rows(
             | {"name": name if ends else f"{name}-at{line['step']}"}
             | {"state": "end" if ends else "along", "loss": line["eval/loss"]}
             | {"tokens": _read(sweep, trial, updates[line["step"]]), "step": line["step"]}
-            | {"losses": _by_source(line)}
-            | {"seconds": _seconds(list(updates.values()), line["step"])}
+            | {"losses": _group_by_source(line)}
+            | {"seconds": _sum_seconds(list(updates.values()), line["step"])}
             | ({"tasks": read_points(sweep, folder)} if ends else {"budget": None})
         )
     return rows
@@ -146,12 +146,12 @@ def _make_failed_row(name: str, length: TrialLength, reason: str) -> Row:
     return row | {"step": length.steps, "loss": math.nan, "losses": {}, "seconds": math.nan}
 
 
-def _seconds(updates: Sequence[Row], step: int) -> float:
+def _sum_seconds(updates: Sequence[Row], step: int) -> float:
     """That the first `step` updates took."""
     return float(sum(metrics.wall_seconds(line) for line in updates if line["step"] <= step))
 
 
-def _by_source(line: Row) -> dict[str, float]:
+def _group_by_source(line: Row) -> dict[str, float]:
     return {
         name.removeprefix("eval/").removesuffix("/loss"): loss
         for name, loss in line.items()
@@ -159,17 +159,17 @@ def _by_source(line: Row) -> dict[str, float]:
     }
 
 
-def usd_an_hour(sweep: Sweep) -> float:
+def compute_usd_an_hour(sweep: Sweep) -> float:
     """Of one trial; NaN where no instance is named. Raises ConfigError for an unknown one."""
     wanted = sweep.trials
     if wanted.instance is None:
         return math.nan
-    machine = hardware.load().instance(wanted.instance)
+    machine = hardware.load().find_instance(wanted.instance)
     share = wanted.gpus / machine.devices if wanted.gpus else wanted.cpus / machine.vcpus
     return share * machine.usd
 
 
-def noise(runs: RunsTable) -> tuple[float | None, int]:
+def estimate_seed_noise(runs: RunsTable) -> tuple[float | None, int]:
     """Standard deviation of the loss between seeds, in nats, and its degrees of freedom.
 
     Pooled over all points that more than one seed came to; None and 0 where there is none.
@@ -182,10 +182,10 @@ def noise(runs: RunsTable) -> tuple[float | None, int]:
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
-def summary(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict[str, Any]:
+def summarise_sweep(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict[str, Any]:
     """The sweep in a few figures."""
     ends = runs.select(runs.state == "end")
-    spread, freedom = noise(runs)
+    spread, freedom = estimate_seed_noise(runs)
     return {
         "trials": len(trials),
         "points": len(ends),
@@ -218,7 +218,7 @@ def state_design(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
                 {
                     "tokens": length.tokens,
                     "steps": length.steps,
-                    "branches_at": stable_steps(sweep, trial, length),
+                    "branches_at": count_stable_steps(sweep, trial, length),
                     "budget": length.budget,
                 }
                 for length in trial.lengths

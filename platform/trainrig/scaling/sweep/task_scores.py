@@ -14,7 +14,7 @@ from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError
 from trainrig.evaluate.engine.shards import TaskPlan, read_scored
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecard import evaluate, task_runs
+from trainrig.evaluate.scorecard import evaluate, load_task_runs
 from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.evaluate.tasks.scoring import Continuation, MultipleChoice
 from trainrig.evaluate.tasks.shipped import ENDING, load_task
@@ -36,7 +36,7 @@ class TaskPoint:
 def at_absolute_paths(run: Sweep) -> Sweep:
     """`run`, in which no path depends on the folder that it is read in, nor that of a task file."""
     choices = (
-        choice.model_copy(update={"task": storage.absolute(choice.task)})
+        choice.model_copy(update={"task": storage.make_absolute(choice.task)})
         if choice.task.endswith(ENDING)
         else choice
         for choice in run.tasks
@@ -58,20 +58,20 @@ def check_tasks(run: Sweep) -> None:
         if task.name in names:
             raise ConfigError(f"tasks: two of them are named '{task.name}'")
         names.append(task.name)
-        asked = _evaluation(run, choice, "")
-        TaskPlan(asked, task_runs(asked)).splits()  # reads the rows
+        asked = _build_evaluation(run, choice, "")
+        TaskPlan(asked, load_task_runs(asked)).list_splits()  # reads the rows
 
 
 def ask_tasks(run: Sweep, folder: str) -> None:
     """Ask the model of the finished run in `folder` all tasks that it was not asked yet."""
     for choice in run.tasks:
-        evaluate(_evaluation(run, choice, folder))
+        evaluate(_build_evaluation(run, choice, folder))
 
 
 def were_asked(run: Sweep, folder: str) -> bool:
     """Whether the model of the run in `folder` was asked all tasks."""
     return all(
-        storage.exists(storage.join(_folder(run, choice, folder), manifest.MANIFEST))
+        storage.exists(storage.join(_name_folder(run, choice, folder), manifest.MANIFEST))
         for choice in run.tasks
     )
 
@@ -81,9 +81,9 @@ def read_points(run: Sweep, folder: str) -> Mapping[str, TaskPoint]:
     all of them."""
     found = {}
     for choice in run.tasks:
-        place = _folder(run, choice, folder)
+        place = _name_folder(run, choice, folder)
         ((name, task),) = read_scorecard(place).tasks.items()
-        losses = [_loss(row) for row in read_scored(place, name)]
+        losses = [_compute_loss(row) for row in read_scored(place, name)]
         found[name] = TaskPoint(
             score=task.headline.value,
             error=task.headline.error,
@@ -93,17 +93,17 @@ def read_points(run: Sweep, folder: str) -> Mapping[str, TaskPoint]:
     return found
 
 
-def _loss(row: Mapping[str, Any]) -> float:
+def _compute_loss(row: Mapping[str, Any]) -> float:
     """Nats per byte of the right answer of a scored row."""
     nats = row["log_likelihoods"][row["gold"]] if "gold" in row else row["log_likelihood"]
     return -float(nats) / max(1, int(row["answer_bytes"]))
 
 
-def _evaluation(run: Sweep, choice: TaskChoice, folder: str) -> Evaluation:
+def _build_evaluation(run: Sweep, choice: TaskChoice, folder: str) -> Evaluation:
     return with_absolute_paths(
         Evaluation(
             checkpoint=folder,
-            output=_folder(run, choice, folder),
+            output=_name_folder(run, choice, folder),
             tasks=(choice,),
             task_rows=run.task_rows,
             threads=run.training.threads,
@@ -111,5 +111,5 @@ def _evaluation(run: Sweep, choice: TaskChoice, folder: str) -> Evaluation:
     )
 
 
-def _folder(run: Sweep, choice: TaskChoice, folder: str) -> str:
+def _name_folder(run: Sweep, choice: TaskChoice, folder: str) -> str:
     return storage.join(folder, FOLDER, load_task(choice, run.task_rows)[0].name)

@@ -32,9 +32,9 @@ from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
     TrialLength,
-    folder_of,
-    run_file,
-    stable_steps,
+    build_run_file,
+    count_stable_steps,
+    name_run_folder,
 )
 from trainrig.train.checkpoint import (
     DamagedCheckpoint,
@@ -64,7 +64,7 @@ def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train)
     diverges is put on record as such, and is no error.
     """
     for length in reversed(trial.lengths):
-        folder = folder_of(sweep, trial, length)
+        folder = name_run_folder(sweep, trial, length)
         if not is_over(folder):
             _train_length(sweep, trial, length, data, train_run)
         if not is_complete(sweep, folder):
@@ -75,9 +75,9 @@ def _train_length(
     sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens, train_run: Train
 ) -> None:
     """Make one run of `trial`, or put on record that it diverged."""
-    at = None if length == trial.trunk else _branching(sweep, trial, length)
+    at = None if length == trial.trunk else _find_branching_checkpoint(sweep, trial, length)
     gone = _find_divergence(sweep, trial, length)
-    stage, job = claim_output(run_file(sweep, trial, length, data), at)
+    stage, job = claim_output(build_run_file(sweep, trial, length, data), at)
     if stage.finished:
         return
     try:
@@ -85,7 +85,7 @@ def _train_length(
             raise Diverged(gone)
         train_run(stage, job)
     except Diverged as error:
-        write_diverged(folder_of(sweep, trial, length), str(error))
+        write_diverged(name_run_folder(sweep, trial, length), str(error))
 
 
 def is_over(folder: str) -> bool:
@@ -123,18 +123,18 @@ def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stag
     job = dataclasses.replace(prepare(run), branch_from=branch_from)
     stage = manifest.claim(job.folder, run, inputs)
     if not stage.finished:
-        storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
+        storage.write(stage.build_path("run.toml"), to_toml(with_absolute_paths(run)).encode())
     return stage, job
 
 
-def _branching(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
+def _find_branching_checkpoint(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
     """The trunk's checkpoint that the run of `length` goes on from.
 
     None where there is none that is whole: the run then begins at its first step, and comes to the
     same.
     """
-    wanted = stable_steps(sweep, trial, length)
-    trunk = RunFolder(folder_of(sweep, trial, trial.trunk))
+    wanted = count_stable_steps(sweep, trial, length)
+    trunk = RunFolder(name_run_folder(sweep, trial, trial.trunk))
     for path, step, _ in list_committed(trunk, trunk.checkpoints):
         if step == wanted and find_damage(path) is None:
             return path
@@ -145,8 +145,8 @@ def _find_divergence(sweep: Sweep, trial: Trial, length: TrialLength) -> str | N
     """Why the run of `length` need not be made: the trunk diverged before it would leave it."""
     if length == trial.trunk:
         return None
-    gone = read_diverged(folder_of(sweep, trial, trial.trunk))
-    if gone is None or gone["step"] >= stable_steps(sweep, trial, length):
+    gone = read_diverged(name_run_folder(sweep, trial, trial.trunk))
+    if gone is None or gone["step"] >= count_stable_steps(sweep, trial, length):
         return None
     return f"as the longest run of its trial, of whose steps it has the first: {gone['reason']}"
 
@@ -161,7 +161,7 @@ class Alone:
 
     def __call__(self, stage: Stage, job: TrainingJob) -> None:
         """See Train."""
-        if not self.reaches(job, job.training.steps):
+        if not self.train_until(job, job.training.steps):
             raise Unfinished(f"{job.folder}: stopped; its last step is saved")
         folder = RunFolder(job.folder)
         newest, _ = find_newest_valid(folder, thorough=False)
@@ -169,7 +169,7 @@ class Alone:
         check_sane(job)
         finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.read_attempts()) - 1)))
 
-    def reaches(self, job: TrainingJob, step: int) -> bool:
+    def train_until(self, job: TrainingJob, step: int) -> bool:
         """Train until `step` updates are saved; false: asked to stop before.
 
         Raises ClusterError once another process has the run: one of two must give way, or each

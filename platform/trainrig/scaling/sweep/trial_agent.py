@@ -64,7 +64,7 @@ def keep(
         failure = TrialFailure(f"its process died: {died}")
     if failure is None:
         return
-    verdict = record.after(failure)
+    verdict = record.decide_retry(failure)
     if isinstance(verdict, GiveUp):
         report({**GAVE_UP, **last, "failed": verdict.reason})
         return
@@ -90,7 +90,7 @@ def _fork_agent(address: str | None, given: tuple[bytes, Result]) -> ForkedProce
             return ForkedProcess(address, f"{WORK}:main", given)
     global _own
     _own = _own or ForkServer(*MODULES)
-    return ForkedProcess(_own.address(), f"{WORK}:main", given)
+    return ForkedProcess(_own.get_address(), f"{WORK}:main", given)
 
 
 _own: ForkServer | None = None  # for as long as this process lives

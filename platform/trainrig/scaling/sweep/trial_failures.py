@@ -37,16 +37,16 @@ class FailureRecord:
         """Of the trial with that id of Tune's, among those in `folder`."""
         return cls(storage.join(folder, f"{trial_id}.json"), retries)
 
-    def failures(self) -> list[TrialFailure]:
+    def read_failures(self) -> list[TrialFailure]:
         """Those so far, in order."""
         if not storage.exists(self.path):
             return []
         return [TrialFailure(**entry) for entry in json.loads(storage.read(self.path))]
 
-    def after(self, failure: TrialFailure) -> float | GiveUp:
+    def decide_retry(self, failure: TrialFailure) -> float | GiveUp:
         """Seconds to wait before the next try after `failure`, which is put on record; GiveUp where
         that would meet it too."""
-        failures = [*self.failures(), failure]
+        failures = [*self.read_failures(), failure]
         storage.write(self.path, json.dumps([asdict(each) for each in failures]).encode())
         # Runs of a trial follow each other: the same step of another is another place.
         policy = RestartPolicy(Faults(max_restarts=self.retries), step=0)

@@ -35,7 +35,7 @@ class TrialTask(Protocol):
     def run(self) -> Sweep:
         """The sweep that they are of."""
 
-    def trial(self, config: Config) -> Trial:
+    def find_trial(self, config: Config) -> Trial:
         """The trial that `config` names."""
 
     def do(self, trial: Trial, alone: Alone, report: Report) -> None:
@@ -50,7 +50,7 @@ class TrainedTrials:
     data: SweepTokens
     trials: Mapping[str, Trial]
 
-    def trial(self, config: Config) -> Trial:
+    def find_trial(self, config: Config) -> Trial:
         """See Work."""
         return self.trials[config["name"]]
 
@@ -67,7 +67,7 @@ class SearchedPairs:
     data: SweepTokens
     search: RateSearch
 
-    def trial(self, config: Config) -> Trial:
+    def find_trial(self, config: Config) -> Trial:
         """See Work."""
         named = config.get("name")
         pair = find_pair(named) if named else name_drawn_pair(self.search, config)
@@ -99,19 +99,19 @@ def main(channel: Connection) -> None:
     alone = Alone(StopFile(storage.join(work.run.output, FILE)))
     with only_rank():
         try:
-            work.do(work.trial(config), alone, report)
+            work.do(work.find_trial(config), alone, report)
         except Unfinished:
             ended["stopped"] = True
         except InputError as error:
             ended |= {"problem": str(error), "kind": type(error).__name__}
         except Exception as error:
             traceback.print_exc()  # to the log of the worker
-            channel.send(_failure(error, alone))
+            channel.send(_build_failure(error, alone))
             return
     channel.send(TrialEnded(ended | {"training": alone.training_seconds}))
 
 
-def _failure(error: Exception, alone: Alone) -> TrialFailure:
+def _build_failure(error: Exception, alone: Alone) -> TrialFailure:
     line = format_last_line(error)
     memory = is_out_of_memory(f"{type(error).__name__}: {error}")
     return TrialFailure(line, alone.run, alone.step, exception=line, memory=memory)

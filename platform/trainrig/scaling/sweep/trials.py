@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.estimate.objective_flops import position_flops
-from trainrig.flops import six_n_d
+from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.objectives.contract import find_corruption
@@ -26,11 +26,11 @@ from trainrig.objectives.denoising.row_shapes import (
     find_model_kind,
 )
 from trainrig.optim import AdamW, WarmupStableDecay
-from trainrig.scaling.batch_rate_rules import whole_sequences
+from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, with_further_heads
 from trainrig.scaling.sweep.designs import DesignPoint, ModelShape
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, rungs
+from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, list_rungs
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train.held_out import HeldOutSettings
@@ -99,7 +99,7 @@ def plan(
     found: dict[int, float] = {}  # N → as it was asked for
     trials = []
     for asked, of_size in sorted(by_size.items()):
-        model = model_of(sweep, asked, data)
+        model = find_sweep_model(sweep, asked, data)
         if model.parameters in found:
             raise ConfigError(
                 f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} come to the "
@@ -108,7 +108,7 @@ def plan(
         found[model.parameters] = asked
         repeated = sweep.seeds_up_to is None or asked <= sweep.seeds_up_to
         seeds = sweep.seeds if repeated else sweep.seeds[:1]
-        trials += [_trial(sweep, model, seed, of_size, factors) for seed in seeds]
+        trials += [_plan_trial(sweep, model, seed, of_size, factors) for seed in seeds]
     _check_epochs(sweep, trials, data)
     return tuple(trials)
 
@@ -137,23 +137,23 @@ def look_at(sweep: Sweep) -> SweepTokens:
     )
 
 
-def points_of(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ...]:
+def list_design_points(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ...]:
     """The points of the design of `sweep`."""
 
     def model(parameters: float) -> ModelShape:
-        made = model_of(sweep, parameters, data)
-        return ModelShape(made.parameters, flops_per_token(sweep, made))
+        made = find_sweep_model(sweep, parameters, data)
+        return ModelShape(made.parameters, count_flops_per_token(sweep, made))
 
-    return sweep.design.points(model)
+    return sweep.design.list_points(model)
 
 
-def flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> float:
+def count_flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> float:
     """Of training on one token of text, the mean over the first `steps`, each operation counted as
     the objective takes it."""
-    return position_flops(sweep.objective, model.model, sweep.batches.sequence_length, steps)
+    return count_position_flops(sweep.objective, model.model, sweep.batches.sequence_length, steps)
 
 
-def model_of(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
+def find_sweep_model(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     """The model of about so many parameters, for the sequences, tokens and objective of `sweep`."""
     length = compute_widest_row(sweep.objective, sweep.batches.sequence_length)
     kind = find_model_kind(sweep.objective)
@@ -163,7 +163,7 @@ def model_of(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     return with_further_heads(found, count_further_heads(sweep.objective))
 
 
-def _trial(
+def _plan_trial(
     sweep: Sweep,
     model: LadderModel,
     seed: int,
@@ -174,8 +174,8 @@ def _trial(
     wanted = sorted(point.tokens for point in points)
     middle = math.sqrt(wanted[0] * wanted[-1])
     rule = sweep.rule
-    batch = whole_sequences(
-        rule.batch(model.parameters, middle) * factors.batch,
+    batch = round_to_sequences(
+        rule.compute_batch(model.parameters, middle) * factors.batch,
         length,
         wanted[0],
         settings.fewest_steps,
@@ -197,7 +197,7 @@ def _trial(
         ladder_model=model,
         seed=seed,
         batch=batch,
-        rate=rule.rate(model.parameters, middle) * factors.rate,
+        rate=rule.compute_rate(model.parameters, middle) * factors.rate,
         warmup=max(1, round(settings.warmup * min(lengths))),
         lengths=tuple(lengths[steps] for steps in sorted(lengths)),
     )
@@ -207,12 +207,12 @@ def plan_search(
     sweep: Sweep, search: RateSearch, data: SweepTokens, pairs: Sequence[RateBatchPair]
 ) -> list[Trial]:
     """A trial for each of `pairs`, at the one N and D of `search`."""
-    model = model_of(sweep, search.parameters, data)
+    model = find_sweep_model(sweep, search.parameters, data)
     points = [DesignPoint(search.parameters, search.tokens)]
     found = []
     for pair in pairs:
         factors = RateBatchPair(sweep.rate_factor * pair.rate, sweep.batch_factor * pair.batch)
-        trial = _trial(sweep, model, sweep.seeds[0], points, factors)
+        trial = _plan_trial(sweep, model, sweep.seeds[0], points, factors)
         found.append(dataclasses.replace(trial, name=pair.name, place=SEARCH))
     _check_epochs(sweep, found, data)
     return found
@@ -240,36 +240,38 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
     )
 
 
-def folder_of(sweep: Sweep, trial: Trial, length: TrialLength) -> str:
+def name_run_folder(sweep: Sweep, trial: Trial, length: TrialLength) -> str:
     """The run folder of one run of a trial."""
     return storage.join(sweep.output, trial.place, trial.name, f"d{length.tokens}")
 
 
-def run_file(sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens) -> Pretraining:
+def build_run_file(
+    sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens
+) -> Pretraining:
     """The run of one length, as `pretrain` would be told it."""
     rows, training = sweep.batches, sweep.training
     micro = min(rows.micro_batch, trial.batch)
-    branches = [stable_steps(sweep, trial, each) for each in trial.lengths[:-1]]
+    branches = [count_stable_steps(sweep, trial, each) for each in trial.lengths[:-1]]
     is_trunk = length == trial.trunk
     measured = length.steps
     if trial.place == SEARCH and sweep.search:
-        measured = rungs(sweep.search.scheduler, length.steps)[0]
+        measured = list_rungs(sweep.search.scheduler, length.steps)[0]
     elif sweep.along and is_trunk:
         measured = max(1, length.steps // (sweep.along + 1))
     return Pretraining(
         tokens=sweep.tokens,
-        output=folder_of(sweep, trial, length),
+        output=name_run_folder(sweep, trial, length),
         cache=sweep.cache,
         model=trial.ladder_model.model,
         objective=sweep.objective,
-        batches=rows.settings(trial.batch, micro, trial.seed),
+        batches=rows.build_batch_settings(trial.batch, micro, trial.seed),
         training=Training(
             steps=length.steps,
             seed=trial.seed,
             optimizer=AdamW(
                 lr=trial.rate, betas=training.betas, weight_decay=training.weight_decay
             ),
-            schedule=schedule(sweep, trial),
+            schedule=build_schedule(sweep, trial),
             clip_norm=training.clip_norm,
             threads=training.threads,
             precision=training.precision,
@@ -286,14 +288,14 @@ def run_file(sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens)
     )
 
 
-def schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
+def build_schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
     """The rate of all runs of a trial."""
     return WarmupStableDecay(warmup=trial.warmup, decay=sweep.training.decay)
 
 
-def stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
+def count_stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
     """Steps of a run before its rate falls: where it branches from the trunk."""
-    return schedule(sweep, trial).stable_steps(length.steps)
+    return build_schedule(sweep, trial).stable_steps(length.steps)
 
 
 def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
@@ -306,7 +308,10 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
         return {}
     data = look_at(sweep)
     trials = plan(
-        sweep, points_of(sweep, data), data, RateBatchPair(sweep.rate_factor, sweep.batch_factor)
+        sweep,
+        list_design_points(sweep, data),
+        data,
+        RateBatchPair(sweep.rate_factor, sweep.batch_factor),
     )
     made = [(trial, begin, end) for trial in trials for begin, end in _list_segments(sweep, trial)]
     return {
@@ -316,9 +321,12 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
         "parameters_most": max(trial.ladder_model.parameters for trial in trials),
         "unique_tokens": data.unique_tokens,
         "epochs_most": max(t.trunk.tokens for t in trials) / data.unique_tokens,
-        "flops": sum(_flops(sweep, trial, to) - _flops(sweep, trial, at) for trial, at, to in made),
+        "flops": sum(
+            _count_flops(sweep, trial, to) - _count_flops(sweep, trial, at)
+            for trial, at, to in made
+        ),
         "flops_by_6nd": sum(
-            six_n_d(trial.ladder_model.parameters, _positions(sweep, trial, to - at))
+            count_flops_6nd(trial.ladder_model.parameters, _count_positions(sweep, trial, to - at))
             for trial, at, to in made
         ),
     }
@@ -329,14 +337,14 @@ def _list_segments(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
     falls."""
     yield 0, trial.trunk.steps
     for each in trial.lengths[:-1]:
-        yield stable_steps(sweep, trial, each), each.steps
+        yield count_stable_steps(sweep, trial, each), each.steps
 
 
-def _flops(sweep: Sweep, trial: Trial, steps: int) -> float:
+def _count_flops(sweep: Sweep, trial: Trial, steps: int) -> float:
     """Of the first `steps` of `trial`, each operation counted."""
-    each = flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
-    return each * _positions(sweep, trial, steps)
+    each = count_flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
+    return each * _count_positions(sweep, trial, steps)
 
 
-def _positions(sweep: Sweep, trial: Trial, steps: int) -> int:
+def _count_positions(sweep: Sweep, trial: Trial, steps: int) -> int:
     return steps * trial.batch * sweep.batches.sequence_length

@@ -71,16 +71,16 @@ class Conversation:
         ]
 
 
-def messages_of(value: Any, what: str = "messages") -> tuple[Message, ...]:
+def parse_messages(value: Any, what: str = "messages") -> tuple[Message, ...]:
     """The turns in `value`, a list of `{"role", "content"}`. Raises BadRow."""
     if isinstance(value, str):
         value = parse_json(value, what)
     if not isinstance(value, list):
         raise BadRow("not_messages", f"`{what}` is {type(value).__name__}, not a list of messages")
-    return tuple(message_of(each) for each in value)
+    return tuple(parse_message(each) for each in value)
 
 
-def message_of(value: Any) -> Message:
+def parse_message(value: Any) -> Message:
     """The turn that `value` is. Raises BadRow."""
     if not isinstance(value, Mapping) or "role" not in value:
         raise BadRow("not_messages", "a message is an object with `role` and `content`")
@@ -89,16 +89,16 @@ def message_of(value: Any) -> Message:
         raise BadRow("unknown_role", f"role {role!r}; there are: {', '.join(ROLES)}")
     more = {name: value[name] for name in _CARRIED if value.get(name) is not None}
     if calls := more.get("tool_calls"):
-        more["tool_calls"] = _calls(calls)
+        more["tool_calls"] = _parse_calls(calls)
     content = value.get("content")
     if content is None and role == ASSISTANT and more.get("tool_calls"):
         content = ""
-    message = Message(role, _text(content), _weight(value.get("weight")), more)
+    message = Message(role, _parse_text(content), _weight(value.get("weight")), more)
     check_unicode([message.content, json.dumps(more, ensure_ascii=False)])
     return message
 
 
-def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
+def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     """The schemas of tools in `value`: a list, or JSON of one. Raises BadRow."""
     if value is None or value == "":
         return ()
@@ -106,7 +106,7 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
         value = parse_json(value, "tools")
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         raise BadRow("bad_tools", "`tools` is a list of JSON schemas, or JSON of one")
-    return tuple(without_nulls(each) for each in value)
+    return tuple(drop_nulls(each) for each in value)
 
 
 def check_unicode(texts: Sequence[str]) -> None:
@@ -128,25 +128,25 @@ def parse_json(text: str, what: str) -> Any:
         raise BadRow("not_messages", f"`{what}` is text, and no JSON: {error}") from None
 
 
-def without_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """`value` without the fields that are null: columns of Parquet fill in all that others have."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: drop_nulls(each) for key, each in value.items() if each is not None}
+    return [drop_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def hundredths(weight: float) -> int:
+def to_hundredths(weight: float) -> int:
     """A message's weight as a token has it."""
     return round(weight * FULL_WEIGHT)
 
 
-def _calls(value: Any) -> list[Any]:
+def _parse_calls(value: Any) -> list[Any]:
     """Tool calls, whose arguments are objects: OpenAI's files have them as JSON."""
     if not isinstance(value, list) or not all(isinstance(call, Mapping) for call in value):
         raise BadRow("bad_tool_calls", "`tool_calls` is a list of objects")
     calls = []
     for given in value:
-        call = without_nulls(given)
+        call = drop_nulls(given)
         function = dict(call.get("function", call))
         if not isinstance(function.get("name"), str):
             raise BadRow("bad_tool_calls", "a call has a `name`")
@@ -162,15 +162,15 @@ def _calls(value: Any) -> list[Any]:
     return calls
 
 
-def _text(content: Any) -> str:
+def _parse_text(content: Any) -> str:
     if isinstance(content, list):  # parts, as of models that see
-        return "".join(_part(part) for part in content)
+        return "".join(_parse_part(part) for part in content)
     if not isinstance(content, str):
         raise BadRow("not_text", f"content is {type(content).__name__}, not text")
     return content
 
 
-def _part(part: Any) -> str:
+def _parse_part(part: Any) -> str:
     text = part.get("text") if isinstance(part, Mapping) else part
     if not isinstance(text, str):
         raise BadRow("not_text", "a part of the content is no text")

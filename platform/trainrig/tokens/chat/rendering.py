@@ -32,7 +32,7 @@ from trainrig.tokens.chat.messages import (
     BadRow,
     Conversation,
     Message,
-    hundredths,
+    to_hundredths,
 )
 from trainrig.tokens.chat_template import TemplateRefusal, render_chat
 from trainrig.tokens.encoding.encode import Encoder
@@ -82,9 +82,9 @@ class ChatRenderer:
     def _probe(self) -> None:
         probe = Conversation((Message("user", "a"), Message("assistant", "b")))
         with contextlib.suppress(TemplateRefusal):  # it may want more, which rows will tell
-            self.text(probe.messages, ())
+            self.render_text(probe.messages, ())
 
-    def text(
+    def render_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: bool = False
     ) -> str:
         """What the template makes of `messages`; `prompt`: and the assistant is to speak."""
@@ -96,26 +96,26 @@ class ChatRenderer:
             where=self._where,
         )
 
-    def prompt_ids(
+    def encode_prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """The ids after which the assistant is to speak. Raises TemplateRefusal."""
-        ids, _ = self._encode_text(self.text(messages, tools, prompt=True))
+        ids, _ = self._encode_text(self.render_text(messages, tools, prompt=True))
         return ids
 
     def render(self, chat: Conversation) -> Rendered:
         """The ids of a whole conversation. Raises BadRow for one that the template does not take,
         and for one of which nothing or all would be trained on."""
         try:
-            text = self.text(chat.messages, chat.tools)
-            spans = [(self._span(chat, number, text), number) for number in chat.trained_turns]
+            text = self.render_text(chat.messages, chat.tools)
+            spans = [(self._find_span(chat, number, text), number) for number in chat.trained_turns]
         except TemplateRefusal as error:
             raise BadRow("template_refuses", str(error)) from None
         ids, offsets = self._encode_text(text)
         weights = np.zeros(len(ids), dtype=np.uint8)
         firsts, pasts = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
         for (begin, end), number in spans:
-            weight = hundredths(chat.messages[number].weight)
+            weight = to_hundredths(chat.messages[number].weight)
             weights[(firsts < end) & (pasts > begin)] = weight
         weights[:1] = 0  # nothing stands before it to predict it from
         if not weights.any():
@@ -129,8 +129,8 @@ class ChatRenderer:
         True, too, for a template that takes no plain conversation: rows will tell."""
         chat = Conversation((Message("user", "a"), Message("assistant", "b")))
         try:
-            text = self.text(chat.messages, ())
-            begin, end = self._span(chat, 1, text)
+            text = self.render_text(chat.messages, ())
+            begin, end = self._find_span(chat, 1, text)
         except (TemplateRefusal, BadRow):
             return True
         return self._special.search(text, begin, end) is not None
@@ -141,8 +141,8 @@ class ChatRenderer:
         Raises BadRow where the template renders them otherwise, or two end within one token.
         """
         try:
-            text = self.text(chat.messages, chat.tools)
-            at, _ = self._span(chat, len(chat.messages) - 1, text)
+            text = self.render_text(chat.messages, chat.tools)
+            at, _ = self._find_span(chat, len(chat.messages) - 1, text)
         except TemplateRefusal as error:
             raise BadRow("template_refuses", str(error)) from None
         ends = []
@@ -159,15 +159,17 @@ class ChatRenderer:
             raise BadRow("steps_share_a_token", "two steps end within one token")
         return places
 
-    def _span(self, chat: Conversation, number: int, text: str) -> Span:
+    def _find_span(self, chat: Conversation, number: int, text: str) -> Span:
         """Where turn `number` stands in the whole `text`, less its header and what follows it."""
-        before = self.text(chat.messages[:number], chat.tools, prompt=True) if number else None
+        before = (
+            self.render_text(chat.messages[:number], chat.tools, prompt=True) if number else None
+        )
         if before is None:
-            begin = self._opening(chat, text)
+            begin = self._find_opening(chat, text)
         elif text.startswith(before):
             begin = len(before)
         else:
-            begin = self._common(before, text, number)
+            begin = self._find_repeated_header(before, text, number)
         closed = self._close_turn(chat, number, begin)
         if text.startswith(closed):
             end = len(closed)
@@ -185,22 +187,25 @@ class ChatRenderer:
         token, such as a newline.
         """
         turns = chat.messages[: number + 1]
-        last, more = self.text(turns, chat.tools), self.text(turns, chat.tools, prompt=True)
-        common = _common_beginning(last, more)
+        last, more = (
+            self.render_text(turns, chat.tools),
+            self.render_text(turns, chat.tools, prompt=True),
+        )
+        common = _find_common_beginning(last, more)
         ends = [match.end() for match in self._special.finditer(common, min(begin, len(common)))]
         return common[: ends[-1]] if ends else common.rstrip()
 
-    def _opening(self, chat: Conversation, text: str) -> int:
+    def _find_opening(self, chat: Conversation, text: str) -> int:
         """Where the text of a conversation that the assistant begins, begins."""
         at = text.find(self._break_special_names(chat.messages[0].content))
         if not chat.messages[0].content or at < 0:
             raise BadRow("template_rewrites", "turn 0 is the assistant's and is rendered otherwise")
         return at
 
-    def _common(self, before: str, text: str, number: int) -> int:
+    def _find_repeated_header(self, before: str, text: str, number: int) -> int:
         """The start of a turn before which the template renders otherwise once others follow: the
         place after the same header, that closes as many turns."""
-        header = before[_last_end(self._special, before) :]
+        header = before[_find_last_end(self._special, before) :]
         opened = len(self._special.findall(before))
         places = [match.end() for match in self._special.finditer(text)]
         if header and opened <= len(places) and text.startswith(header, places[opened - 1]):
@@ -273,12 +278,12 @@ def _disable_trimming(tokenizer_json: str, special: bool) -> tokenizers.Tokenize
     return tokenizer
 
 
-def _common_beginning(one: str, other: str) -> str:
+def _find_common_beginning(one: str, other: str) -> str:
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
-def _last_end(special: re.Pattern[str], text: str) -> int:
+def _find_last_end(special: re.Pattern[str], text: str) -> int:
     ends = [match.end() for match in special.finditer(text)]
     return ends[-1] if ends else 0
 

@@ -24,12 +24,12 @@ from trainrig.tokens.chat.messages import (
     Conversation,
     Message,
     check_unicode,
-    message_of,
-    messages_of,
-    tools_of,
-    without_nulls,
+    drop_nulls,
+    parse_message,
+    parse_messages,
+    parse_tools,
 )
-from trainrig.tokens.documents.formats import value_of
+from trainrig.tokens.documents.formats import find_value
 from trainrig.tokens.shards.shard_files import RowKind
 
 RowFormat = Literal[
@@ -89,15 +89,15 @@ class Example:
         return next((m.content for m in messages if m.role == "user"), messages[0].content)
 
 
-def example_of(
+def parse_example(
     row: Mapping[str, Any],
     columns: Mapping[str, str],
     kind: RowKind,
     given: RowFormat | None = None,
 ) -> Example:
     """The example in `row`, whose fields lie in `columns`. Raises BadRow for what is none."""
-    fields = {name: field_of(row, columns.get(name, name)) for name in FIELDS}
-    there = {name: without_nulls(value) for name, value in fields.items() if value is not None}
+    fields = {name: find_field(row, columns.get(name, name)) for name in FIELDS}
+    there = {name: drop_nulls(value) for name, value in fields.items() if value is not None}
     found = given or _format(there, row, columns)
     if missing := [name for name in _FIELDS[found] if name not in there]:
         raise BadRow("missing_field", f"no {' and no '.join(missing)}, which {found} has")
@@ -116,9 +116,9 @@ def example_of(
     return example
 
 
-def field_of(row: Mapping[str, Any], column: str) -> Any:
+def find_field(row: Mapping[str, Any], column: str) -> Any:
     """What `row` has in `column`: a name, or names and places joined by dots; None: nothing."""
-    if (found := value_of(row, column)) is not None or "." not in column:
+    if (found := find_value(row, column)) is not None or "." not in column:
         return found
     value: Any = row
     for name in column.split("."):
@@ -140,11 +140,11 @@ def _format(
     raise BadRow("no_known_format", f"columns {found}{mapped}; see `format`: {', '.join(KIND_OF)}")
 
 
-def _messages(row: Mapping[str, Any]) -> Example:
-    return _conversation(messages_of(row["messages"]), row)
+def _read_messages(row: Mapping[str, Any]) -> Example:
+    return _build_conversation(parse_messages(row["messages"]), row)
 
 
-def _prompt_completion(row: Mapping[str, Any]) -> Example:
+def _read_prompt_completion(row: Mapping[str, Any]) -> Example:
     return Example("conversations", (_read_continuation(row, "completion"),))
 
 
@@ -155,11 +155,11 @@ def _read_labelled(row: Mapping[str, Any]) -> Example:
     return Example("labelled", (_read_continuation(row, "completion"),), int(label))
 
 
-def _steps(row: Mapping[str, Any]) -> Example:
+def _read_steps(row: Mapping[str, Any]) -> Example:
     given, labels = row["completions"], row.get("labels")
     if not isinstance(given, list) or not given:
         raise BadRow("not_steps", "`completions` is no list of texts, one for each step")
-    steps = tuple(_string(each, "completions").strip() for each in given)
+    steps = tuple(_check_string(each, "completions").strip() for each in given)
     if not all(steps):
         raise BadRow("no_answer", "`completions` has a step without text")
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
@@ -170,7 +170,7 @@ def _steps(row: Mapping[str, Any]) -> Example:
     return Example("steps", (chat,), steps=steps, step_labels=tuple(map(int, labels or ())))
 
 
-def _pairs(row: Mapping[str, Any]) -> Example:
+def _read_pairs(row: Mapping[str, Any]) -> Example:
     if row["chosen"] == row["rejected"]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     if "prompt" not in row:
@@ -181,15 +181,15 @@ def _pairs(row: Mapping[str, Any]) -> Example:
     return Example("pairs", pair)
 
 
-def _alpaca(row: Mapping[str, Any]) -> Example:
+def _read_alpaca(row: Mapping[str, Any]) -> Example:
     asked = "\n\n".join(
-        _string(row[name], name) for name in ("instruction", "input") if row.get(name)
+        _check_string(row[name], name) for name in ("instruction", "input") if row.get(name)
     )
-    turns = [Message("user", asked), Message(ASSISTANT, _string(row["output"], "output"))]
-    return _conversation(turns, row)
+    turns = [Message("user", asked), Message(ASSISTANT, _check_string(row["output"], "output"))]
+    return _build_conversation(turns, row)
 
 
-def _sharegpt(row: Mapping[str, Any]) -> Example:
+def _read_sharegpt(row: Mapping[str, Any]) -> Example:
     turns = row["conversations"]
     if not isinstance(turns, list):
         raise BadRow("not_messages", "`conversations` is no list")
@@ -201,12 +201,12 @@ def _sharegpt(row: Mapping[str, Any]) -> Example:
         if role is None:
             raise BadRow("unknown_role", f"from {turn['from']!r}; known: {', '.join(_SHAREGPT)}")
         given = {"role": role, "content": turn["value"], "weight": turn.get("weight")}
-        messages.append(message_of(given))
-    return _conversation(messages, row)
+        messages.append(parse_message(given))
+    return _build_conversation(messages, row)
 
 
-def _conversation(messages: Sequence[Message], row: Mapping[str, Any]) -> Example:
-    chat = Conversation(_with_system(messages, row), tools_of(row.get("tools")))
+def _build_conversation(messages: Sequence[Message], row: Mapping[str, Any]) -> Example:
+    chat = Conversation(_with_system(messages, row), parse_tools(row.get("tools")))
     return Example("conversations", (chat,))
 
 
@@ -214,30 +214,30 @@ def _with_system(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[M
     system = row.get("system")
     if not system or (messages and messages[0].role == "system"):
         return tuple(messages)
-    return (Message("system", _string(system, "system")), *messages)
+    return (Message("system", _check_string(system, "system")), *messages)
 
 
 def _read_continuation(row: Mapping[str, Any], name: str) -> Conversation:
     """The prompt and what field `name` says after it, which alone is trained on."""
-    prompt = _with_system(_turns(row["prompt"], "user", "prompt"), row)
-    answer = _turns(row[name], ASSISTANT, name)
+    prompt = _with_system(_parse_turns(row["prompt"], "user", "prompt"), row)
+    answer = _parse_turns(row[name], ASSISTANT, name)
     if answer[: len(prompt)] == prompt and len(answer) > len(prompt):
         answer = answer[len(prompt) :]  # it begins with the prompt, as some files have it
     if not any(each.role == ASSISTANT and each.says_something for each in answer):
         raise BadRow("no_answer", f"`{name}` has no text of the assistant")
-    whole = Conversation(prompt + answer, tools_of(row.get("tools")))
+    whole = Conversation(prompt + answer, parse_tools(row.get("tools")))
     return whole.train_from(len(prompt))
 
 
-def _turns(value: Any, role: str, what: str) -> tuple[Message, ...]:
+def _parse_turns(value: Any, role: str, what: str) -> tuple[Message, ...]:
     """Messages, a dialogue, or a text that is all of one turn."""
     if not isinstance(value, str):
-        return messages_of([value] if isinstance(value, Mapping) else value, what)
+        return parse_messages([value] if isinstance(value, Mapping) else value, what)
     check_unicode([value])
-    return _dialogue(value) or (Message(role, value),)
+    return _parse_dialogue(value) or (Message(role, value),)
 
 
-def _dialogue(text: str) -> tuple[Message, ...]:
+def _parse_dialogue(text: str) -> tuple[Message, ...]:
     """The turns of "\\n\\nHuman: …\\n\\nAssistant: …"; none if `text` does not begin so."""
     parts = _DIALOGUE.split(text)
     if parts[0].strip() or len(parts) < 3:
@@ -255,10 +255,10 @@ def _with_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
     """Prompt, chosen and rejected of two conversations that begin alike."""
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         return _split_shared_prompt(
-            messages_of(chosen, "chosen"), messages_of(rejected, "rejected")
+            parse_messages(chosen, "chosen"), parse_messages(rejected, "rejected")
         )
     check_unicode([chosen, rejected])
-    turns = [_dialogue(chosen), _dialogue(rejected)]
+    turns = [_parse_dialogue(chosen), _parse_dialogue(rejected)]
     if all(turns):
         return _split_shared_prompt(*turns)
     same = next(
@@ -293,7 +293,7 @@ def _split_shared_prompt(chosen: Sequence[Message], rejected: Sequence[Message])
     }
 
 
-def _string(value: Any, what: str) -> str:
+def _check_string(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise BadRow("not_text", f"`{what}` is {type(value).__name__}, not text")
     check_unicode([value])
@@ -301,12 +301,12 @@ def _string(value: Any, what: str) -> str:
 
 
 _READERS: Mapping[RowFormat, Callable[[Mapping[str, Any]], Example]] = {
-    "messages": _messages,
-    "prompt_completion": _prompt_completion,
-    "pairs": _pairs,
+    "messages": _read_messages,
+    "prompt_completion": _read_prompt_completion,
+    "pairs": _read_pairs,
     "labelled": _read_labelled,
-    "steps": _steps,
-    "alpaca": _alpaca,
-    "sharegpt": _sharegpt,
+    "steps": _read_steps,
+    "alpaca": _read_alpaca,
+    "sharegpt": _read_sharegpt,
 }
 assert set(_READERS) == set(get_args(RowFormat))

@@ -16,7 +16,7 @@ from trainrig.tokens.special import (
     END_OF_TURN,
     SYSTEM,
     USER,
-    role_id,
+    find_role_id,
 )
 
 TEMPLATE = (
@@ -52,13 +52,13 @@ TEMPLATE = (
 ).replace("\n{", "{")
 
 
-def template_for(encoder: Encoder) -> str:
+def build_template(encoder: Encoder) -> str:
     """Our template in the special tokens of `encoder`. Raises DataError if it lacks one."""
     by_id = {number: name for name, number in encoder.special_ids.items()}
     names: Mapping[str, str] = {
         role: by_id[number]
         for role in (END_OF_TEXT, USER, ASSISTANT, END_OF_TURN)
-        for number in [encoder.special(role)]
+        for number in [encoder.find_special(role)]
     }
     template = TEMPLATE
     for role, name in names.items():
@@ -67,7 +67,7 @@ def template_for(encoder: Encoder) -> str:
                 f"the tokenizer has {name} for {role}: another model's, whose chat template is to "
                 "be named"
             )
-    if role_id(encoder.special_ids, SYSTEM) is None:
+    if find_role_id(encoder.special_ids, SYSTEM) is None:
         template = (
             "{% if tools or messages[0]['role'] == 'system' %}{{ raise_exception('the \
 tokenizer has no special token for a system turn') }}{% endif %}"

@@ -16,12 +16,12 @@ from pydantic import BeforeValidator
 
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
-from trainrig.corpus.document import document_id
+from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.files.measured_documents import KEPT
 from trainrig.errors import DataError
 from trainrig.splits import Split
-from trainrig.tokens.documents.files import name_files, paths_of
-from trainrig.tokens.documents.formats import FORMATS, StagePart, value_of
+from trainrig.tokens.documents.files import find_paths, name_files
+from trainrig.tokens.documents.formats import FORMATS, StagePart, find_value
 
 # Bytes of text that a split is made of unless the caller says otherwise: some 16 million tokens,
 # which a worker holds as 32 to 64 MB until its shard is written.
@@ -112,7 +112,7 @@ class DocumentSet:
     # Of the files that `curate` left, by path.
     sums: Mapping[str, manifest.FileSum] = field(default_factory=dict)
 
-    def splits(self, split_bytes: int = SPLIT_BYTES) -> list[Split]:
+    def cut_splits(self, split_bytes: int = SPLIT_BYTES) -> list[Split]:
         """The documents in order, cut into splits of about so many bytes of text.
 
         Small files share a split; large ones are cut where their format allows. Raises DataError
@@ -120,10 +120,10 @@ class DocumentSet:
         """
         for table in self.tables:
             if peek := FORMATS[table.kind].peek:
-                peek(table.paths[0], _columns(table))
+                peek(table.paths[0], _list_columns(table))
         with ThreadPoolExecutor(OPENERS) as threads:
             cuts = [
-                threads.submit(_pieces, number, table, path, name, split_bytes)
+                threads.submit(_cut_pieces, number, table, path, name, split_bytes)
                 for number, table in enumerate(self.tables)
                 for path, name in zip(table.paths, name_files(table.paths), strict=True)
             ]
@@ -134,7 +134,7 @@ class DocumentSet:
             for name in [f"documents-{number:05d}"]
         ]
 
-    def rows(
+    def read_rows(
         self, task: Mapping[str, Any], refuse: Refuse = lambda refused: None
     ) -> Iterator[dict[str, Any]]:
         """The documents of one split's task, in order.
@@ -146,7 +146,7 @@ class DocumentSet:
         for piece in (StagePart(**fields) for fields in task["pieces"]):
             if expected := self.sums.get(piece.path):
                 _check_file(piece.path, expected)
-            yield from _documents(piece, self.tables[piece.table], refuse)
+            yield from _read_documents(piece, self.tables[piece.table], refuse)
 
 
 def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
@@ -163,9 +163,11 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
             kept = storage.list_files(storage.join(table.folder, KEPT), ".parquet")
             tables.append(_KEPT.model_copy(update={"paths": tuple(kept)}))
         else:
-            paths = tuple(paths_of(table.kind, table.paths))
+            paths = tuple(find_paths(table.kind, table.paths))
             # The names of files come to stand in shards, so they are part of what is read.
-            named_keys = zip(name_files(paths), map(storage.content_key, paths), strict=True)
+            named_keys = zip(
+                name_files(paths), map(storage.compute_content_key, paths), strict=True
+            )
             inputs[role] = manifest.digest([list(each) for each in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
     return DocumentSet(tuple(tables), inputs, sums)
@@ -174,7 +176,7 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
 @functools.lru_cache(maxsize=1024)  # a process is given neighbouring pieces of a file
 def _check_file(path: str, expected: manifest.FileSum) -> None:
     """Read the whole file once before its rows: some 1 s a gigabyte, and encoding takes minutes."""
-    manifest.check_sum(path, storage.sha256(path), expected)
+    manifest.check_sum(path, storage.compute_sha256(path), expected)
 
 
 # The files that `curate` leaves.
@@ -183,17 +185,19 @@ _KEPT = Parquet(
 )
 
 
-def _columns(table: Files) -> tuple[str, ...]:
+def _list_columns(table: Files) -> tuple[str, ...]:
     """The columns that are read: of the text first."""
     source = table.source.column if isinstance(table.source, Column) else None
     names = (table.text, source, table.id, table.url, table.language)
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def _pieces(number: int, table: Files, path: str, name: str, split_bytes: int) -> list[StagePart]:
+def _cut_pieces(
+    number: int, table: Files, path: str, name: str, split_bytes: int
+) -> list[StagePart]:
     return [
         StagePart(number, path, name, cut.begin, cut.end, cut.weight, cut.whole)
-        for cut in FORMATS[table.kind].cut(path, _columns(table), split_bytes)
+        for cut in FORMATS[table.kind].cut(path, _list_columns(table), split_bytes)
     ]
 
 
@@ -209,11 +213,11 @@ def deal(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePa
         yield dealt
 
 
-def _documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[dict[str, Any]]:
+def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[dict[str, Any]]:
     refused: Counter[str] = Counter()
     usable = 0
-    for place, row in FORMATS[table.kind].read(piece, _columns(table)):
-        document = row if isinstance(row, str) else _document(row, table)
+    for place, row in FORMATS[table.kind].read(piece, _list_columns(table)):
+        document = row if isinstance(row, str) else _parse_document(row, table)
         if isinstance(document, str):
             refused[document] += 1
             refuse(RefusedRow(piece.file, place, document))
@@ -228,9 +232,9 @@ def _documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[dict[
         )
 
 
-def _document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | str:
+def _parse_document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | str:
     """The document that `row` is, or why it is none."""
-    text = value_of(row, table.text)
+    text = find_value(row, table.text)
     if text is None:
         return "no_text"
     if not isinstance(text, str):
@@ -246,7 +250,7 @@ def _document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | str:
         return "no_source"
     url = _name(row, table.url)
     return {
-        "id": _name(row, table.id) or document_id(source, url, encoded),
+        "id": _name(row, table.id) or compute_document_id(source, url, encoded),
         "url": url,
         "source": source,
         "language": _name(row, table.language),
@@ -257,6 +261,6 @@ def _document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | str:
 
 def _name(row: Mapping[str, Any], column: str | None) -> str:
     """The value of a column as a string; empty if there is no such column, or nothing in it."""
-    value = None if column is None else value_of(row, column)
+    value = None if column is None else find_value(row, column)
     name = "" if value is None else str(value)
     return name if name.isascii() else name.encode("utf-8", "replace").decode()

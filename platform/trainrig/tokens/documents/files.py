@@ -12,9 +12,9 @@ from trainrig.errors import DataError
 from trainrig.tokens.documents.formats import FORMATS, Format
 
 
-def paths_of(kind: str, patterns: Sequence[str]) -> list[str]:
+def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
     """The files that `patterns` name, each once, sorted. Raises DataError if one names none."""
-    found = {path for pattern in patterns for path in _matching(FORMATS[kind], pattern)}
+    found = {path for pattern in patterns for path in _find_matching(FORMATS[kind], pattern)}
     # "./a" and "a" are one file, and so is "/folder/a" in that folder.
     places = {_place(path): path for path in sorted(found)}
     return [
@@ -53,7 +53,7 @@ def _place(path: str) -> tuple[Literal["disk", "s3"], str]:
     return "disk", os.path.normpath(Path(path).absolute())
 
 
-def _matching(format_: Format, pattern: str) -> list[str]:
+def _find_matching(format_: Format, pattern: str) -> list[str]:
     if storage.exists(pattern):
         return [pattern]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
@@ -76,7 +76,9 @@ def _of_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str]:
     if not found:
         there = f"a folder of {len(names)} files, none of them {endings}" if names else "not there"
         raise DataError(f"{folder}: {there}; `paths` names files or folders, * is wild")
-    splits = sorted({split for name in found for split in _hub_split(name.removeprefix(folder))})
+    splits = sorted(
+        {split for name in found for split in _parse_hub_split(name.removeprefix(folder))}
+    )
     if len(splits) > 1:
         raise DataError(
             f"{folder}: holds the splits {', '.join(splits)}, of which some are for testing; name "
@@ -85,7 +87,7 @@ def _of_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _hub_split(name: str) -> list[str]:
+def _parse_hub_split(name: str) -> list[str]:
     """The split (train, test, …) that a file belongs to by the Hub's ways of naming files."""
     parts = name.lstrip("/").split("/")
     if len(parts) > 1 and re.fullmatch(r"data-\d+-of-\d+\.arrow", parts[-1]):

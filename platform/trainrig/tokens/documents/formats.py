@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from trainrig import storage
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.errors import DataError
 
 # pyarrow is imported where files are opened: to read a run file takes none.
@@ -77,19 +77,19 @@ def name_place(file: str, place: int) -> str:
     return f"{file}, {'byte' if by_byte else 'row'} {place:,}"
 
 
-def value_of(row: Mapping[str, Any], column: str) -> Any:
+def find_value(row: Mapping[str, Any], column: str) -> Any:
     """What `row` has in `column`, a name or names joined by dots; None if it has no such."""
     if column in row:
         return row[column]
     outer, dot, inner = column.partition(".")
     below = row.get(outer) if dot else None
-    return value_of(below, inner) if isinstance(below, Mapping) else None
+    return find_value(below, inner) if isinstance(below, Mapping) else None
 
 
 def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
     for column in columns:
         if column not in there and column.partition(".")[0] not in there:
-            raise DataError(f"{path}: no column '{column}'{did_you_mean(column, there)}")
+            raise DataError(f"{path}: no column '{column}'{suggest_choice(column, there)}")
 
 
 @contextmanager
@@ -143,11 +143,11 @@ def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Fil
 
 
 def _read_parquet(piece: StagePart, columns: Sequence[str]) -> Rows:
-    for place, batch in parquet_batches(piece, columns):
-        yield from enumerate(rows_of(batch, piece.path), place)
+    for place, batch in read_parquet_batches(piece, columns):
+        yield from enumerate(iterate_rows(batch, piece.path), place)
 
 
-def parquet_batches(
+def read_parquet_batches(
     piece: StagePart, columns: Sequence[str] = ()
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a part of a Parquet file as Arrow has them, each batch with its first place."""
@@ -155,13 +155,13 @@ def parquet_batches(
         groups = range(piece.begin, piece.end)
         place = sum(file.metadata.row_group(number).num_rows for number in range(piece.begin))
         for batch in file.iter_batches(
-            BATCH_ROWS, list(groups), _outer(columns, file.schema_arrow)
+            BATCH_ROWS, list(groups), _list_outer_columns(columns, file.schema_arrow)
         ):
             yield place, batch
             place += len(batch)
 
 
-def _outer(columns: Sequence[str], schema: pa.Schema) -> list[str]:
+def _list_outer_columns(columns: Sequence[str], schema: pa.Schema) -> list[str]:
     """The columns of the file that hold `columns`."""
     if not columns:
         return list(schema.names)
@@ -169,7 +169,7 @@ def _outer(columns: Sequence[str], schema: pa.Schema) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def rows_of(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
+def iterate_rows(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
     """The rows of `batch`, of the file at `path`, as Python's values. Raises DataError for damage
     that Arrow did not see: text is decoded here."""
     names = batch.schema.names
@@ -206,18 +206,18 @@ def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[FileP
     """The whole file: a stream has no table of contents to find a part by."""
     with _open_arrow(path) as (schema, _):
         _check_columns(path, columns, schema.names)
-    return [FilePart(0, 1, storage.size(path), whole=True)]
+    return [FilePart(0, 1, storage.measure_size(path), whole=True)]
 
 
 def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
     with _open_arrow(piece.path) as (schema, batches):
-        names = _outer(columns, schema)
+        names = _list_outer_columns(columns, schema)
         place = 0
         for batch in batches:
             for start in range(0, len(batch), BATCH_ROWS):
                 part = batch.slice(start, BATCH_ROWS).select(names)
                 part.validate(full=True)  # a damaged offset would be followed out of the file
-                yield from enumerate(rows_of(part, piece.path), place + start)
+                yield from enumerate(iterate_rows(part, piece.path), place + start)
             place += len(batch)
 
 
@@ -226,7 +226,7 @@ def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
 
 def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """Equal ranges of bytes, each of the lines that begin in it; a packed file is one."""
-    size = storage.size(path)
+    size = storage.measure_size(path)
     if path.endswith((".gz", ".zst")):
         return [FilePart(0, size, size * UNPACKED, whole=True)]
     parts = max(1, -(-size // part_bytes))
@@ -239,7 +239,7 @@ def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FileP
 
 def _peek(path: str, columns: Sequence[str]) -> None:
     """Raise DataError if one of `columns` is in none of the first rows."""
-    whole = StagePart(0, path, path, 0, storage.size(path), 0, whole=True)
+    whole = StagePart(0, path, path, 0, storage.measure_size(path), 0, whole=True)
     first = itertools.islice(_read_jsonl(whole, ()), PEEKED_LINES)
     rows = [row for _, row in first if isinstance(row, Mapping)]
     there = list(dict.fromkeys(name for row in rows for name in row))
@@ -249,7 +249,7 @@ def _peek(path: str, columns: Sequence[str]) -> None:
 
 def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
     del columns  # a line is parsed whole
-    for place, line in _lines(piece):
+    for place, line in _read_lines(piece):
         if line is None:
             yield place, "line_too_long"
         elif line == TORN:
@@ -271,7 +271,7 @@ def _parse_line(line: bytes, first: bool) -> Row:
     return row if isinstance(row, dict) else "not_an_object"
 
 
-def _lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
+def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
     """The lines that begin in the piece, each with its place; None for one that is too long."""
     try:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:

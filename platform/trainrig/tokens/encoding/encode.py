@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.errors import DataError
-from trainrig.tokens.encoding.engine import FastEngine, Unequal, fast_engine
+from trainrig.tokens.encoding.engine import FastEngine, Unequal, build_fast_engine
 from trainrig.tokens.special_tokens import (
     ROLE_OF,
     TokenizerFiles,
     find_special_tokens,
     parse_tokenizer,
 )
-from trainrig.tokens.tokenizers.entries import entry_bytes, leading_space_is_stripped
+from trainrig.tokens.tokenizers.entries import leading_space_is_stripped, list_entry_bytes
 
 
 class Encoder:
@@ -48,7 +48,7 @@ class Encoder:
         self._tokenizer = parse_tokenizer(tokenizer_json, where)
         self.special_tokens = find_special_tokens(self.files, self._tokenizer)
         self._special = dict(self.special_tokens.names)
-        self._bytes = entry_bytes(
+        self._bytes = list_entry_bytes(
             self._tokenizer, set(self._special.values()), where, as_brought=True
         )
 
@@ -83,7 +83,7 @@ class Encoder:
     def _fast(self) -> FastEngine | Unequal:
         """Made when first asked for: it takes its time, and who trains encodes nothing."""
         try:
-            return fast_engine(self._tokenizer, self._bytes)
+            return build_fast_engine(self._tokenizer, self._bytes)
         except Unequal as reason:
             return reason
 
@@ -120,7 +120,7 @@ class Encoder:
         """The ids of the special tokens, by their names in this tokenizer."""
         return dict(self._special)
 
-    def special(self, role: str) -> int:
+    def find_special(self, role: str) -> int:
         """The id of a special token: the one that plays `role`, which is our name for it, or, for
         what is no role, the one of that name.
 

@@ -19,7 +19,7 @@ not even merge, is 2 itself.
 
 Where a text is cut into words, both go by the same pattern. Their engines search alike (first
 alternative that fits, greedy, with backtracking), but each has tables of its own of what is a
-letter: `fast_engine` compares the probe's, late ones above all, and test_engine.py every one.
+letter: `build_fast_engine` compares the probe's, late ones above all, and test_engine.py every one.
 
 Only patterns known here are used, because only for them is it known what to do about a long run of
 white space: tiktoken 0.14 keeps a place on a stack for each character of one, and at 1,000,000 the
@@ -66,7 +66,8 @@ class Unequal(Exception):
 
 @dataclass(frozen=True)
 class Pattern:
-    """Words are what a pattern finds; each alternative keeps to what `_spaces` relies on."""
+    """Words are what a pattern finds; each alternative keeps to what
+    `_split_at_spaces` relies on."""
 
     regex: str
     # Whether line breaks end a run of white space, and stick to punctuation before them.
@@ -96,7 +97,7 @@ class FastEngine:
         words: Pattern | Separator,
         longest_run: int = LONGEST_RUN,
     ) -> None:
-        """Made by `fast_engine`, which knows that it is right."""
+        """Made by `build_fast_engine`, which knows that it is right."""
         self._ranks = ranks
         self._words = words
         self._longest_run = longest_run
@@ -107,9 +108,9 @@ class FastEngine:
         if isinstance(self._words, Pattern):
             if len(text) < self._longest_run:
                 return self._by_words.encode_to_numpy(text, disallowed_special=())
-            parts = self._spaces(text, self._words)
+            parts = self._split_at_spaces(text, self._words)
         else:
-            parts = self._between(text, self._words.text)
+            parts = self._split_at_separator(text, self._words.text)
         found = [
             (self._as_one_word if is_word else self._by_words).encode_to_numpy(
                 part, disallowed_special=()
@@ -121,26 +122,26 @@ class FastEngine:
     @functools.cached_property
     def _by_words(self) -> tiktoken.Encoding:
         assert isinstance(self._words, Pattern)
-        return self._encoding(self._words.regex)
+        return self._make_encoding(self._words.regex)
 
     @functools.cached_property
     def _as_one_word(self) -> tiktoken.Encoding:
-        return self._encoding(_WHOLE)
+        return self._make_encoding(_WHOLE)
 
-    def _encoding(self, pattern: str) -> tiktoken.Encoding:
+    def _make_encoding(self, pattern: str) -> tiktoken.Encoding:
         none = {_NO_TOKEN: max(self._ranks.values()) + 1}
         return tiktoken.Encoding(
             "trainrig", pat_str=pattern, mergeable_ranks=self._ranks, special_tokens=none
         )
 
-    def _between(self, text: str, separator: str) -> Iterator[tuple[str, bool]]:
+    def _split_at_separator(self, text: str, separator: str) -> Iterator[tuple[str, bool]]:
         """`text` in words, each with True: that is what it is."""
         for number, part in enumerate(text.split(separator) if separator else [text]):
             if number:
                 yield separator, True
             yield part, True
 
-    def _spaces(self, text: str, words: Pattern) -> Iterator[tuple[str, bool]]:
+    def _split_at_spaces(self, text: str, words: Pattern) -> Iterator[tuple[str, bool]]:
         """`text` in parts that are encoded apart, each with whether it is one word.
 
         No pattern of `_KNOWN` looks back, so a text may be cut wherever a word ends in it, if what
@@ -156,7 +157,7 @@ class FastEngine:
         breaks of the same word: nothing in it depends on what follows.
         """
         done = 0
-        for begin, end in long_runs(text, self._longest_run):
+        for begin, end in find_long_runs(text, self._longest_run):
             if words.line_breaks and begin > done and self._keeps_line_breaks(text[begin - 1]):
                 begin = _end_of_line_breaks(text, begin, end)
             yield text[done:begin], False
@@ -180,7 +181,7 @@ def _end_of_line_breaks(text: str, begin: int, end: int) -> int:
     return found.end()
 
 
-def long_runs(text: str, least: int) -> Iterator[tuple[int, int]]:
+def find_long_runs(text: str, least: int) -> Iterator[tuple[int, int]]:
     """Begin and end of each run of `least` or more characters of white space, in order.
 
     A run so long covers a multiple of `least`, so only those places are looked at.
@@ -198,7 +199,7 @@ def long_runs(text: str, least: int) -> Iterator[tuple[int, int]]:
         place += least * ((found.end() - place) // least + 1)
 
 
-def fast_engine(
+def build_fast_engine(
     tokenizer: tokenizers.Tokenizer, entries: Sequence[bytes], longest_run: int = LONGEST_RUN
 ) -> FastEngine:
     """The fast engine for `tokenizer`, whose ids stand for the bytes `entries`.
@@ -206,8 +207,8 @@ def fast_engine(
     Raises Unequal if it is not certain to give the tokenizer's ids for every text.
     """
     settings = json.loads(tokenizer.to_str())
-    words = _words(settings)
-    special = _special(settings)
+    words = _find_word_pattern(settings)
+    special = _list_special_ids(settings)
     ranks = {entry: number for number, entry in enumerate(entries) if number not in special}
     _check_merges(settings["model"], ranks, special)
     engine = FastEngine(tokenizer, ranks, words, longest_run)
@@ -215,7 +216,7 @@ def fast_engine(
     return engine
 
 
-def _words(settings: dict[str, Any]) -> Pattern | Separator:
+def _find_word_pattern(settings: dict[str, Any]) -> Pattern | Separator:
     """How texts are cut."""
     if settings["normalizer"] is not None:
         raise Unequal(f"it changes texts first ({settings['normalizer']['type']})")
@@ -238,7 +239,7 @@ def _words(settings: dict[str, Any]) -> Pattern | Separator:
     raise Unequal("it cuts texts into words in a way that is not known here")
 
 
-def _special(settings: dict[str, Any]) -> set[int]:
+def _list_special_ids(settings: dict[str, Any]) -> set[int]:
     for token in settings["added_tokens"]:
         if not token["special"]:
             raise Unequal(f"it finds {token['content']!r} in texts before it cuts them into words")

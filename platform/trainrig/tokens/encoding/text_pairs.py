@@ -47,7 +47,7 @@ class TextPairEncoder:
         refused."""
         whole = parse_tokenizer(encoder.text, encoder.files.where)
         if not BROUGHT_BY & set(encoder.files.beside):
-            whole.post_processor = _ends_around(encoder)
+            whole.post_processor = _build_end_template(encoder)
         self._whole, self._longest, self._cut = whole, longest, cut
         self._truncating: tokenizers.Tokenizer | None = None
         if cut is not None:
@@ -77,7 +77,7 @@ class TextPairEncoder:
         )
 
 
-def _ends_around(encoder: Encoder) -> TemplateProcessing:
+def _build_end_template(encoder: Encoder) -> TemplateProcessing:
     end = encoder.special_tokens.of("end")
     return TemplateProcessing(
         single="$E:0 $A:0 $E:0".replace("$E", end.text),

@@ -13,29 +13,29 @@ def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str
     Raises ConfigError for the source that reaches its cap first, or if all that a stage reads end
     before; it says with numbers what would work.
     """
-    samples = timeline.first_sample(steps)
+    samples = timeline.find_first_sample(steps)
     if timeline.end is not None and samples > timeline.end:
         enough = timeline.step_of(timeline.end)
         raise ConfigError(
-            f"batches: {timeline.last_read()} reach their caps of epochs after {enough} whole "
-            f"steps, but training.steps is {steps}; train for {enough} steps or fewer, or raise "
-            "batches.epochs"
+            f"batches: {timeline.describe_last_read()} reach their caps of epochs after {enough} "
+            f"whole steps, but training.steps is {steps}; train for {enough} steps or fewer, or "
+            "raise batches.epochs"
         )
-    read = timeline.epochs_read(samples)
+    read = timeline.count_epochs_read(samples)
     beyond = {
-        source: timeline.first_beyond(source, caps[source])
+        source: timeline.find_first_beyond(source, caps[source])
         for source, epochs in read.items()
         if epochs > caps[source]
     }
     if beyond:
         source = min(beyond, key=lambda each: (beyond[each], each))
-        raise ConfigError(_too_often(timeline, source, caps[source], steps, beyond[source]))
+        raise ConfigError(_explain_excess(timeline, source, caps[source], steps, beyond[source]))
     return read
 
 
-def _too_often(timeline: Timeline, source: str, cap: float, steps: int, first: int) -> str:
-    samples = timeline.first_sample(steps)
-    epochs = timeline.epochs_read(samples)[source]
+def _explain_excess(timeline: Timeline, source: str, cap: float, steps: int, first: int) -> str:
+    samples = timeline.find_first_sample(steps)
+    epochs = timeline.count_epochs_read(samples)[source]
     enough = timeline.step_of(first)
     fewer = f"train for {enough} steps or fewer, " if enough else ""
     share = _share(timeline, source, samples)
@@ -55,5 +55,5 @@ def _share(timeline: Timeline, source: str, samples: int) -> float:
     for segment, past in zip(timeline.segments, [*firsts[1:], samples], strict=True):
         count = min(past, samples) - segment.first
         if count > 0:
-            total += segment.mixture.counts(count).get(source, 0)
+            total += segment.mixture.count_samples(count).get(source, 0)
     return total / samples

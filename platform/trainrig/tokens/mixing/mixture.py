@@ -74,7 +74,7 @@ class Mixture:
         """The share of the samples that each source has."""
         return {s: n / sum(self.slots) for s, n in zip(self.sources, self.slots, strict=True)}
 
-    def places(self, samples: Integers) -> tuple[Integers, Integers]:
+    def find_places(self, samples: Integers) -> tuple[Integers, Integers]:
         """[B] each: the number of the sample's source, and how many of that source came before."""
         rounds = np.maximum(samples - self._lead, 0) // sum(self.slots)
         slot = samples - rounds * sum(self.slots)
@@ -90,7 +90,7 @@ class Mixture:
         rounds = max(0, ordinal - in_lead) // self.slots[number]
         return int(slots[ordinal - rounds * self.slots[number]]) + rounds * sum(self.slots)
 
-    def counts(self, samples: int) -> dict[str, int]:
+    def count_samples(self, samples: int) -> dict[str, int]:
         """How many of the first `samples` are of each source."""
         rounds = max(0, samples - self._lead) // sum(self.slots)
         rest = np.bincount(
@@ -103,7 +103,7 @@ class Mixture:
 
     def compute_owed_after(self, samples: int) -> dict[str, Fraction]:
         """Samples by which each source is behind its share after the first `samples`."""
-        counts = self.counts(samples)
+        counts = self.count_samples(samples)
         return {
             source: owed + Fraction(count * samples, sum(self.slots)) - counts[source]
             for source, count, owed in zip(self.sources, self.slots, self._owed, strict=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainrig.config import did_you_mean
+from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import (
     IGNORE,
@@ -23,7 +23,7 @@ from trainrig.tokens.batches import (
     Corruption,
     DealtCorruption,
     MicroBatch,
-    token_arrays,
+    build_token_arrays,
 )
 from trainrig.tokens.mixing import epoch_caps
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
@@ -117,7 +117,7 @@ class PretrainBatches:
         together = settings.longest_length // settings.base_length
         counts = {source: self._layout.windows(source) // together for source in self.sources}
         stages = settings.resolve_stages()
-        weights = [_weights(stage, settings, counts, shards) for stage in stages]
+        weights = [_resolve_weights(stage, settings, counts, shards) for stage in stages]
         read = [source for source in counts if any(each.get(source, 0) for each in weights)]
         # Too short for one row, where no weights ask for them.
         self.left_out = tuple(s for s in counts if settings.weights is None and not counts[s])
@@ -137,15 +137,15 @@ class PretrainBatches:
         stage = self.timeline.stage_of(step)
         return stage.global_batch // stage.micro_batch
 
-    def row_targets(self, step: int) -> tuple[Integers, Integers]:
+    def count_row_targets(self, step: int) -> tuple[Integers, Integers]:
         """[R] the samples of the global batch of `step`, and [R] the targets of each before any
         corruption; reads no tokens."""
-        first = self.timeline.first_sample(step)
+        first = self.timeline.find_first_sample(step)
         stage = self.timeline.stage_of(step)
         samples = np.arange(first, first + stage.global_batch, dtype=np.int64)
-        places = self.timeline.places(samples)
+        places = self.timeline.find_places(samples)
         counts = np.zeros(len(samples), dtype=np.int64)
-        for source, of, rows in self._rows(places):
+        for source, of, rows in self._iterate_rows(places):
             span = rows.read.shape[1]
             found = self._layout.targets(source, rows.windows, span)
             if rows.read.any():
@@ -163,7 +163,7 @@ class PretrainBatches:
     def denominators(self, step: int) -> dict[str, int]:
         """What losses of the global batch of `step` are divided by. Beside the targets, which are
         as many as there are, at least 1: a sum of nothing stays 0."""
-        samples, counts = self.row_targets(step)
+        samples, counts = self.count_row_targets(step)
         if self.corruption is None:
             return {TOKENS: int(counts.sum())}
         total: dict[str, int] = {}
@@ -175,33 +175,33 @@ class PretrainBatches:
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
-        samples, places = self._samples(step, index)
+        samples, places = self._locate_samples(step, index)
         stage = self.timeline.stage_of(step)
         ids_BT, targets_BT = np.empty((2, stage.micro_batch, stage.sequence_length), dtype=np.int64)
         pieces = self._read(places, ids_BT, targets_BT)
         by_document = self.settings.attend == "document"
-        positions = _positions(pieces, ids_BT.shape) if by_document else None
-        arrays = token_arrays(ids_BT, targets_BT, positions)
+        positions = _compute_positions(pieces, ids_BT.shape) if by_document else None
+        arrays = build_token_arrays(ids_BT, targets_BT, positions)
         micro = MicroBatch(arrays, samples, places.sources, pieces)
         return micro if self.corruption is None else self.corruption.apply(micro, step)
 
-    def _samples(self, step: int, index: int) -> tuple[Integers, Places]:
+    def _locate_samples(self, step: int, index: int) -> tuple[Integers, Places]:
         """[B] the samples of a micro-batch, and what they are."""
         if not 0 <= index < self.micro_batches(step):
             raise ValueError(f"no micro-batch {index} among {self.micro_batches(step)} of a step")
         stage = self.timeline.stage_of(step)
-        first = self.timeline.first_sample(step) + index * stage.micro_batch
+        first = self.timeline.find_first_sample(step) + index * stage.micro_batch
         samples = np.arange(first, first + stage.micro_batch, dtype=np.int64)
-        return samples, self.timeline.places(samples)
+        return samples, self.timeline.find_places(samples)
 
     def _choose_samples(
         self, step: int, index: int
     ) -> tuple[Integers, Places, list[tuple[str, int]]]:
         """Of micro-batch `index` of `step`: [B] samples, what they are, and the source and first
         window of each. Raises as `micro_batch` does."""
-        samples, places = self._samples(step, index)
+        samples, places = self._locate_samples(step, index)
         windows: list[tuple[str, int]] = [("", 0)] * len(samples)
-        for source, of, rows in self._rows(places):
+        for source, of, rows in self._iterate_rows(places):
             for row, window in zip(np.flatnonzero(of), rows.windows.tolist(), strict=True):
                 windows[row] = source, window
         return samples, places, windows
@@ -209,7 +209,7 @@ class PretrainBatches:
     def _read(self, places: Places, ids_BT: Integers, targets_BT: Integers) -> Integers:
         """Fill the rows of a micro-batch; its pieces [P, 3]."""
         pieces: list[Integers] = [np.empty((0, 2), dtype=np.int64)] * len(ids_BT)
-        for source, of, rows in self._rows(places):
+        for source, of, rows in self._iterate_rows(places):
             span = rows.read.shape[1]
             for row, window, read in zip(np.flatnonzero(of), rows.windows, rows.read, strict=True):
                 pieces[row] = self._layout.read(
@@ -225,8 +225,8 @@ class PretrainBatches:
 
     def locate(self, sample: int) -> Location:
         """Source, epoch, window and documents of the sample of this number."""
-        places = self.timeline.places(np.array([sample], dtype=np.int64))
-        ((source, _, rows),) = self._rows(places)
+        places = self.timeline.find_places(np.array([sample], dtype=np.int64))
+        ((source, _, rows),) = self._iterate_rows(places)
         span, window = rows.read.shape[1], int(rows.windows[0])
         ids, targets = np.empty((2, span * self.settings.base_length), dtype=np.int64)
         found = self._layout.read(source, window, span, ids, targets)
@@ -244,7 +244,7 @@ class PretrainBatches:
 
     def data_before(self, step: int) -> dict[str, Any]:
         """All that the samples before `step` depend on, by name, as JSON has it."""
-        samples = self.timeline.first_sample(step)
+        samples = self.timeline.find_first_sample(step)
         corruption = self.corruption
         return {
             **({} if corruption is None else {"corruption": dict(corruption.identity())}),
@@ -257,7 +257,7 @@ class PretrainBatches:
             "base_sequence_length": self.settings.base_length,
             "longest_sequence_length": self.settings.longest_length,
             "samples": samples,
-            "segments": self.timeline.before(samples),
+            "segments": self.timeline.describe_segments(samples),
         }
 
     def _find_dealt_before(self, samples: int) -> dict[str, Any]:
@@ -278,19 +278,19 @@ class PretrainBatches:
 
         Raises ConfigError if one of them is beyond its cap, or if all sources end before.
         """
-        caps = {s: self.settings.cap(s) for s in self.timeline.epochs_read(0)}
+        caps = {s: self.settings.cap(s) for s in self.timeline.count_epochs_read(0)}
         return epoch_caps.check(self.timeline, caps, steps)
 
-    def _rows(self, places: Places) -> Iterator[tuple[str, Any, RowStarts]]:
+    def _iterate_rows(self, places: Places) -> Iterator[tuple[str, Any, RowStarts]]:
         """(Source, which of the samples are of it, their rows), source by source."""
         for number in np.unique(places.sources):
             of = places.sources == number
             source = self.sources[number]
-            source_stage = self.timeline.source_stage(places.stage, source)
-            yield source, of, source_stage.rows(places.ordinals[of])
+            source_stage = self.timeline.find_source_stage(places.stage, source)
+            yield source, of, source_stage.find_rows(places.ordinals[of])
 
 
-def _positions(pieces: Integers, shape: tuple[int, ...]) -> Integers:
+def _compute_positions(pieces: Integers, shape: tuple[int, ...]) -> Integers:
     """[B, T] how many ids of the same piece stand before each."""
     begins_BT = np.zeros(shape, dtype=np.int64)
     begins_BT[pieces[:, 0], pieces[:, 1]] = pieces[:, 1]
@@ -301,11 +301,11 @@ def _check_caps(settings: BatchSettings, sources: tuple[str, ...], folder: str) 
     for source in settings.epochs if isinstance(settings.epochs, dict) else ():
         if source not in sources:
             raise ConfigError(
-                f"epochs: {folder} has no source '{source}'{did_you_mean(source, sources)}"
+                f"epochs: {folder} has no source '{source}'{suggest_choice(source, sources)}"
             )
 
 
-def _weights(
+def _resolve_weights(
     stage: StageSizes, settings: BatchSettings, counts: Mapping[str, int], shards: DocumentSources
 ) -> Mapping[str, float]:
     """The weights of one stage, whose sources have `counts` of the longest rows an epoch."""
@@ -321,7 +321,7 @@ def _weights(
         if source not in counts:
             raise ConfigError(
                 f"{where}weights: {shards.folder} has no source '{source}'"
-                f"{did_you_mean(source, counts)}"
+                f"{suggest_choice(source, counts)}"
             )
     for source, count in counts.items():
         if source not in stage.weights:

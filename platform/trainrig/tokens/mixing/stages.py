@@ -45,7 +45,7 @@ class BatchRamp(Settings):
     increment: int = Field(ge=1)  # sequences that are added at a time; a multiple of micro_batch
     steps: int = Field(ge=1)  # step from which on the batch is `global_batch`
 
-    def sizes(self, full: int) -> Iterator[tuple[int, int]]:
+    def iterate_sizes(self, full: int) -> Iterator[tuple[int, int]]:
         """From which step on, but the first, a batch has how many sequences."""
         rises = (full - self.start) // self.increment
         for rise in range(1, rises + 1):
@@ -145,7 +145,7 @@ class BatchSettings(BatchSizes):
                 check_divides(stage.global_batch, stage.micro_batch)
             except ValueError as error:
                 raise ValueError(f"from step {stage.from_step}: {error}") from None
-        _check_lengths(set(self._lengths()), self.base_length, self.longest_length)
+        _check_lengths(set(self._iterate_lengths()), self.base_length, self.longest_length)
         if self.longest_length > self.base_length and self.packing.kind != "Concatenate":
             raise ValueError(
                 f"packing {self.packing.kind} has one plan for each length, so sequences cannot "
@@ -157,14 +157,14 @@ class BatchSettings(BatchSizes):
     @property
     def base_length(self) -> int:
         """Tokens of the windows that sources are cut into."""
-        return self.base_sequence_length or min(self._lengths())
+        return self.base_sequence_length or min(self._iterate_lengths())
 
     @property
     def longest_length(self) -> int:
         """Tokens of the longest sequences that the order of windows leaves room for."""
-        return self.longest_sequence_length or max(self._lengths())
+        return self.longest_sequence_length or max(self._iterate_lengths())
 
-    def _lengths(self) -> Iterator[int]:
+    def _iterate_lengths(self) -> Iterator[int]:
         yield self.sequence_length
         yield from (stage.sequence_length for stage in self.stages if stage.sequence_length)
 
@@ -191,13 +191,13 @@ class BatchSettings(BatchSizes):
         if self.ramp is None:
             return list(self.stages)
         by_step = {stage.from_step: stage for stage in self.stages}
-        for step, size in self.ramp.sizes(self.global_batch):
+        for step, size in self.ramp.iterate_sizes(self.global_batch):
             there = by_step.get(step, BatchStage(from_step=step))
             size = there.global_batch or size  # one from the ramp's last step on may say otherwise
             by_step[step] = there.model_copy(update={"global_batch": size})
         return [by_step[step] for step in sorted(by_step)]
 
-    def positions(self, steps: int) -> int:
+    def count_positions(self, steps: int) -> int:
         """Positions of all rows of the first `steps` steps."""
         stages = self.resolve_stages()
         ends = [*(stage.from_step for stage in stages[1:]), steps]

@@ -79,7 +79,9 @@ class Timeline:
             rows, owed = self._divide(number, weights[number], owed, past)
             if self.end is not None:
                 break
-            progress = {source: source_stages[source].after(n) for source, n in rows.items()}
+            progress = {
+                source: source_stages[source].find_position_after(n) for source, n in rows.items()
+            }
         self._firsts = [segment.first for segment in self.segments]
 
     def _divide(
@@ -92,7 +94,7 @@ class Timeline:
         """Lay out the segments of one stage, which ends before sample `past`; rows of each source
         in it, and what each is owed after it."""
         source_stages = self._source_stages[stage]
-        limits = {s: source_stages[s].rows_within(cap) for s, cap in self._caps.items()}
+        limits = {s: source_stages[s].count_rows_within(cap) for s, cap in self._caps.items()}
         rows = dict.fromkeys(source_stages, 0)
         first = self.stages[stage].first_sample
         while True:
@@ -111,7 +113,7 @@ class Timeline:
             if not math.isfinite(end):
                 return rows, owed
             count = int(end) - first
-            for source, number in mixture.counts(count).items():
+            for source, number in mixture.count_samples(count).items():
                 rows[source] += number
             owed = mixture.compute_owed_after(count)
             if end == past:
@@ -123,7 +125,7 @@ class Timeline:
         starts = [stage.from_step for stage in self.stages]
         return self.stages[bisect.bisect_right(starts, step) - 1]
 
-    def first_sample(self, step: int) -> int:
+    def find_first_sample(self, step: int) -> int:
         """The first sample of `step`: as many samples come before it."""
         if step < 0:
             raise ValueError(f"there is no step {step}")
@@ -136,12 +138,12 @@ class Timeline:
         stage = self.stages[bisect.bisect_right(starts, sample) - 1]
         return stage.from_step + (sample - stage.first_sample) // stage.global_batch
 
-    def places(self, samples: Integers) -> Places:
+    def find_places(self, samples: Integers) -> Places:
         """What neighbouring `samples` of one step are. Raises ConfigError past the end of data."""
         if self.end is not None and samples[-1] >= self.end:
             raise ConfigError(
-                f"batches: {self.last_read()} are used up after {self.step_of(self.end)} whole "
-                "steps; train for no more, or raise `epochs`"
+                f"batches: {self.describe_last_read()} are used up after {self.step_of(self.end)} "
+                "whole steps; train for no more, or raise `epochs`"
             )
         sources, ordinals = np.empty_like(samples), np.empty_like(samples)
         first = bisect.bisect_right(self._firsts, int(samples[0])) - 1
@@ -150,13 +152,13 @@ class Timeline:
             segment = self.segments[number]
             past = self._firsts[number + 1] if number < last else math.inf
             of = (samples >= segment.first) & (samples < past)
-            chosen, counted = segment.mixture.places(samples[of] - segment.first)
+            chosen, counted = segment.mixture.find_places(samples[of] - segment.first)
             names = segment.mixture.sources
             sources[of] = np.array([self._numbers[name] for name in names])[chosen]
             ordinals[of] = np.array([segment.before[name] for name in names])[chosen] + counted
         return Places(self.segments[last].stage, sources, ordinals)
 
-    def last_read(self) -> str:
+    def describe_last_read(self) -> str:
         """Which sources have nothing left at the end, in words."""
         stage = len(self._source_stages) - 1
         names = [source for source, weight in self._weights[stage].items() if weight > 0]
@@ -165,30 +167,30 @@ class Timeline:
             f"({', '.join(sorted(names))})"
         )
 
-    def source_stage(self, stage: int, source: str) -> SourceStage:
+    def find_source_stage(self, stage: int, source: str) -> SourceStage:
         """The rows of `source` in a stage."""
         return self._source_stages[stage][source]
 
-    def epochs_read(self, samples: int) -> dict[str, float]:
+    def count_epochs_read(self, samples: int) -> dict[str, float]:
         """How many epochs of each source the first `samples` samples make."""
         if samples == 0:
             return dict.fromkeys(self._source_stages[0], 0.0)
         number = bisect.bisect_right(self._firsts, samples - 1) - 1
         segment = self.segments[number]
-        counts = segment.mixture.counts(samples - segment.first)
+        counts = segment.mixture.count_samples(samples - segment.first)
         return {
-            source: source_stage.windows_after(segment.before[source] + counts.get(source, 0))
+            source: source_stage.count_windows_after(segment.before[source] + counts.get(source, 0))
             / source_stage.blocks.windows
             for source, source_stage in self._source_stages[segment.stage].items()
         }
 
-    def first_beyond(self, source: str, epochs: float) -> int:
+    def find_first_beyond(self, source: str, epochs: float) -> int:
         """The first sample that would take `source` beyond so many epochs.
 
-        There has to be one: ask only when `epochs_read` says so.
+        There has to be one: ask only when `count_epochs_read` says so.
         """
         for number, segment in enumerate(self.segments):
-            limit = self.source_stage(segment.stage, source).rows_within(epochs)
+            limit = self.find_source_stage(segment.stage, source).count_rows_within(epochs)
             assert limit is not None, f"{source}: no number of samples is beyond {epochs} epochs"
             if source not in segment.mixture.sources:
                 continue
@@ -198,7 +200,7 @@ class Timeline:
                 return found
         raise ValueError(f"{source}: never beyond {epochs} epochs")
 
-    def before(self, samples: int) -> list[dict[str, Any]]:
+    def describe_segments(self, samples: int) -> list[dict[str, Any]]:
         """What the first `samples` samples are made of, as plain JSON: a table for each segment."""
         return [
             {

@@ -83,7 +83,7 @@ class ReadPosition:
         """Nothing of this group read yet."""
         return cls(epoch, group, np.zeros((blocks.in_group(group), blocks.length), dtype=np.bool_))
 
-    def windows(self, blocks: WindowBlocks) -> int:
+    def count_windows(self, blocks: WindowBlocks) -> int:
         """Base windows read since the run began."""
         before = self.epoch * blocks.count + self.group * blocks.per_group
         return before * blocks.length + int(self.read.sum())
@@ -123,26 +123,26 @@ class SourceStage:
         """[R + 1] base windows trained on for the first time in the first rows of `_left`."""
         return np.append(0, (~self._left[1]).sum(axis=1).cumsum())
 
-    def rows(self, ordinals: Integers) -> RowStarts:
+    def find_rows(self, ordinals: Integers) -> RowStarts:
         """The rows of these numbers."""
         left, _ = self._left
         late = ordinals >= len(left)
-        epochs, groups, numbers = self._after_left(np.maximum(ordinals - len(left), 0))
+        epochs, groups, numbers = self._locate_after_left(np.maximum(ordinals - len(left), 0))
         epochs[~late], groups[~late] = self.begun.epoch, self.begun.group
         numbers[~late] = left[ordinals[~late]]
         for epoch, group in np.unique(np.stack([epochs, groups])[:, late], axis=1).T.tolist():
             of = late & (epochs == epoch) & (groups == group)
             numbers[of] = self.blocks.group_order(epoch, group, self.span, numbers[of])
         return RowStarts(
-            epochs, self._windows(epochs, groups, numbers), self._flags(ordinals, late)
+            epochs, self._find_windows(epochs, groups, numbers), self._build_flags(ordinals, late)
         )
 
-    def _flags(self, ordinals: Integers, late: WindowFlags) -> WindowFlags:
+    def _build_flags(self, ordinals: Integers, late: WindowFlags) -> WindowFlags:
         flags = np.zeros((len(ordinals), self.span), dtype=np.bool_)
         flags[~late] = self._left[1][ordinals[~late]]
         return flags
 
-    def _after_left(self, ordinals: Integers) -> tuple[Integers, Integers, Integers]:
+    def _locate_after_left(self, ordinals: Integers) -> tuple[Integers, Integers, Integers]:
         """[R] each: epoch, group and place in it of rows numbered from the end of `_left`."""
         per_block = self.blocks.length // self.span
         per_group = self.blocks.per_group * per_block
@@ -152,7 +152,7 @@ class SourceStage:
         epochs, places = np.divmod(ordinals + begun_rows, per_epoch)
         return epochs, *np.divmod(places, per_group)
 
-    def _windows(self, epochs: Integers, groups: Integers, numbers: Integers) -> Integers:
+    def _find_windows(self, epochs: Integers, groups: Integers, numbers: Integers) -> Integers:
         blocks, parts = np.divmod(numbers, self.blocks.length // self.span)
         blocks += groups * self.blocks.per_group
         for epoch in set(epochs.tolist()):
@@ -161,13 +161,13 @@ class SourceStage:
         windows: Integers = blocks * self.blocks.length + parts * self.span
         return windows
 
-    def after(self, count: int) -> ReadPosition:
+    def find_position_after(self, count: int) -> ReadPosition:
         """How far the source is read after the first `count` rows."""
         left, _ = self._left
         if count < len(left):
             return self._with(self.begun, left[:count])
         (epoch,), (group,), (place,) = (
-            each.tolist() for each in self._after_left(np.array([count - len(left)]))
+            each.tolist() for each in self._locate_after_left(np.array([count - len(left)]))
         )
         fresh = ReadPosition.at(self.blocks, epoch, group)
         order = self.blocks.group_order(epoch, group, self.span, np.arange(place))
@@ -178,20 +178,20 @@ class SourceStage:
         read[rows] = True
         return dataclasses.replace(progress, read=read.reshape(progress.read.shape))
 
-    def windows_after(self, count: int) -> int:
+    def count_windows_after(self, count: int) -> int:
         """Base windows of the source trained on, since the run began, after `count` rows."""
         new = self._new
-        begun = self.begun.windows(self.blocks)
+        begun = self.begun.count_windows(self.blocks)
         if count < len(new):
             return begun + int(new[count])
         return begun + int(new[-1]) + (count - len(new) + 1) * self.span
 
-    def rows_within(self, epochs: float) -> int | None:
+    def count_rows_within(self, epochs: float) -> int | None:
         """How many rows there are until more than `epochs` epochs since the run began would be
         trained on; None: without end."""
         if math.isinf(epochs):
             return None
-        room = math.floor(epochs * self.blocks.windows) - self.begun.windows(self.blocks)
+        room = math.floor(epochs * self.blocks.windows) - self.begun.count_windows(self.blocks)
         if room <= 0:
             return 0
         if room < self._new[-1]:

@@ -70,10 +70,10 @@ def write_best_fit_plan(
         entries = {source: dict.fromkeys(ARRAYS, 0) for source in shards.sources}
         with ExitStack() as opened:
             streams = {a: opened.enter_context(path.open("wb")) for a, path in paths.items()}
-            for source, bounds in _blocks(shards, sequence_length):
+            for source, bounds in _iterate_blocks(shards, sequence_length):
                 rows = pack_block(bounds, sequence_length)
                 windows = (shards.tokens(source) - 1) // sequence_length
-                counts.update(_counts(bounds, rows, sequence_length, windows))
+                counts.update(_count_block(bounds, rows, sequence_length, windows))
                 rows.row_ends[:] += entries[source]["starts"]
                 for array, dtype in ARRAYS.items():
                     values = getattr(rows, array)
@@ -87,16 +87,16 @@ def write_best_fit_plan(
     return {**counts, "bytes": total_bytes}, files
 
 
-def _blocks(shards: TokenShards, sequence_length: int) -> Iterator[tuple[str, Integers]]:
+def _iterate_blocks(shards: TokenShards, sequence_length: int) -> Iterator[tuple[str, Integers]]:
     """Blocks of documents, each of one source: [N + 1] where they begin, and the last one ends."""
     for source in shards.sources:
-        first, count, tokens = 0, shards.document_count(source), shards.tokens(source)
+        first, count, tokens = 0, shards.count_documents(source), shards.tokens(source)
         while first < count:
-            begin = int(shards.document_starts(source, np.array([first]))[0])
+            begin = int(shards.find_document_starts(source, np.array([first]))[0])
             reach = min(begin + BLOCK_ROWS * sequence_length, tokens - 1)
-            reached = int(shards.document_numbers(source, np.array([reach]))[0])
+            reached = int(shards.find_document_numbers(source, np.array([reach]))[0])
             past = min(reached + 1, first + BLOCK_DOCUMENTS)
-            yield source, shards.document_starts(source, np.arange(first, past + 1))
+            yield source, shards.find_document_starts(source, np.arange(first, past + 1))
             first = past
 
 
@@ -136,7 +136,7 @@ def _share_rows(
     return PackedRows(row_ends, row_targets, starts[order], lengths[order])
 
 
-def _counts(
+def _count_block(
     bounds: Integers, rows: PackedRows, sequence_length: int, windows: int
 ) -> dict[str, int]:
     """What became of the documents of a block, and what cutting them end to end would have done.

@@ -26,7 +26,7 @@ class BestFitRows:
         """Raises ConfigError without a plan of this length, DataError for one that does not fit."""
         self._shards = shards
         self._length = sequence_length
-        remedy = _remedy(shards.folder, sequence_length)
+        remedy = _suggest_remedy(shards.folder, sequence_length)
         self._plan = PackingPlanFiles(shards, plan_name(sequence_length), ARRAYS, cache, remedy)
         self._padding = self._plan.head.settings["padding"]
         self.fingerprint = self._plan.fingerprint
@@ -44,7 +44,7 @@ class BestFitRows:
         targets = self._plan.take("row_targets", source, windows).astype(np.int64)
         if targets.size and not 0 <= targets.min() <= targets.max() <= self._length:
             found = f"rows of {targets.min()} to {targets.max()} targets, of {self._length}"
-            raise self._plan.impossible("row_targets", found)
+            raise self._plan.make_impossible_error("row_targets", found)
         return targets
 
     def read(
@@ -56,20 +56,20 @@ class BestFitRows:
         """
         self._check_span(span)
         check_windows(source, window, span, self.windows(source))
-        starts, lengths = self._pieces(source, window)
+        starts, lengths = self._read_pieces(source, window)
         row = np.full(self._length + 1, self._padding, dtype=np.int64)
         ends = np.cumsum(lengths)
         begins = ends - lengths
         for begin, end, start in zip(begins, ends, starts, strict=True):
             self._shards.read_into(source, int(start), row[begin:end])
-        numbers = self._shards.document_numbers(source, starts)
-        continues = self._shards.document_starts(source, numbers) < starts
+        numbers = self._shards.find_document_numbers(source, starts)
+        continues = self._shards.find_document_starts(source, numbers) < starts
         ids[:], targets[:] = row[:-1], row[1:]
         targets[ends[-1] - 1 :] = IGNORE
         targets[begins[1:][continues[1:]] - 1] = IGNORE
         return np.stack([begins, numbers], axis=1)[begins < self._length]
 
-    def _pieces(self, source: str, window: int) -> tuple[Integers, Integers]:
+    def _read_pieces(self, source: str, window: int) -> tuple[Integers, Integers]:
         """[P] each: where the row's pieces start in the source, and their lengths."""
         known = max(window - 1, 0)  # the first row's pieces begin at 0
         row_ends = self._plan.read("row_ends", source, known, window + 1)
@@ -77,16 +77,16 @@ class BestFitRows:
         count = self._plan.count("starts", source)
         if not 0 <= begin < end <= count:
             found = f"{source}: row {window} of pieces {begin} to {end}, of {count}"
-            raise self._plan.impossible("row_ends", found)
+            raise self._plan.make_impossible_error("row_ends", found)
         starts = self._plan.read("starts", source, begin, end)
         lengths = self._plan.read("lengths", source, begin, end).astype(np.int64)
         if lengths.min() < 1 or lengths.sum() > self._length + 1:
             found = f"{source}: row {window} of {lengths.sum()} ids, of {self._length + 1}"
-            raise self._plan.impossible("lengths", found)
+            raise self._plan.make_impossible_error("lengths", found)
         tokens = self._shards.tokens(source)
         if starts.min() < 0 or (starts > tokens - lengths).any():
             found = f"{source}: row {window} begins at ids {starts.min()} to {starts.max()}"
-            raise self._plan.impossible("starts", f"{found}, of {tokens}")
+            raise self._plan.make_impossible_error("starts", f"{found}, of {tokens}")
         return starts, lengths
 
     def _check_span(self, span: int) -> None:
@@ -97,7 +97,7 @@ class BestFitRows:
             )
 
 
-def _remedy(folder: str, sequence_length: int) -> str:
+def _suggest_remedy(folder: str, sequence_length: int) -> str:
     prefix, suffix = storage.join(folder, PLANS, plan_name(0))[:-1], HEAD
     there = [
         path.removeprefix(prefix).removesuffix(suffix)

@@ -48,8 +48,8 @@ class Concatenated:
         self._shards.read_into(source, start, ids)
         targets[:-1] = ids[1:]
         self._shards.read_into(source, start + count, targets[-1:])
-        places = np.append(0, self._shards.boundaries(source, start, count) - start)
-        first = self._shards.document_numbers(source, np.array([start]))[0]
+        places = np.append(0, self._shards.find_boundaries(source, start, count) - start)
+        first = self._shards.find_document_numbers(source, np.array([start]))[0]
         return np.stack([places, first + np.arange(len(places))], axis=1)
 
 
@@ -77,7 +77,7 @@ class Shuffled(Concatenated):
         count = span * self._length
         start = window * self._length  # in the shuffled stream
         row = np.empty(count + 1, dtype=np.int64)
-        bounds, starts = self._documents(source, start, start + len(row))
+        bounds, starts = self._read_documents(source, start, start + len(row))
         begins = np.maximum(bounds[:-1], start)
         ends = np.minimum(bounds[1:], start + len(row))
         offsets = starts + begins - bounds[:-1]
@@ -85,17 +85,17 @@ class Shuffled(Concatenated):
             self._shards.read_into(source, int(offset), row[begin:end])
         ids[:], targets[:] = row[:-1], row[1:]
         shown = begins < start + count  # the last may have no more than the row's last target
-        numbers = self._shards.document_numbers(source, starts[shown])
+        numbers = self._shards.find_document_numbers(source, starts[shown])
         return np.stack([begins[shown] - start, numbers], axis=1)
 
-    def _documents(self, source: str, start: int, end: int) -> tuple[Integers, Integers]:
+    def _read_documents(self, source: str, start: int, end: int) -> tuple[Integers, Integers]:
         """The D documents of a stretch of the stream: [D + 1] where they begin in the stream, and
         the last one ends; [D] where they start in the source."""
         first, last = self._plan.search("ends", source, np.array([start, end - 1])).tolist()
         documents, tokens = self._plan.count("ends", source), self._shards.tokens(source)
         if not first <= last < documents:
             found = f"{source}: tokens {start} to {end} in documents {first} to {last}"
-            raise self._plan.impossible("ends", f"{found}, of {documents}")
+            raise self._plan.make_impossible_error("ends", f"{found}, of {documents}")
         bounds = np.zeros(last + 2 - first, dtype=np.int64)
         known = max(first - 1, 0)  # the source's first document begins at 0
         bounds[known + 1 - first :] = self._plan.read("ends", source, known, last + 1)
@@ -103,9 +103,9 @@ class Shuffled(Concatenated):
             found = (
                 f"{source}: documents {first} to {last} end at tokens {bounds[1]} to {bounds[-1]}"
             )
-            raise self._plan.impossible("ends", f"{found}, of {tokens}, or fall")
+            raise self._plan.make_impossible_error("ends", f"{found}, of {tokens}, or fall")
         starts = self._plan.read("starts", source, first, last + 1)
         if starts.min() < 0 or (starts > tokens - np.diff(bounds)).any():
             found = f"{source}: documents that begin at tokens {starts.min()} to {starts.max()}"
-            raise self._plan.impossible("starts", f"{found}, of {tokens}")
+            raise self._plan.make_impossible_error("starts", f"{found}, of {tokens}")
         return bounds, starts

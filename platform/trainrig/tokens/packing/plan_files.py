@@ -23,7 +23,7 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.block_sums import SUMS, file_block_sums
+from trainrig.tokens.shards.block_sums import SUMS, compute_file_block_sums
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -73,17 +73,17 @@ def write_plan(
             for array in arrays
         }
         entries = fill({array: Path(path) for array, path in paths.items()})
-        sums = {array: manifest.file_sum(path) for array, path in paths.items()}
-        of_blocks = {array: file_block_sums(path) for array, path in paths.items()}
+        sums = {array: manifest.compute_file_sum(path) for array, path in paths.items()}
+        of_blocks = {array: compute_file_block_sums(path) for array, path in paths.items()}
     files = {f"{PLANS}/{name}.{array}": entry for array, entry in sums.items()}
     for array, data in of_blocks.items():
         path = f"{PLANS}/{name}.{array}{SUMS}"
         storage.write(storage.join(shards.folder, path), data)
-        files[path] = manifest.file_sum(storage.join(shards.folder, path))
+        files[path] = manifest.compute_file_sum(storage.join(shards.folder, path))
     head = PlanHead(shards=shards.fingerprint, settings=dict(settings), entries=entries, files=sums)
     head_path = storage.join(folder, name + HEAD)
     storage.write(head_path, head.encode())
-    return files | {f"{PLANS}/{name}{HEAD}": manifest.file_sum(head_path)}
+    return files | {f"{PLANS}/{name}{HEAD}": manifest.compute_file_sum(head_path)}
 
 
 class PackingPlanFiles:
@@ -109,7 +109,7 @@ class PackingPlanFiles:
             array: _open_array(f"{path}.{array}", dtype, self.head.files[array], cache)
             for array, dtype in arrays.items()
         }
-        self._first = {array: _first_entries(self.head.entries, array) for array in arrays}
+        self._first = {array: _find_first_entries(self.head.entries, array) for array in arrays}
 
     @property
     def fingerprint(self) -> str:
@@ -129,7 +129,7 @@ class PackingPlanFiles:
         """The source's entries at `indices`."""
         return self._arrays[array].take(self._first[array][source] + indices)
 
-    def impossible(self, array: str, found: str) -> DataError:
+    def make_impossible_error(self, array: str, found: str) -> DataError:
         """The error for values `found` in `array` that no plan for these shards can have."""
         return DataError(f"{self._arrays[array].path}: {found}; tokenize again")
 
@@ -165,7 +165,7 @@ def _read_head(path: str, remedy: str) -> PlanHead:
 def _open_array(
     path: str, dtype: np.dtype[Any], expected: FileSum, cache: BlockCache | None
 ) -> FlatArray:
-    found = storage.size(path) if storage.exists(path) else None
+    found = storage.measure_size(path) if storage.exists(path) else None
     if found != expected.bytes:
         raise DataError(
             f"{path}: {'missing' if found is None else f'{found} bytes'}, but its plan tells of "
@@ -174,7 +174,7 @@ def _open_array(
     return FlatArray(path, dtype, found // dtype.itemsize, cache)
 
 
-def _first_entries(entries: Entries, array: str) -> dict[str, int]:
+def _find_first_entries(entries: Entries, array: str) -> dict[str, int]:
     first, at = {}, 0
     for source in sorted(entries):
         first[source] = at

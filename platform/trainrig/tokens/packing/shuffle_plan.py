@@ -31,7 +31,7 @@ def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], 
     """
 
     def fill(paths: Mapping[str, Path]) -> Entries:
-        counts = {source: shards.document_count(source) for source in shards.sources}
+        counts = {source: shards.count_documents(source) for source in shards.sources}
         maps = {
             array: np.memmap(paths[array], dtype, "w+", shape=(sum(counts.values()),))
             for array, dtype in ARRAYS.items()
@@ -46,8 +46,8 @@ def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], 
         return {source: dict.fromkeys(ARRAYS, count) for source, count in counts.items()}
 
     files = write_plan(shards, NAME, {"seed": seed}, ARRAYS, fill)
-    documents = sum(shards.document_count(source) for source in shards.sources)
-    return {"documents": documents, "bytes": _bytes(files)}, files
+    documents = sum(shards.count_documents(source) for source in shards.sources)
+    return {"documents": documents, "bytes": _sum_bytes(files)}, files
 
 
 def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts: Integers) -> None:
@@ -57,7 +57,7 @@ def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts
     for begin in range(0, count, CHUNK):
         past = min(count, begin + CHUNK)
         places = permute_indices(np.arange(begin, past), count, f"documents\n{seed}\n{source}")
-        bounds = shards.document_starts(source, np.arange(begin, past + 1))
+        bounds = shards.find_document_starts(source, np.arange(begin, past + 1))
         starts[places] = bounds[:-1]
         ends[places] = np.diff(bounds)  # lengths, until the next loop
     total = 0
@@ -67,5 +67,5 @@ def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts
         total = int(chunk[-1])
 
 
-def _bytes(files: Mapping[str, FileSum]) -> int:
+def _sum_bytes(files: Mapping[str, FileSum]) -> int:
     return sum(entry.bytes for entry in files.values())

@@ -33,7 +33,7 @@ ARRAYS: Arrays = {
 BLOCK_DOCUMENTS = 2**20  # packed together, which bounds the memory of planning
 
 
-def whole_plan_name(sequence_length: int) -> str:
+def name_whole_plan(sequence_length: int) -> str:
     """Of the plan for rows of `sequence_length` positions."""
     return f"whole-{sequence_length}"
 
@@ -53,10 +53,10 @@ def write_whole_plan(
         with ExitStack() as opened:
             streams = {a: opened.enter_context(path.open("wb")) for a, path in paths.items()}
             for source in shards.sources:
-                count = shards.document_count(source)
+                count = shards.count_documents(source)
                 for first in range(0, count, BLOCK_DOCUMENTS):
                     numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, count))
-                    lengths = _lengths(shards, source, numbers)
+                    lengths = _compute_lengths(shards, source, numbers)
                     if lengths.max() > sequence_length + 1:
                         raise ValueError(f"{source}: a document of {lengths.max()} ids in one row")
                     row_of = pack_best_fit(lengths, sequence_length + 1)
@@ -71,7 +71,7 @@ def write_whole_plan(
         return entries
 
     settings = {"sequence_length": sequence_length}
-    files = write_plan(shards, whole_plan_name(sequence_length), settings, ARRAYS, fill)
+    files = write_plan(shards, name_whole_plan(sequence_length), settings, ARRAYS, fill)
     return {"rows": rows, "filled": round(ids / max(1, rows * (sequence_length + 1)), 4)}, files
 
 
@@ -97,7 +97,7 @@ class WholeRows:
                 f"run `conversations` with sequence_length = {sequence_length}, or give each "
                 'conversation a row of its own: packing = "none"'
             )
-            name = whole_plan_name(sequence_length)
+            name = name_whole_plan(sequence_length)
             self._plan = PackingPlanFiles(shards, name, ARRAYS, cache, remedy)
 
     @property
@@ -109,16 +109,16 @@ class WholeRows:
         """Rows."""
         if self._plan:
             return self._plan.count("row_ends", source)
-        return self._shards.document_count(source)
+        return self._shards.count_documents(source)
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
         """[B] ids of each row that count at all. Raises ConfigError for a `span` above 1."""
         _check_span(span, self.length)
-        return self._sums(DOCUMENT_TARGETS, source, windows)
+        return self._sum_by_row(DOCUMENT_TARGETS, source, windows)
 
     def weight(self, source: str, windows: Integers) -> Integers:
         """[B] sum of the weights of each row, in hundredths."""
-        return self._sums(DOCUMENT_WEIGHT, source, windows)
+        return self._sum_by_row(DOCUMENT_WEIGHT, source, windows)
 
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
@@ -128,7 +128,7 @@ class WholeRows:
         _check_span(span, self.length)
         check_windows(source, window, span, self.windows(source))
         row = np.full(self.length + 1, self._padding, dtype=np.int64)
-        numbers, begins, ends, starts = self._places(source, window)
+        numbers, begins, ends, starts = self._find_places(source, window)
         for begin, end, start in zip(begins, ends, starts, strict=True):
             self._shards.read_into(source, int(start), row[begin:end])
         ids[:], targets[:] = row[:-1], row[1:]
@@ -140,21 +140,23 @@ class WholeRows:
     def weigh(self, source: str, window: int, out: Integers) -> None:
         """Fill `out` [T] with what each target of the row counts, in hundredths."""
         weights = np.zeros(self.length + 1, dtype=np.int64)
-        _, begins, ends, starts = self._places(source, window)
+        _, begins, ends, starts = self._find_places(source, window)
         for begin, end, start in zip(begins, ends, starts, strict=True):
             self._shards.read_weights(source, int(start), weights[begin:end])
         weights[begins] = 0
         out[:] = weights[1:]
 
-    def _places(self, source: str, window: int) -> tuple[Integers, Integers, Integers, Integers]:
+    def _find_places(
+        self, source: str, window: int
+    ) -> tuple[Integers, Integers, Integers, Integers]:
         """[D] each: numbers of a row's documents, their places in it, and starts in the source."""
-        numbers = self._documents(source, np.array([window]))[0]
-        starts = self._shards.document_starts(source, numbers)
-        ends = np.cumsum(_lengths(self._shards, source, numbers))
+        numbers = self._list_documents(source, np.array([window]))[0]
+        starts = self._shards.find_document_starts(source, numbers)
+        ends = np.cumsum(_compute_lengths(self._shards, source, numbers))
         if ends[-1] > self.length + 1:
             if self._plan:
                 found = f"{source}: row {window} of {ends[-1]} ids, of {self.length + 1}"
-                raise self._plan.impossible("documents", found)
+                raise self._plan.make_impossible_error("documents", found)
             raise DataError(
                 f"{self._shards.folder}: {source}: a conversation of {ends[-1]} ids is longer than "
                 f"the {self.length + 1} of a row; raise sequence_length, or run `conversations` "
@@ -162,7 +164,7 @@ class WholeRows:
             )
         return numbers, np.append(0, ends[:-1]), ends, starts
 
-    def _documents(self, source: str, windows: Integers) -> list[Integers]:
+    def _list_documents(self, source: str, windows: Integers) -> list[Integers]:
         """[B] the numbers of the documents of each row."""
         if not self._plan:
             return [np.array([window]) for window in windows.tolist()]
@@ -172,25 +174,25 @@ class WholeRows:
         count = self._plan.count("documents", source)
         if windows.size and ((begins < 0) | (begins >= ends) | (ends > count)).any():
             found = f"{source}: rows that end at documents {ends.min()} to {ends.max()}"
-            raise self._plan.impossible("row_ends", f"{found}, of {count}")
+            raise self._plan.make_impossible_error("row_ends", f"{found}, of {count}")
         return [
             self._plan.read("documents", source, begin, end)
             for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
         ]
 
-    def _sums(self, array: str, source: str, windows: Integers) -> Integers:
+    def _sum_by_row(self, array: str, source: str, windows: Integers) -> Integers:
         if not len(windows):
             return np.zeros(0, dtype=np.int64)
-        documents = self._documents(source, windows)
+        documents = self._list_documents(source, windows)
         values = self._shards.of_documents(array, source, np.concatenate(documents))
         firsts = np.cumsum([0, *(len(each) for each in documents[:-1])])
         return np.add.reduceat(values, firsts)
 
 
-def _lengths(shards: TokenShards, source: str, numbers: Integers) -> Integers:
-    lengths: Integers = shards.document_starts(source, numbers + 1) - shards.document_starts(
-        source, numbers
-    )
+def _compute_lengths(shards: TokenShards, source: str, numbers: Integers) -> Integers:
+    lengths: Integers = shards.find_document_starts(
+        source, numbers + 1
+    ) - shards.find_document_starts(source, numbers)
     return lengths
 
 

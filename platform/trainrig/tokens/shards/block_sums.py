@@ -26,21 +26,21 @@ Sums = NDArray[np.unsignedinteger[Any]]
 
 def block_sums(pieces: Iterable[bytes | memoryview]) -> bytes:
     """The sums of all `pieces`, one after the other, as they lie in a file."""
-    return np.fromiter(map(zlib.crc32, _blocks(pieces)), SUM_DTYPE).tobytes()
+    return np.fromiter(map(zlib.crc32, _cut_blocks(pieces)), SUM_DTYPE).tobytes()
 
 
-def file_block_sums(path: str | Path) -> bytes:
+def compute_file_block_sums(path: str | Path) -> bytes:
     """The sums of the local file at `path`."""
     with Path(path).open("rb") as file:
         return block_sums(iter(lambda: file.read(64 * SUMMED), b""))
 
 
-def sums_bytes(size: int) -> int:
+def count_sums_bytes(size: int) -> int:
     """Bytes that the sums of a file of `size` bytes take."""
     return -(-size // SUMMED) * SUM_DTYPE.itemsize
 
 
-def first_damaged(data: bytes, sums: Sums) -> int | None:
+def find_damaged(data: bytes, sums: Sums) -> int | None:
     """Which block of `data`, which begins with one, has another sum than in `sums`."""
     view = memoryview(data)
     for number, expected in enumerate(sums.tolist()):
@@ -49,7 +49,7 @@ def first_damaged(data: bytes, sums: Sums) -> int | None:
     return None
 
 
-def _blocks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def _cut_blocks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """`pieces`, which may be of any lengths, cut into blocks."""
     rest = bytearray()
     for piece in pieces:

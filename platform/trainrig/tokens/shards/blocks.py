@@ -59,7 +59,9 @@ class BlockCache(Settings):
         for number in range(begin // BLOCK, -(-end // BLOCK)):
             first = number * BLOCK
             pieces.append(
-                self._piece(path, content, number, max(begin - first, 0), min(end - first, BLOCK))
+                self._read_piece(
+                    path, content, number, max(begin - first, 0), min(end - first, BLOCK)
+                )
             )
         return b"".join(pieces)
 
@@ -68,7 +70,9 @@ class BlockCache(Settings):
         for number in range(begin // BLOCK, -(-end // BLOCK)):
             self._place(path, content, number).unlink(missing_ok=True)
 
-    def _piece(self, path: str, content: str, number: int, begin: int, end: int) -> builtins.bytes:
+    def _read_piece(
+        self, path: str, content: str, number: int, begin: int, end: int
+    ) -> builtins.bytes:
         """Bytes `begin` up to `end` of one block, from here or fetched."""
         kept = self._place(path, content, number)
         size = min(BLOCK, int(content.partition("-")[0]) - number * BLOCK)

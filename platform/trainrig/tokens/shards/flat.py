@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, Sums, first_damaged
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, Sums, find_damaged
 from trainrig.tokens.shards.blocks import BLOCK, BlockCache
 
 # Files mapped at a time. Each holds a file descriptor, of which a process has 1,024 by default.
@@ -60,15 +60,15 @@ class FlatArray:
             return np.empty(0, self.dtype)
         width = self.dtype.itemsize
         first, past = begin * width // SUMMED, -(-end * width // SUMMED)
-        data = self._blocks(first, past)
-        damaged = first_damaged(data, self._sums(first, past))
+        data = self._read_blocks(first, past)
+        damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None and self.path.startswith(storage.S3):
             # The copies on this machine may be what is damaged: what lies in the bucket counts.
             self._forget(first, past)
-            data = self._blocks(first, past)
-            damaged = first_damaged(data, self._sums(first, past))
+            data = self._read_blocks(first, past)
+            damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None:
-            raise self._damage(first + damaged)
+            raise self._make_damage_error(first + damaged)
         return np.frombuffer(data, self.dtype, end - begin, begin * width - first * SUMMED)
 
     def take(self, indices: Integers) -> NDArray[Any]:
@@ -164,14 +164,14 @@ class FlatArray:
         start = blocks[before - 1] * per_block
         return max(begin, start), min(end, start + per_block)
 
-    def _blocks(self, first: int, past: int) -> bytes:
+    def _read_blocks(self, first: int, past: int) -> bytes:
         """The bytes of the blocks `first` up to `past`, unchecked; a copy."""
         begin, end = first * SUMMED, min(past * SUMMED, self._length * self.dtype.itemsize)
         if self.path.startswith(storage.S3):
             return self._cache.read(self.path, self._content, begin, end)
         return self._map_of_file().file[begin:end]
 
-    def _sums(self, first: int, past: int) -> Sums:
+    def _read_sums(self, first: int, past: int) -> Sums:
         """The sums of the blocks `first` up to `past`."""
         path, width = self.path + SUMS, SUM_DTYPE.itemsize
         try:
@@ -191,7 +191,7 @@ class FlatArray:
         self._cache.forget(self.path, self._content, first * SUMMED, past * SUMMED)
         self._cache.forget(self.path + SUMS, self._sums_content, first * width, past * width)
 
-    def _damage(self, block: int) -> DataError:
+    def _make_damage_error(self, block: int) -> DataError:
         begin = block * SUMMED
         end = min(begin + SUMMED, self._length * self.dtype.itemsize)
         sums = self.path.rpartition("/")[2] + SUMS
@@ -203,15 +203,15 @@ class FlatArray:
     @functools.cached_property
     def _sums_content(self) -> str:
         """The content key of the sums on S3."""
-        return storage.content_key(self.path + SUMS)
+        return storage.compute_content_key(self.path + SUMS)
 
     @functools.cached_property
     def _content(self) -> str:
         """The content key of the object on S3, once its size is seen to be right."""
         try:
-            content = storage.content_key(self.path)
+            content = storage.compute_content_key(self.path)
         except FileNotFoundError:
-            raise self._gone_error() from None
+            raise self._make_gone_error() from None
         self._check(int(content.partition("-")[0]))
         return content
 
@@ -233,7 +233,7 @@ class FlatArray:
                 f"{self.dtype.itemsize} bytes are {expected}; it has changed since it was opened"
             )
 
-    def _gone_error(self) -> DataError:
+    def _make_gone_error(self) -> DataError:
         return DataError(f"{self.path}: gone since it was opened")
 
 
@@ -274,7 +274,7 @@ class _OpenMaps:
         try:
             return _Map(array.path, array.dtype, len(array))
         except FileNotFoundError:
-            raise array._gone_error() from None
+            raise array._make_gone_error() from None
         except ValueError:  # an empty file cannot be mapped
             array._check(0)
             raise

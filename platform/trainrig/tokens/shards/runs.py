@@ -28,11 +28,11 @@ class DocumentRuns:
         self.token_ends.append((self.token_ends[-1] if self.token_ends else 0) + tokens)
         self.document_ends.append((self.document_ends[-1] if self.document_ends else 0) + documents)
 
-    def tokens_before(self, run: int) -> int:
+    def count_tokens_before(self, run: int) -> int:
         """Tokens of the source before this run."""
         return self.token_ends[run - 1] if run else 0
 
-    def documents_before(self, run: int) -> int:
+    def count_documents_before(self, run: int) -> int:
         """Documents of the source before this run."""
         return self.document_ends[run - 1] if run else 0
 
@@ -60,7 +60,7 @@ def group_by_run(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]
         yield run, runs == run
 
 
-def runs_of(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, DocumentRuns]:
+def build_runs(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, DocumentRuns]:
     """The runs of each source, in alphabetical order, from the (source, documents, tokens) of
     each shard in turn."""
     found: dict[str, DocumentRuns] = {}

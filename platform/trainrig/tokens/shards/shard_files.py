@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.tokens.shards.block_sums import SUMS, sums_bytes
+from trainrig.tokens.shards.block_sums import SUMS, count_sums_bytes
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 
@@ -113,25 +113,25 @@ class ShardHeader(BaseModel):
         """What the ids mean."""
         return ShardVocabulary(self.vocabulary, self.tokenizer)
 
-    def sizes(self) -> dict[str, tuple[int, str]]:
+    def compute_sizes(self) -> dict[str, tuple[int, str]]:
         """Of each other file, by its ending: bytes, and what they are."""
         tokens = self.tokens * self.of.dtype.itemsize
         ends = self.documents * ENDS_DTYPE.itemsize
         return {
             TOKENS: (tokens, f"{self.tokens} tokens"),
             ENDS: (ends, f"{self.documents} documents"),
-            TOKENS + SUMS: (sums_bytes(tokens), f"sums of {self.tokens} tokens"),
-            ENDS + SUMS: (sums_bytes(ends), f"sums of {self.documents} documents"),
+            TOKENS + SUMS: (count_sums_bytes(tokens), f"sums of {self.tokens} tokens"),
+            ENDS + SUMS: (count_sums_bytes(ends), f"sums of {self.documents} documents"),
             INDEX: (self.index_bytes, f"an index of {self.documents} documents"),
-            **self._array_sizes(),
+            **self._compute_array_sizes(),
         }
 
-    def _array_sizes(self) -> dict[str, tuple[int, str]]:
+    def _compute_array_sizes(self) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}
         for name in self.arrays:
-            size = array_length(name, self) * array_dtype(name).itemsize
+            size = count_array_entries(name, self) * find_array_dtype(name).itemsize
             found[f".{name}"] = (size, f"{name} of {self.documents} documents")
-            found[f".{name}{SUMS}"] = (sums_bytes(size), f"sums of {name}")
+            found[f".{name}{SUMS}"] = (count_sums_bytes(size), f"sums of {name}")
         return found
 
     def encode(self) -> bytes:
@@ -169,12 +169,12 @@ class ShardHeader(BaseModel):
             raise DataError(f"{path}: not the head of a token shard ({problem})") from None
 
 
-def array_dtype(name: str) -> np.dtype[Any]:
+def find_array_dtype(name: str) -> np.dtype[Any]:
     """How the array `name` lies on disk."""
     return {**TOKEN_ARRAYS, **DOCUMENT_ARRAYS}[name]
 
 
-def array_length(name: str, head: ShardHeader) -> int:
+def count_array_entries(name: str, head: ShardHeader) -> int:
     """How many entries it has in the shard of `head`."""
     return head.tokens if name in TOKEN_ARRAYS else head.documents
 
@@ -206,17 +206,19 @@ class Shard:
     def open(cls, path: str, cache: BlockCache | None) -> "Shard":
         """Raises DataError for a shard that is not whole."""
         head = ShardHeader.read(path + HEAD)
-        for ending, (size, what) in head.sizes().items():
+        for ending, (size, what) in head.compute_sizes().items():
             _check_size(path + ending, size, what)
         ids = FlatArray(path + TOKENS, head.of.dtype, head.tokens, cache)
         ends = FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache)
         arrays = {
-            name: FlatArray(f"{path}.{name}", array_dtype(name), array_length(name, head), cache)
+            name: FlatArray(
+                f"{path}.{name}", find_array_dtype(name), count_array_entries(name, head), cache
+            )
             for name in head.arrays
         }
         return cls(path, head, ids, ends, arrays)
 
-    def rows(self, begin: int, end: int) -> list[IndexedDocument]:
+    def read_index(self, begin: int, end: int) -> list[IndexedDocument]:
         """The documents `begin` up to `end` of the shard, from its index."""
         import pyarrow as pa  # not before: to read a run file takes none
 
@@ -254,7 +256,7 @@ def _parse_indexed(row: Mapping[str, Any]) -> IndexedDocument:
 
 def _check_size(path: str, size: int, what: str) -> None:
     try:
-        found = storage.size(path)
+        found = storage.measure_size(path)
     except FileNotFoundError:
         raise DataError(f"{path}: missing, though its shard is finished; tokenize again") from None
     if found != size:

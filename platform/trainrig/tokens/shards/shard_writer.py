@@ -29,7 +29,7 @@ from trainrig.tokens.shards.shard_files import (
     RowKind,
     ShardHeader,
     ShardVocabulary,
-    array_dtype,
+    find_array_dtype,
 )
 
 # Rows that a reader of the index decodes to have one: few enough for a millisecond or so.
@@ -110,9 +110,11 @@ class _Run:
                 LABELS: bool(document.label),
                 CLASSES: document.label,
             }
-            self.arrays[WEIGHTS].append(document.weights.astype(array_dtype(WEIGHTS)).tobytes())
+            self.arrays[WEIGHTS].append(
+                document.weights.astype(find_array_dtype(WEIGHTS)).tobytes()
+            )
             for name, value in sums.items():
-                self.arrays[name].append(np.array(value, array_dtype(name)).tobytes())
+                self.arrays[name].append(np.array(value, find_array_dtype(name)).tobytes())
 
 
 def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary) -> NoReturn:
@@ -261,4 +263,4 @@ def _write_index(folder: str, name: str, runs: Mapping[str, _Run], ends: Integer
             write_page_checksum=True,
         )
         size = Path(temporary).stat().st_size
-        return FileSum(bytes=size, sha256=storage.sha256(temporary))
+        return FileSum(bytes=size, sha256=storage.compute_sha256(temporary))

@@ -21,7 +21,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.runs import DocumentRuns, group_by_run, runs_of, spread
+from trainrig.tokens.shards.runs import DocumentRuns, build_runs, group_by_run, spread
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
@@ -75,7 +75,7 @@ class TokenShards:
                     f"{path}: holds {shard.head.rows}, but {paths[0]} holds {first.rows}; keep "
                     "them in folders of their own"
                 )
-        return cls(folder, first.of, shards, runs_of([shard.head.runs for shard in shards]))
+        return cls(folder, first.of, shards, build_runs([shard.head.runs for shard in shards]))
 
     @property
     def rows(self) -> RowKind:
@@ -91,7 +91,7 @@ class TokenShards:
         """How many ids `source` has."""
         return self._runs[source].token_ends[-1]
 
-    def document_count(self, source: str) -> int:
+    def count_documents(self, source: str) -> int:
         """How many documents `source` has."""
         return self._runs[source].document_ends[-1]
 
@@ -112,7 +112,7 @@ class TokenShards:
             content |= {"rows": self.rows, "arrays": [each.head.arrays for each in self._shards]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def window(self, source: str, start: int, length: int) -> Ids:
+    def read_window(self, source: str, start: int, length: int) -> Ids:
         """The ids `start` up to `start + length` of `source`; a copy.
 
         Raises IndexError beyond the source's end.
@@ -127,7 +127,7 @@ class TokenShards:
         Raises IndexError beyond the source's end, DataError for an id beyond the vocabulary.
         """
         at = 0
-        for shard, begin, end in self._pieces(source, start, len(out)):
+        for shard, begin, end in self._iterate_pieces(source, start, len(out)):
             ids = self._shards[shard].ids.read(begin, end)
             largest = ids.max()
             if largest >= self.vocabulary.size:
@@ -147,40 +147,40 @@ class TokenShards:
             out[:] = FULL_WEIGHT
             return
         at = 0
-        for shard, begin, end in self._pieces(source, start, len(out)):
+        for shard, begin, end in self._iterate_pieces(source, start, len(out)):
             out[at : at + end - begin] = self._shards[shard].arrays[WEIGHTS].read(begin, end)
             at += end - begin
 
     def of_documents(self, array: str, source: str, numbers: Integers) -> Integers:
         """What the array `array` says of each of the documents `numbers` of `source`."""
         of = self._runs[source]
-        _check_inside(numbers, self.document_count(source), f"{source}: document")
+        _check_inside(numbers, self.count_documents(source), f"{source}: document")
         found = np.empty(numbers.shape, dtype=np.int64)
         for run, here in group_by_run(of.document_ends, numbers):
-            places = numbers[here] - of.documents_before(run) + of.first_documents[run]
+            places = numbers[here] - of.count_documents_before(run) + of.first_documents[run]
             found[here] = self._shards[of.shards[run]].arrays[array].take(places)
         return found
 
-    def document_starts(self, source: str, numbers: Integers) -> Integers:
+    def find_document_starts(self, source: str, numbers: Integers) -> Integers:
         """The token of `source` at which each document of `numbers` begins.
 
         A number may be `document_count(source)`: past the last one. Raises IndexError beyond,
         DataError where the shards have documents end as none can.
         """
         of = self._runs[source]
-        _check_inside(numbers, self.document_count(source) + 1, f"{source}: document")
+        _check_inside(numbers, self.count_documents(source) + 1, f"{source}: document")
         starts = np.full(numbers.shape, self.tokens(source), dtype=np.int64)
         for run, here in group_by_run(of.document_ends, numbers):
             first = of.first_documents[run]
-            places = numbers[here] - of.documents_before(run) + first
+            places = numbers[here] - of.count_documents_before(run) + first
             found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
             # A run's first document begins where the run does.
             found = np.where(places > first, found, of.first_tokens[run])
             self._check_ends(of, run, places - first, found)
-            starts[here] = found - of.first_tokens[run] + of.tokens_before(run)
+            starts[here] = found - of.first_tokens[run] + of.count_tokens_before(run)
         return starts
 
-    def document_numbers(self, source: str, positions: Integers) -> Integers:
+    def find_document_numbers(self, source: str, positions: Integers) -> Integers:
         """The number, in `source`, of the document that the token at each position is of.
 
         Raises IndexError for what is no position, DataError where the shards have documents end
@@ -191,16 +191,16 @@ class TokenShards:
         numbers = np.empty(positions.shape, dtype=np.int64)
         for run, here in group_by_run(of.token_ends, positions):
             first = of.first_documents[run]
-            past = first + of.document_ends[run] - of.documents_before(run)
-            places = positions[here] - of.tokens_before(run) + of.first_tokens[run]
+            past = first + of.document_ends[run] - of.count_documents_before(run)
+            places = positions[here] - of.count_tokens_before(run) + of.first_tokens[run]
             ends = self._shards[of.shards[run]].ends
             # Past the last document only if it ends too early, which is then found.
             found = np.minimum(ends.search(places, "right", first, past), past - 1)
             self._check_ends(of, run, found - first + 1, ends.take(found))
-            numbers[here] = found - first + of.documents_before(run)
+            numbers[here] = found - first + of.count_documents_before(run)
         return numbers
 
-    def boundaries(self, source: str, start: int, length: int) -> Integers:
+    def find_boundaries(self, source: str, start: int, length: int) -> Integers:
         """The positions after `start` and before `start + length` at which a document begins.
 
         Raises DataError where the shards have documents end as none can.
@@ -210,10 +210,12 @@ class TokenShards:
         found: list[Integers] = []
         for run, begin, end in spread(of.token_ends, start, start + length):
             token, document = of.first_tokens[run], of.first_documents[run]
-            shift = of.tokens_before(run) - token  # from places in the shard to those in the source
+            shift = (
+                of.count_tokens_before(run) - token
+            )  # from places in the shard to those in the source
             ends = self._shards[of.shards[run]].ends
             inside = np.array([token + begin, token + end - 1], dtype=np.int64)
-            past = document + of.document_ends[run] - of.documents_before(run)
+            past = document + of.document_ends[run] - of.count_documents_before(run)
             first, last = ends.search(inside, "right", document, past).tolist()
             here = ends.read(first, max(first, last))
             self._check_ends(of, run, np.arange(first, first + len(here)) - document + 1, here)
@@ -222,36 +224,38 @@ class TokenShards:
             found.append(here + shift)
         return np.concatenate(found)
 
-    def documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
+    def read_documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
         """The documents that the ids `start` up to `start + length` of `source` are of."""
-        return self._rows(source, *self._numbers(source, start, length))
+        return self._read_index(source, *self._find_numbers(source, start, length))
 
-    def document_at(self, source: str, position: int) -> IndexedDocument:
+    def read_document_at(self, source: str, position: int) -> IndexedDocument:
         """The document that the id at `position` of `source` is of."""
-        return self.documents(source, position, 1)[0]
+        return self.read_documents(source, position, 1)[0]
 
     def document(self, source: str, number: int) -> IndexedDocument:
         """The document of this number, counted from 0 in `source`."""
-        if not 0 <= number < self.document_count(source):
-            raise IndexError(f"{source}: document {number} of {self.document_count(source)}")
-        return self._rows(source, number, number + 1)[0]
+        if not 0 <= number < self.count_documents(source):
+            raise IndexError(f"{source}: document {number} of {self.count_documents(source)}")
+        return self._read_index(source, number, number + 1)[0]
 
-    def _numbers(self, source: str, start: int, length: int) -> tuple[int, int]:
+    def _find_numbers(self, source: str, start: int, length: int) -> tuple[int, int]:
         """The numbers of the documents of a window: the first, and past the last."""
         self._check_window(source, start, length)
         ends = np.array([start, start + length - 1], dtype=np.int64)
-        first, last = self.document_numbers(source, ends).tolist()
+        first, last = self.find_document_numbers(source, ends).tolist()
         return first, last + 1
 
-    def _rows(self, source: str, first: int, past: int) -> list[IndexedDocument]:
+    def _read_index(self, source: str, first: int, past: int) -> list[IndexedDocument]:
         of = self._runs[source]
         found: list[IndexedDocument] = []
         for run, begin, end in spread(of.document_ends, first, past):
             offset = of.first_documents[run]
-            found += self._shards[of.shards[run]].rows(offset + begin, offset + end)
+            found += self._shards[of.shards[run]].read_index(offset + begin, offset + end)
         return found
 
-    def _pieces(self, source: str, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+    def _iterate_pieces(
+        self, source: str, start: int, length: int
+    ) -> Iterator[tuple[int, int, int]]:
         """Where `length` (at least 1) ids lie: (shard, first id, past the last id) in order."""
         self._check_window(source, start, length)
         of = self._runs[source]
@@ -262,8 +266,8 @@ class TokenShards:
     def _check_ends(self, of: DocumentRuns, run: int, documents: Integers, ends: Integers) -> None:
         """Raise DataError unless the first so many `documents` of a run can end at `ends`, tokens
         of its shard: each has a token or more, and so has each that comes after them."""
-        tokens = of.token_ends[run] - of.tokens_before(run)
-        count = of.document_ends[run] - of.documents_before(run)
+        tokens = of.token_ends[run] - of.count_tokens_before(run)
+        count = of.document_ends[run] - of.count_documents_before(run)
         more = ends - of.first_tokens[run] - documents  # than one token each
         if not more.size:
             return

@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.config import Field
 from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
-from trainrig.tokens.tokenizers.words import WordsOrNone, word_splitter
+from trainrig.tokens.tokenizers.words import WordsOrNone, make_word_splitter
 
 
 class ByteLevelBPE(Trained):
@@ -31,7 +31,7 @@ class ByteLevelBPE(Trained):
     def train(self, texts: Iterable[str]) -> bytes:
         """The `tokenizer.json`. Raises DataError if `texts` have too few pairs to merge."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = word_splitter(self.words)
+        tokenizer.pre_tokenizer = make_word_splitter(self.words)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocabulary,

@@ -24,7 +24,7 @@ _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder loses nothing"
 
 
-def entry_bytes(
+def list_entry_bytes(
     tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, as_brought: bool = False
 ) -> tuple[bytes, ...]:
     """What each id adds to a text, by id; special tokens: their names.
@@ -40,7 +40,7 @@ def entry_bytes(
     makes of an id what depends on its neighbours (a prefix space taken off again, say), so that
     no bytes are its own.
     """
-    read = _reading(tokenizer.decoder, where, as_brought)
+    read = _make_reader(tokenizer.decoder, where, as_brought)
     added = {
         number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()
     }
@@ -68,7 +68,7 @@ def entry_bytes(
     return tuple(entries)
 
 
-def characters_of_bytes() -> list[str]:
+def list_byte_characters() -> list[str]:
     """The character that stands for each byte in a byte-level vocabulary (GPT-2's choice).
 
     A byte that is a visible Latin-1 character stands for itself; the others, in order, take the
@@ -79,7 +79,7 @@ def characters_of_bytes() -> list[str]:
     return [chr(b) if b in visible else chr(0x100 + hidden.index(b)) for b in range(256)]
 
 
-def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
+def list_decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     """What a decoder of the library does, step by step, as tokenizer.json writes it."""
     if decoder is None:
         return []
@@ -89,7 +89,7 @@ def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
 
 def leading_space_is_stripped(decoder: Any) -> bool:
     """Whether a decoder takes off one space at the begin of a text, which its encoder put there."""
-    return any(map(_strips_leading_space, decoder_steps(decoder)))
+    return any(map(_strips_leading_space, list_decoder_steps(decoder)))
 
 
 def _strips_leading_space(step: Mapping[str, Any]) -> bool:
@@ -101,24 +101,24 @@ def _strips_leading_space(step: Mapping[str, Any]) -> bool:
     return False
 
 
-def _reading(decoder: Any, where: str, as_brought: bool) -> Callable[[str], bytes | None]:
+def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], bytes | None]:
     """How to read an entry: its bytes, or None for one that is not written as the rest."""
     replacements: list[tuple[str, str]] = []
     spelling: Callable[[str], bytes | None] | None = None
     # Without a decoder the library would put spaces between entries; byte-level is all they can be.
-    for step in decoder_steps(decoder) or [{"type": "ByteLevel"}]:
+    for step in list_decoder_steps(decoder) or [{"type": "ByteLevel"}]:
         match step:
             case {"type": "Replace", "pattern": {"String": old}, "content": new} if not spelling:
                 replacements.append((old, new))
             case {"type": "ByteLevel"} if not spelling:
-                spelling = _byte_level()
+                spelling = _make_byte_level_reader()
             case {"type": "ByteFallback"} if not spelling:
-                spelling = _plain
+                spelling = _parse_plain
             case {"type": "Fuse"} if spelling:
                 pass
             case {"type": "Metaspace", "replacement": mark} if as_brought and not spelling:
                 replacements.append((mark, " "))
-                spelling = _plain
+                spelling = _parse_plain
             case _ if as_brought and spelling and _strips_leading_space(step):
                 pass
             case _:
@@ -141,8 +141,8 @@ def _describe_step(step: Mapping[str, Any]) -> str:
     return f"{step['type']} is none whose entries have bytes of their own"
 
 
-def _byte_level() -> Callable[[str], bytes | None]:
-    byte_of = {character: byte for byte, character in enumerate(characters_of_bytes())}
+def _make_byte_level_reader() -> Callable[[str], bytes | None]:
+    byte_of = {character: byte for byte, character in enumerate(list_byte_characters())}
 
     def read(name: str) -> bytes | None:
         if any(character not in byte_of for character in name):
@@ -152,6 +152,6 @@ def _byte_level() -> Callable[[str], bytes | None]:
     return read
 
 
-def _plain(name: str) -> bytes:
+def _parse_plain(name: str) -> bytes:
     byte = _BYTE_ENTRY.fullmatch(name)
     return bytes([int(byte[1], 16)]) if byte else name.encode()

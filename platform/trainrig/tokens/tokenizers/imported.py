@@ -10,8 +10,8 @@ from tokenizers import decoders
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import DataError
-from trainrig.tokens.special import SPECIAL_TOKENS, role_id
-from trainrig.tokens.tokenizers.entries import entry_bytes
+from trainrig.tokens.special import SPECIAL_TOKENS, find_role_id
+from trainrig.tokens.tokenizers.entries import list_entry_bytes
 from trainrig.tokens.tokenizers.space_mark import SPACE_MARK, spaces_are_marked, with_spaces
 
 # Texts that a tokenizer loses something of if it loses anything: every byte that UTF-8 has, white
@@ -95,21 +95,21 @@ def _parse_tokenizer(description: Mapping[str, Any], where: str) -> tokenizers.T
     return tokenizer
 
 
-def _special(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+def _list_special_ids(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: number for number, token in added.items() if token.special}
 
 
 def _add_missing_roles(tokenizer: tokenizers.Tokenizer) -> None:
-    there = _special(tokenizer)
-    tokenizer.add_special_tokens([r for r in SPECIAL_TOKENS if role_id(there, r) is None])
+    there = _list_special_ids(tokenizer)
+    tokenizer.add_special_tokens([r for r in SPECIAL_TOKENS if find_role_id(there, r) is None])
 
 
 def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
     """Raise DataError if the tokenizer loses anything of a text, or text makes a special token."""
-    special = _special(tokenizer)
-    entries = entry_bytes(tokenizer, set(special.values()), where)
-    for text in (*PROBES, *_around_names(special)):
+    special = _list_special_ids(tokenizer)
+    entries = list_entry_bytes(tokenizer, set(special.values()), where)
+    for text in (*PROBES, *_iterate_name_texts(special)):
         ids = _encode_text(tokenizer, text, where)
         made = sorted(set(ids) & set(special.values()))
         if made:
@@ -121,8 +121,8 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
         back = b"".join(entries[i] for i in ids).decode("utf-8", errors="replace")
         if back != text:
             raise DataError(
-                f"{where}: gives text back changed: {_first_difference(text, back)}; use a "
-                f"byte-level tokenizer{_hint(tokenizer)}"
+                f"{where}: gives text back changed: {_describe_difference(text, back)}; use a "
+                f"byte-level tokenizer{_suggest_fix(tokenizer)}"
             )
 
 
@@ -135,21 +135,21 @@ def _encode_text(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> list
         ) from None
 
 
-def _around_names(special: Iterable[str]) -> Iterator[str]:
+def _iterate_name_texts(special: Iterable[str]) -> Iterator[str]:
     for name in special:
         yield name
         yield f"a {name}b"
         yield decoders.ByteLevel().decode([name])  # the text of an entry that is written so
 
 
-def _first_difference(text: str, back: str) -> str:
+def _describe_difference(text: str, back: str) -> str:
     place = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), None)
     place = min(len(text), len(back)) if place is None else place
     begin = max(0, place - 3)
     return f"{text[begin : place + 6]!r} as {back[begin : place + 6]!r}"
 
 
-def _hint(tokenizer: tokenizers.Tokenizer) -> str:
+def _suggest_fix(tokenizer: tokenizers.Tokenizer) -> str:
     if tokenizer.normalizer is None:
         return ""
     kind = type(tokenizer.normalizer).__name__

@@ -39,7 +39,7 @@ def train(
             break
         commonest = max(count.values())
         tied = [pair for pair in count if count[pair] == commonest]
-        best = tied[0] if ties == "first_seen" else min(tied, key=_by(ids))
+        best = tied[0] if ties == "first_seen" else min(tied, key=_make_key(ids))
         learned.append(best)
         ids.setdefault("".join(best), len(ids))
         pieces_of = {word: merge_pair(pieces, best) for word, pieces in pieces_of.items()}
@@ -69,5 +69,5 @@ def encode(word: str, merges: Sequence[Pair]) -> list[str]:
         pieces = merge_pair(pieces, min(possible, key=rank.__getitem__))
 
 
-def _by(ids: dict[str, int]) -> Callable[[Pair], tuple[int, int]]:
+def _make_key(ids: dict[str, int]) -> Callable[[Pair], tuple[int, int]]:
     return lambda pair: (ids[pair[0]], ids[pair[1]])

@@ -73,7 +73,7 @@ def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSamplin
             held = _drop_surplus(pools, weights, settings.bytes)
     _check_named(settings.weights, seen)
     held = _drop_surplus(pools, weights, settings.bytes)
-    return _join_pools(pools, _shares(pools, weights, settings.bytes))
+    return _join_pools(pools, _compute_shares(pools, weights, settings.bytes))
 
 
 class _Pool:
@@ -114,12 +114,12 @@ def _drop_surplus(
     pools: Mapping[str, _Pool], weights: Mapping[str, Fraction], sample_bytes: int
 ) -> int:
     """Cut each pool to its share of what has come so far; the bytes that are then held."""
-    for name, share in _shares(pools, weights, sample_bytes).items():
+    for name, share in _compute_shares(pools, weights, sample_bytes).items():
         pools[name].truncate(share + 1)  # shares are rounded down; a pool at its share is not short
     return sum(pool.bytes for pool in pools.values())
 
 
-def _shares(
+def _compute_shares(
     pools: Mapping[str, _Pool], weights: Mapping[str, Fraction], sample_bytes: int
 ) -> dict[str, int]:
     """Bytes to take from each pool, by weight, as far as it has them; to within a byte each.

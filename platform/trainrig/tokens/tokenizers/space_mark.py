@@ -23,7 +23,7 @@ def spaces_are_marked(description: Mapping[str, Any]) -> bool:
     One that also puts a space before each text (Llama 2's does) is none: what it added could not
     be told from a space of the text.
     """
-    entries = _entries(description["model"])
+    entries = _list_entries(description["model"])
     return (
         description.get("normalizer") == _TO_MARK
         and _TO_SPACE in (description.get("decoder") or {}).get("decoders", [])
@@ -40,7 +40,7 @@ def with_spaces(description: Mapping[str, Any]) -> dict[str, Any]:
     if model["type"] == "BPE":
         model["vocab"] = {_unmark_spaces(entry): number for entry, number in model["vocab"].items()}
         model["merges"] = [
-            [_unmark_spaces(part) for part in _pair(merge)] for merge in model["merges"]
+            [_unmark_spaces(part) for part in _split_merge(merge)] for merge in model["merges"]
         ]
     else:
         model["vocab"] = [[_unmark_spaces(entry), score] for entry, score in model["vocab"]]
@@ -57,7 +57,7 @@ def with_spaces(description: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _entries(model: Mapping[str, Any]) -> set[str]:
+def _list_entries(model: Mapping[str, Any]) -> set[str]:
     if model.get("type") == "BPE":
         return set(model["vocab"])
     if model.get("type") == "Unigram":
@@ -84,6 +84,6 @@ def _unmark_spaces(entry: str) -> str:
     return entry.replace(SPACE_MARK, " ")
 
 
-def _pair(merge: str | list[str]) -> list[str]:
+def _split_merge(merge: str | list[str]) -> list[str]:
     """A merge as two entries; older files write it as one string with a space between."""
     return merge.split(" ") if isinstance(merge, str) else merge

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.tokens.special import special_tokens
+from trainrig.tokens.special import list_special_tokens
 
 
 class Trained(Settings):
@@ -58,7 +58,7 @@ class Trained(Settings):
     @property
     def special(self) -> list[str]:
         """The special tokens by id, reserved slots among them."""
-        return special_tokens(self.reserved, self.sentinels, self.extra)
+        return list_special_tokens(self.reserved, self.sentinels, self.extra)
 
 
 class Counted:

@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES
 from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
 from trainrig.tokens.tokenizers.unigram_em import choose_pieces
-from trainrig.tokens.tokenizers.words import Words, plain_splitter
+from trainrig.tokens.tokenizers.words import Words, make_plain_splitter
 
 # Always entries, so that no text is left to bytes which could be read as the name of an entry.
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
@@ -43,7 +43,7 @@ class Unigram(Trained):
     def train(self, texts: Iterable[str]) -> bytes:
         """The `tokenizer.json`. Raises DataError if `texts` have too few pieces."""
         counted = Counted(texts)
-        cut = plain_splitter(self.words)
+        cut = make_plain_splitter(self.words)
         count_of: Counter[str] = Counter()
         for text in counted:
             count_of.update(word for word, _ in cut.pre_tokenize_str(text))

@@ -51,7 +51,7 @@ def choose_pieces(count_of: Mapping[str, int], wanted: int, always: str) -> dict
     if not count_of:
         return dict.fromkeys(always, float(np.log(FLOOR)))
     words = _Words.of(count_of)
-    alphabet = _alphabet(words, wanted, always)
+    alphabet = _choose_alphabet(words, wanted, always)
     candidates = _Candidates.of(words, alphabet, CANDIDATES * wanted)
     unseen = [c for c in always if c not in set(candidates.pieces)]
     pieces, probability = _shrink(words, candidates, wanted - len(unseen))
@@ -89,7 +89,7 @@ class _Words:
         )
 
 
-def _alphabet(words: _Words, room: int, always: str) -> set[str]:
+def _choose_alphabet(words: _Words, room: int, always: str) -> set[str]:
     """Characters that are pieces; the others are left to their bytes."""
     points, place = np.unique(words.points, return_inverse=True)
     uses = np.bincount(place, weights=words.count, minlength=len(points)).astype(np.int64)
@@ -114,7 +114,7 @@ class _Candidates:
     @classmethod
     def of(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":
         """All of `alphabet` that occurs, and the strings of it that save most characters."""
-        found = _substrings(words, alphabet)
+        found = _find_substrings(words, alphabet)
         example = np.concatenate([first for first, _, _, _ in found])
         length = np.repeat(np.arange(1, len(found) + 1), [len(first) for first, _, _, _ in found])
         uses = np.concatenate([uses for _, uses, _, _ in found])
@@ -142,7 +142,7 @@ class _Candidates:
         )
 
 
-def _substrings(
+def _find_substrings(
     words: _Words, alphabet: set[str]
 ) -> list[tuple[Integers, Integers, Integers, Integers]]:
     """The strings of each length, from 1, that occur inside words.
@@ -183,7 +183,7 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
     ).astype(np.float64)
     probability = np.maximum(uses / uses.sum(), FLOOR)
     alive = np.ones(total, dtype=bool)
-    corpus = _corpus_lattice(words, candidates)
+    corpus = _build_lattice(words, candidates)
     inside = spans_inside(
         candidates.example,
         np.array([len(piece) for piece in candidates.pieces], dtype=np.int64),
@@ -194,13 +194,13 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
     while True:
         for _ in range(STEPS_OF_A_ROUND):
             expected = corpus.expect_uses(probability)
-            probability = _probabilities(expected)
+            probability = _estimate_probabilities(expected)
         size = int(alive.sum())
         if size <= wanted:
             return [candidates.pieces[i] for i in np.flatnonzero(alive)], probability[alive]
         scores, longer = np.log(probability), slice(candidates.characters, None)
         loss = np.full(len(alive), np.inf)  # single characters stay
-        loss[longer] = expected[longer] * (scores[longer] - inside.best(scores)[longer])
+        loss[longer] = expected[longer] * (scores[longer] - inside.find_best_scores(scores)[longer])
         loss[~alive] = -np.inf
         kept = np.argsort(-loss, kind="stable")[: max(wanted, int(size * KEPT_BY_A_ROUND))]
         alive[:] = False
@@ -208,7 +208,7 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
         corpus, inside = corpus.of_pieces(alive), inside.of_pieces(alive)
 
 
-def _corpus_lattice(words: _Words, candidates: _Candidates) -> Lattice:
+def _build_lattice(words: _Words, candidates: _Candidates) -> Lattice:
     """All ways to cut the words. A boundary of a word is its place, plus the words before it."""
     firsts = np.flatnonzero(words.begin == np.arange(len(words.begin)))
     word = np.searchsorted(firsts, candidates.start, side="right") - 1
@@ -226,7 +226,7 @@ def _corpus_lattice(words: _Words, candidates: _Candidates) -> Lattice:
     )
 
 
-def _probabilities(expected: Floats) -> Floats:
+def _estimate_probabilities(expected: Floats) -> Floats:
     """Of pieces used `expected` times; less for rare ones than their share.
 
     exp(digamma(uses)) is the variational Bayes estimate under a sparse prior, as in SentencePiece.

@@ -74,10 +74,10 @@ class Lattice:
         Words that cannot be cut (a character of theirs is no piece) count for nothing.
         """
         weight = probability[self.piece]
-        forward, backward = self._no_boundary(0.0), self._no_boundary(0.0)
+        forward, backward = self._allocate_boundaries(0.0), self._allocate_boundaries(0.0)
         forward[self.first] = 1
         backward[self.last] = 1
-        steps = self._steps()
+        steps = self._list_steps()
         for edges, begins, ends in steps:
             arriving = forward[self.start[edges]] * weight[edges]
             forward[ends] = np.add.reduceat(arriving, begins)
@@ -92,19 +92,19 @@ class Lattice:
         uses = forward[self.start] * weight * backward[self.end] * share[word]
         return np.bincount(self.piece, weights=uses, minlength=self.pieces).astype(np.float64)
 
-    def best(self, score: Floats) -> Floats:
+    def find_best_scores(self, score: Floats) -> Floats:
         """The highest sum of scores of a way to cut each word; -inf if there is none. [W]"""
-        best = self._no_boundary(-np.inf)
+        best = self._allocate_boundaries(-np.inf)
         best[self.first] = 0
-        for edges, begins, ends in self._steps():
+        for edges, begins, ends in self._list_steps():
             arriving = best[self.start[edges]] + score[self.piece[edges]]
             best[ends] = np.maximum.reduceat(arriving, begins)
         return best[self.last]
 
-    def _no_boundary(self, value: float) -> Floats:
+    def _allocate_boundaries(self, value: float) -> Floats:
         return np.full(int(self.last[-1]) + 1 if len(self.last) else 0, value)
 
-    def _steps(self) -> list[tuple[slice, Integers, Integers]]:
+    def _list_steps(self) -> list[tuple[slice, Integers, Integers]]:
         """For each depth: its edges, where among them a new end begins, and those ends."""
         cuts = np.flatnonzero(np.diff(self.depth)) + 1
         borders = [0, *cuts.tolist(), len(self.depth)] if len(self.depth) else [0]

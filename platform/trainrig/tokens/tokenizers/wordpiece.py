@@ -8,9 +8,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.config import Field
-from trainrig.tokens.tokenizers.entries import characters_of_bytes
+from trainrig.tokens.tokenizers.entries import list_byte_characters
 from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
-from trainrig.tokens.tokenizers.words import Words, word_splitter
+from trainrig.tokens.tokenizers.words import Words, make_word_splitter
 
 # Before entries that go on with a word. BERT's "##" could be text; this is no byte-level character.
 CONTINUES = "‿"
@@ -40,7 +40,7 @@ class WordPiece(Trained):
         """The `tokenizer.json`. Raises DataError if `texts` have too few pairs to merge."""
         tokenizer = tokenizers.Tokenizer(models.WordPiece())
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [word_splitter(self.words), pre_tokenizers.FixedLength(WORD_LIMIT)]
+            [make_word_splitter(self.words), pre_tokenizers.FixedLength(WORD_LIMIT)]
         )
         tokenizer.decoder = decoders.Sequence(
             [decoders.Replace(CONTINUES, ""), decoders.ByteLevel()]
@@ -50,7 +50,7 @@ class WordPiece(Trained):
             min_frequency=self.min_frequency,
             # The trainer adds bytes that go on with a word only as it meets them, in an order that
             # changes from run to run. As special tokens they are all there, in this one.
-            special_tokens=[*self.special, *(CONTINUES + c for c in characters_of_bytes())],
+            special_tokens=[*self.special, *(CONTINUES + c for c in list_byte_characters())],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             continuing_subword_prefix=CONTINUES,
             show_progress=False,

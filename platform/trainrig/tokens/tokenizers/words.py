@@ -22,15 +22,15 @@ LLAMA_3_WORDS = (
 NAME_BEGINS = "<|"
 
 
-def word_splitter(words: WordsOrNone) -> pre_tokenizers.PreTokenizer:
+def make_word_splitter(words: WordsOrNone) -> pre_tokenizers.PreTokenizer:
     """Cuts a text into words, and writes their bytes in byte-level characters."""
     if words == "gpt2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([plain_splitter(words), to_bytes])
+    return pre_tokenizers.Sequence([make_plain_splitter(words), to_bytes])
 
 
-def plain_splitter(words: WordsOrNone) -> pre_tokenizers.PreTokenizer:
+def make_plain_splitter(words: WordsOrNone) -> pre_tokenizers.PreTokenizer:
     """Cuts a text into words, and leaves them the text that they are."""
     if words == "none":
         return pre_tokenizers.Split(NAME_BEGINS, behavior="isolated")

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2, MUTED, BarPart, BarRow
-from trainrig.report import Chart, ReportTable, percent, short
+from trainrig.report import Chart, ReportTable, format_percent, format_short
 from trainrig.tokens.vocabulary.measures import (
     Amount,
     EntryGroup,
@@ -25,7 +25,7 @@ MOST_ROWS = 12  # in a chart; its table has all
 LONGEST_DRAWN = 16  # bytes: longer entries are one bar
 
 
-def compression_chart(told: TokenizerReport) -> Chart:
+def build_compression_chart(told: TokenizerReport) -> Chart:
     """Bytes per token by source."""
     sources = told.vocabulary.sources
     best = max(sources, key=lambda name: sources[name].bytes_per_token)
@@ -35,31 +35,32 @@ def compression_chart(told: TokenizerReport) -> Chart:
         title += f", of {worst} {sources[worst].bytes_per_token:.2f}"
     rows = [
         BarRow(name, (amount.bytes_per_token,), f"{amount.bytes_per_token:.2f}")
-        for name, amount in _first(sources)
+        for name, amount in _select_first(sources)
     ]
     return Chart(
         title,
-        _bars(rows, "bytes per token"),
+        _draw_bars(rows, "bytes per token"),
         label="Bars of bytes per token by source.",
         caption=f"n = {format_count(told.vocabulary.total.documents, 'document')}, "
-        f"{short(told.vocabulary.total.bytes)} bytes. {_which(told)} {_most(sources, 'source')}",
-        table=_amounts("Text and tokens by source", "source", sources),
+        f"{format_short(told.vocabulary.total.bytes)} bytes. {_describe_texts(told)} "
+        f"{_describe_rest(sources, 'source')}",
+        table=_build_amounts_table("Text and tokens by source", "source", sources),
     )
 
 
-def _which(told: TokenizerReport) -> str:
+def _describe_texts(told: TokenizerReport) -> str:
     if told.held_out:
         return "Documents held out by the hash of their URL, which training did not see."
     return "The text it was trained on, for want of documents held out."
 
 
-def rivals_chart(told: TokenizerReport) -> Chart:
+def build_rivals_chart(told: TokenizerReport) -> Chart:
     """Bytes per token of several vocabularies, against the parameters of their embeddings."""
     rivals = told.rivals
     fewest = min(rivals, key=lambda one: one.amount.tokens)
     title = (
         f"{fewest.name[0].upper()}{fewest.name[1:]} needs the fewest tokens: "
-        f"{short(fewest.amount.tokens)}"
+        f"{format_short(fewest.amount.tokens)}"
     )
     formula = "entries × channels" + ("" if told.tied else " × 2, embedding and head")
     return Chart(
@@ -110,35 +111,35 @@ def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
     return ax
 
 
-def languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Tokens per word by language."""
     languages = {name or "not known": amount for name, amount in vocabulary.languages.items()}
     rows = [
         BarRow(name, (amount.tokens_per_word,), f"{amount.tokens_per_word:.2f}")
-        for name, amount in _first(languages)
+        for name, amount in _select_first(languages)
     ]
     first, amount = next(iter(languages.items()))
     return Chart(
         f"A word of the commonest language ({first}) takes {amount.tokens_per_word:.2f} tokens",
-        _bars(rows, "tokens per word"),
+        _draw_bars(rows, "tokens per word"),
         label="Bars of tokens per word by language.",
-        caption=f"n = {short(vocabulary.total.words)} words. A word is what white space separates; "
-        "where a language writes none, tokens per character (in the table) tell more. "
-        + _most(languages, "language"),
-        table=_amounts("Text and tokens by language", "language", languages),
+        caption=f"n = {format_short(vocabulary.total.words)} words. A word is what white space "
+        "separates; where a language writes none, tokens per character (in the table) tell more. "
+        + _describe_rest(languages, "language"),
+        table=_build_amounts_table("Text and tokens by language", "language", languages),
     )
 
 
-def lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Entries by length in bytes."""
     lengths = _group_lengths(vocabulary.lengths)
     return Chart(
-        f"{percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
+        f"{format_percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
         figures.draw(partial(_plot_lengths, lengths=lengths), 240),
         label="Bars of entries by their length in bytes, those not used hatched.",
         caption=f"n = {vocabulary.entries - len(vocabulary.special):,} entries, special tokens "
         "aside. Hatched: in no token of the measured text.",
-        table=_groups("Entries by length", "bytes", vocabulary.lengths),
+        table=_build_groups_table("Entries by length", "bytes", vocabulary.lengths),
     )
 
 
@@ -168,7 +169,7 @@ def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
     return [*rest, EntryGroup(f">{LONGEST_DRAWN}", entries, used)]
 
 
-def scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Entries by script."""
     largest = vocabulary.scripts[0]
     rows = [
@@ -176,25 +177,27 @@ def scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
         for group in vocabulary.scripts[:MOST_ROWS]
     ]
     return Chart(
-        f"{percent(largest.entries, vocabulary.entries)} of the entries are {largest.name}",
-        _bars(rows, "entries", (BarPart("used", C1), BarPart("not used here", C2, hatched=True))),
+        f"{format_percent(largest.entries, vocabulary.entries)} of the entries are {largest.name}",
+        _draw_bars(
+            rows, "entries", (BarPart("used", C1), BarPart("not used here", C2, hatched=True))
+        ),
         label="Bars of entries by script, those not used hatched.",
         caption="By the script of an entry's letters. Entries without letters go by what they "
-        f"have. {_most(vocabulary.scripts, 'kind')}",
-        table=_groups("Entries by script", "script", vocabulary.scripts),
+        f"have. {_describe_rest(vocabulary.scripts, 'kind')}",
+        table=_build_groups_table("Entries by script", "script", vocabulary.scripts),
     )
 
 
-def ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Occurrences by rank."""
-    points = vocabulary.frequencies
+    points, tokens = vocabulary.frequencies, vocabulary.total.tokens
     return Chart(
-        f"The commonest entry is {percent(points[0][1], vocabulary.total.tokens)} of all tokens"
+        f"The commonest entry is {format_percent(points[0][1], tokens)} of all tokens"
         if points
         else "No token was made",
         figures.draw(partial(_plot_ranks, points=points), 240),
         label="Line of occurrences against rank, both axes logarithmic.",
-        caption=f"n = {vocabulary.total.tokens:,} tokens, at {len(points)} ranks.",
+        caption=f"n = {tokens:,} tokens, at {len(points)} ranks.",
         table=ReportTable("Occurrences by rank", ("rank", "occurrences"), tuple(points)),
     )
 
@@ -210,7 +213,7 @@ def _plot_ranks(ax: Axes, points: Sequence[tuple[int, int]]) -> Axes:
     return ax
 
 
-def _bars(
+def _draw_bars(
     rows: Sequence[BarRow], x_label: str, parts: Sequence[BarPart] = (BarPart("all", C1),)
 ) -> str:
     def plot(ax: Axes) -> None:
@@ -220,11 +223,11 @@ def _bars(
     return figures.draw(plot, 70 + 36 * len(rows) + 20 * (len(parts) > 1))
 
 
-def _first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
+def _select_first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
     return list(amounts.items())[:MOST_ROWS]
 
 
-def _most(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str:
+def _describe_rest(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str:
     left_out = len(groups) - MOST_ROWS
     return (
         f"The {MOST_ROWS} largest; {format_count(left_out, kind)} more below."
@@ -233,7 +236,7 @@ def _most(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str
     )
 
 
-def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> ReportTable:
+def _build_amounts_table(caption: str, name: str, amounts: Mapping[str, Amount]) -> ReportTable:
     columns = (name, "documents", "bytes", "tokens", "bytes per token", "tokens per word")
     return ReportTable(
         caption,
@@ -253,7 +256,7 @@ def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> ReportTa
     )
 
 
-def _groups(caption: str, name: str, groups: Sequence[EntryGroup]) -> ReportTable:
+def _build_groups_table(caption: str, name: str, groups: Sequence[EntryGroup]) -> ReportTable:
     rows = tuple((group.name, group.entries, group.used) for group in groups)
     return ReportTable(caption, (name, "entries", "used"), rows)
 

@@ -134,7 +134,7 @@ class TokenizerReport:
 def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> MeasuredVocabulary:
     """Measure `encoder` on `texts`; `seen` [entries] are occurrences in what it was trained on."""
     ids = _encode_texts(encoder, [text.text for text in texts])
-    amounts = [_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
+    amounts = [_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
     used = _count(ids, encoder.vocabulary_size)
     special = set(encoder.special_ids.values())
     entries = [number for number in range(encoder.vocabulary_size) if number not in special]
@@ -151,10 +151,10 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
         why_not_fast=encoder.why_not_fast,
         special=dict(sorted(encoder.special_ids.items(), key=lambda item: item[1])),
         total=sum(amounts, Amount()),
-        sources=_by([text.source for text in texts], amounts),
-        languages=_by([text.language for text in texts], amounts),
-        lengths=_groups({n: f"{len(content[n])}" for n in entries}, used, key=int),
-        scripts=_groups({n: script(content[n]) for n in entries}, used),
+        sources=_sum_by_name([text.source for text in texts], amounts),
+        languages=_sum_by_name([text.language for text in texts], amounts),
+        lengths=_group_entries({n: f"{len(content[n])}" for n in entries}, used, key=int),
+        scripts=_group_entries({n: detect_script(content[n]) for n in entries}, used),
         unused=len(unused),
         unused_examples=[format_entry(content[n]) for n in unused[:EXAMPLES]],
         never_seen=len(never_seen),
@@ -168,15 +168,17 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
     )
 
 
-def rival(name: str, encoder: Encoder, texts: Sequence[MeasuredText], parameters: int) -> Rival:
+def measure_rival(
+    name: str, encoder: Encoder, texts: Sequence[MeasuredText], parameters: int
+) -> Rival:
     """`encoder` on `texts`. `parameters`: of the embedding and the head, for one entry."""
     ids = _encode_texts(encoder, [text.text for text in texts])
-    amounts = (_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
+    amounts = (_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
     cost = encoder.vocabulary_size * parameters
     return Rival(name, encoder.vocabulary_size, sum(amounts, Amount()), cost)
 
 
-def occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
+def count_occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
     """[entries] how often each is in `texts`."""
     counts = np.zeros(encoder.vocabulary_size, dtype=np.int64)
     batch: list[str] = []
@@ -188,7 +190,7 @@ def occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
     return counts + _count(encoder.encode_batch(batch), encoder.vocabulary_size)
 
 
-def first_entries(tokenizer_json: str, entries: int) -> str:
+def keep_first_entries(tokenizer_json: str, entries: int) -> str:
     """The byte-pair encoding of the first `entries` entries of one that we trained.
 
     It is the one that training would have given with a vocabulary of that size: each merge goes by
@@ -202,7 +204,7 @@ def first_entries(tokenizer_json: str, entries: int) -> str:
     return json.dumps(tokenizer, ensure_ascii=False)
 
 
-def script(entry: bytes) -> str:
+def detect_script(entry: bytes) -> str:
     """What an entry is written in: the script of its letters, or what it has instead of letters.
 
     A letter's script is the first word of its name in Unicode: LATIN, CJK, HANGUL.
@@ -242,11 +244,11 @@ def _count(ids: Sequence[NDArray[np.uint32]], entries: int) -> Counts:
     return np.bincount(every, minlength=entries).astype(np.int64)
 
 
-def _amount(text: str, tokens: int) -> Amount:
+def _measure_text(text: str, tokens: int) -> Amount:
     return Amount(1, len(text.encode()), len(text), len(text.split()), tokens)
 
 
-def _by(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, Amount]:
+def _sum_by_name(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, Amount]:
     """Sums by name, most bytes first."""
     sums: dict[str, Amount] = {}
     for name, amount in zip(names, amounts, strict=True):
@@ -254,7 +256,7 @@ def _by(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, Amount]:
     return dict(sorted(sums.items(), key=lambda item: (-item[1].bytes, item[0])))
 
 
-def _groups(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[EntryGroup]:
+def _group_entries(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[EntryGroup]:
     """Entries by kind: in the order of `key`, or most entries first."""
     entries = Counter(kinds.values())
     in_use = Counter(kind for number, kind in kinds.items() if used[number])

@@ -8,33 +8,43 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from trainrig import report
-from trainrig.report import Details, ReportTable, Section, Text, TextSample, percent, short
+from trainrig.report import (
+    Details,
+    ReportTable,
+    Section,
+    Text,
+    TextSample,
+    format_percent,
+    format_short,
+)
 from trainrig.tokens.vocabulary.charts import (
-    compression_chart,
+    build_compression_chart,
+    build_languages_chart,
+    build_lengths_chart,
+    build_ranks_chart,
+    build_rivals_chart,
+    build_scripts_chart,
     format_count,
-    languages_chart,
-    lengths_chart,
-    ranks_chart,
-    rivals_chart,
-    scripts_chart,
 )
 from trainrig.tokens.vocabulary.measures import MeasuredVocabulary, TokenizerReport
 
 BORDER = "│"  # between two tokens
 
 
-def vocabulary_page(told: TokenizerReport) -> str:
+def render_vocabulary_page(told: TokenizerReport) -> str:
     """The page as HTML text."""
     vocabulary = told.vocabulary
     page = report.ReportPage(
         title=f"Tokenizer: {told.kind} of {vocabulary.entries:,} entries",
-        verdict=_verdict(told),
-        figures=_key_figures(told),
+        verdict=_build_verdict(told),
+        figures=_build_key_figures(told),
         sections=(
-            Section("bytes-per-token", "How much text a token holds", (compression_chart(told),)),
-            _rivals(told),
-            Section("languages", "What a word costs", (languages_chart(vocabulary),)),
-            _entries(vocabulary),
+            Section(
+                "bytes-per-token", "How much text a token holds", (build_compression_chart(told),)
+            ),
+            _build_rivals_section(told),
+            Section("languages", "What a word costs", (build_languages_chart(vocabulary),)),
+            _build_entries_section(vocabulary),
             _show_cut_document(vocabulary),
         ),
         commands=(
@@ -59,10 +69,10 @@ def vocabulary_page(told: TokenizerReport) -> str:
             },
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(told: TokenizerReport) -> report.Verdict:
+def _build_verdict(told: TokenizerReport) -> report.Verdict:
     vocabulary = told.vocabulary
     kind = "held-out" if told.held_out else "training"
     sentence = (
@@ -87,7 +97,7 @@ def _verdict(told: TokenizerReport) -> report.Verdict:
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
+def _build_key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
     vocabulary, total = told.vocabulary, told.vocabulary.total
     sampled = sum(told.sampled_bytes_of.values())
     embedding = told.rivals[0].embedding_parameters
@@ -96,17 +106,18 @@ def _key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
             "Bytes per token",
             f"{total.bytes_per_token:.2f}",
             "bytes",
-            f"{short(total.tokens)} tokens of {short(total.bytes)} bytes; single bytes give 1",
+            f"{format_short(total.tokens)} tokens of {format_short(total.bytes)} bytes; "
+            "single bytes give 1",
         ),
         report.KeyFigure(
             "Tokens per word",
             f"{total.tokens_per_word:.2f}",
             "tokens",
-            f"{short(total.words)} words between white space",
+            f"{format_short(total.words)} words between white space",
         ),
         report.KeyFigure(
             "Trained on",
-            short(sampled),
+            format_short(sampled),
             "bytes",
             f"{format_count(told.sampled_documents, 'document')} of "
             f"{format_count(len(told.sampled_bytes_of), 'source')}",
@@ -115,12 +126,12 @@ def _key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
             "Never seen",
             f"{vocabulary.never_seen:,}",
             "entries",
-            f"{percent(vocabulary.never_seen, vocabulary.entries)} of the entries are in no token "
-            "that it was trained on",
+            f"{format_percent(vocabulary.never_seen, vocabulary.entries)} of the entries are in no "
+            "token that it was trained on",
         ),
         report.KeyFigure(
             "Embedding",
-            short(embedding),
+            format_short(embedding),
             "parameters",
             f"{vocabulary.entries:,} entries × {told.channels:,} channels"
             + ("" if told.tied else " × 2, for the head"),
@@ -134,8 +145,8 @@ def _key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
     )
 
 
-def _rivals(told: TokenizerReport) -> Section:
-    chart = rivals_chart(told)
+def _build_rivals_section(told: TokenizerReport) -> Section:
+    chart = build_rivals_chart(told)
     note = Text(
         "The first entries of a byte-pair encoding are what training stops at with a smaller "
         "vocabulary: each merge goes by the counts after the merges before it."
@@ -144,12 +155,16 @@ def _rivals(told: TokenizerReport) -> Section:
     return Section("vocabularies", "What another vocabulary would cost", inside)
 
 
-def _entries(vocabulary: MeasuredVocabulary) -> Section:
-    charts = (lengths_chart(vocabulary), scripts_chart(vocabulary), ranks_chart(vocabulary))
-    return Section("entries", "What the entries are", (*charts, *_examples(vocabulary)))
+def _build_entries_section(vocabulary: MeasuredVocabulary) -> Section:
+    charts = (
+        build_lengths_chart(vocabulary),
+        build_scripts_chart(vocabulary),
+        build_ranks_chart(vocabulary),
+    )
+    return Section("entries", "What the entries are", (*charts, *_build_examples(vocabulary)))
 
 
-def _examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
+def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
     counts = ReportTable(
         "Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest)
     )

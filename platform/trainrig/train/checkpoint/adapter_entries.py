@@ -13,7 +13,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import ConfigError
-from trainrig.manifest import difference_of
+from trainrig.manifest import describe_table_difference
 from trainrig.models.lora.settings import LoRA
 from trainrig.train.checkpoint.manifest import KEPT, MANIFEST
 from trainrig.train.job import Adapter
@@ -66,7 +66,7 @@ def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter |
             f"({wanted.base}); name that one, or use another `output`"
         )
     if found.lora != wanted.lora:
-        change = difference_of(
+        change = describe_table_difference(
             found.lora.model_dump(mode="json"), wanted.lora.model_dump(mode="json")
         )
         raise ConfigError(f"{checkpoint}: other [lora] ({change}); use another `output`")

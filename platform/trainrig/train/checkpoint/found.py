@@ -11,7 +11,7 @@ from typing import Any, Self
 from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import difference_of, digest
+from trainrig.manifest import describe_table_difference, digest
 from trainrig.models import find_model_class
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.tokens.batches import DataHistory
@@ -157,7 +157,7 @@ def check_entries(checkpoint: str, entries: Mapping[str, Any], batches: DataHist
             f"{checkpoint}: does not say what data it was trained on (a run cannot go on from "
             "weights alone); use another `output`"
         )
-    changed = difference_of(entries["data"], batches.data_before(entries["data_step"]))
+    changed = describe_table_difference(entries["data"], batches.data_before(entries["data_step"]))
     if changed:
         raise ConfigError(
             f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
@@ -172,7 +172,7 @@ def check_context(checkpoint: str, entries: Mapping[str, Any], job: TrainingJob)
     there = entries.get("context", here[:1])  # what is older knew of no stages
     if len(there) == len(here) == 1:  # none changed: whether they are the model's, its check says
         return
-    changed = difference_of({"context": there}, {"context": here})
+    changed = describe_table_difference({"context": there}, {"context": here})
     if changed:
         raise ConfigError(
             f"{checkpoint}: trained with other stages of [[context]] than this run file has "

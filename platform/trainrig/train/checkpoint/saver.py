@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainrig import storage
-from trainrig.config import identity
+from trainrig.config import extract_identity
 from trainrig.errors import ClusterError, Diverged, TrainrigError
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import DataHistory
@@ -180,7 +180,7 @@ class Saver:
             "model": self._job.model_after(state.data_step).model_dump(mode="json"),
             "context": self._job.context_before(state.data_step),
             **({"adapter": build_adapter_entries(self._job.adapter)} if self._job.adapter else {}),
-            "training": identity(self._job.training),
+            "training": extract_identity(self._job.training),
             "numerics": numerics.describe_numerics(
                 self._job.training.compile, self._job.training.precision.compute
             ),

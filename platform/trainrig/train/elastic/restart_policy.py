@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainrig.processes.heartbeats import Heartbeat
-from trainrig.processes.retry_policy import FailureHistory, GiveUp, back_off_seconds, normalise
+from trainrig.processes.retry_policy import FailureHistory, GiveUp, compute_back_off, normalise
 from trainrig.train.fault_settings import Faults
 from trainrig.train.worker_bounds import WorkerBounds
 
@@ -165,7 +165,7 @@ class RestartPolicy:
             )
         if self._without_progress < 2:
             return 0.0
-        return back_off_seconds(
+        return compute_back_off(
             self._faults.back_off, self._faults.longest_back_off, self._without_progress - 2
         )
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from trainrig.errors import ClusterError, ClusterLost, TrainrigError
 from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.ray_local import while_ray_lives
+from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.ray_runtime.ray_pools import Need
 from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.elastic.worker_agent import find_given_device
@@ -95,12 +95,12 @@ class RolloutPool:
         if self._wanted.most:
             self._thread.join()
             with contextlib.suppress(ClusterLost):
-                while_ray_lives(self._end_all)
+                call_while_ray_lives(self._end_all)
 
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                while_ray_lives(self._look_on, self._turn)
+                call_while_ray_lives(self._look_on, self._turn)
                 continue
             except ClusterLost:  # the supervisor of the run starts another, or ends
                 self._actors = []
@@ -228,7 +228,7 @@ class RolloutPool:
     def _resize(self) -> None:
         """Have the fewest, whether there is room or not, and more as long as the workers leave
         some."""
-        draining = ray_private.draining_nodes()
+        draining = ray_private.list_draining_nodes()
         for actor in list(self._actors):
             if actor.node in draining and not actor.leaving:
                 self._leave(actor)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from trainrig.errors import ClusterError, ClusterLost, TrainrigError, Unfinished
 from trainrig.processes.stop_file import StopRequests
-from trainrig.ray_runtime.ray_local import while_ray_lives
+from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.train.checkpoint import list_committed
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.elastic.failure_cause import format_last_line
@@ -144,12 +144,12 @@ class ScoringTasks:
 
     def _run_task(self, request: ScoringRequest) -> Outcome:
         """What a task makes of `request`. Raises ClusterLost."""
-        task: Any = while_ray_lives(_start, request, self._folder.path)
-        while not while_ray_lives(_is_over, task):
+        task: Any = call_while_ray_lives(_start, request, self._folder.path)
+        while not call_while_ray_lives(_is_over, task):
             if self._closing.is_set():
-                while_ray_lives(_cancel, task)
+                call_while_ray_lives(_cancel, task)
                 return {}, "the driver ended"
-        return while_ray_lives(_read_outcome, task)
+        return call_while_ray_lives(_read_outcome, task)
 
     def _record(self, event: str, evaluation: RunEvaluation, step: int, **details: object) -> None:
         self._folder.record(event, evaluation=evaluation.name, step=step, **details)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
-from trainrig.processes.heartbeats import Heartbeat, send_interval
+from trainrig.processes.heartbeats import Heartbeat, compute_send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, find_newest_valid, read_verified_sums
@@ -338,7 +338,7 @@ class _AttemptWatcher:
         self._look_at_folder(now)
         heartbeats = self._group.heartbeats()
         pauses = (
-            send_interval(POLL, heartbeat, self._faults.hang_seconds)
+            compute_send_interval(POLL, heartbeat, self._faults.hang_seconds)
             for heartbeat in heartbeats.values()
         )
         self._wait = min(pauses, default=POLL)

@@ -36,7 +36,7 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
             ),
             run_config=RunConfig(
                 name=group.name,
-                storage_path=ray_private.train_session_folder(),
+                storage_path=ray_private.find_train_session_folder(),
                 failure_config=FailureConfig(  # type: ignore[call-arg] # typed as the one it replaced
                     max_failures=0, controller_failure_limit=0
                 ),

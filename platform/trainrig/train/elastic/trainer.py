@@ -20,11 +20,11 @@ from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.autoscaler_request import AutoscalerRequest
 from trainrig.ray_runtime.ray_local import (
+    call_while_ray_lives,
     end_own,
+    is_reachable,
     keep_logs,
     raise_if_lost,
-    reachable,
-    while_ray_lives,
 )
 from trainrig.ray_runtime.ray_pools import (
     ON_HEAD,
@@ -123,7 +123,7 @@ def start_fork_servers() -> dict[str, str]:
     servers = get_fork_servers(here.get_node_id(), here.get_job_id())
     nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
     servers.serve(node["NodeID"] for node in nodes if node["Alive"])
-    addresses = ray.get([server.address.remote() for server in servers.by_node.values()])
+    addresses = ray.get([server.get_address.remote() for server in servers.by_node.values()])
     return dict(zip(servers.by_node, addresses, strict=True))
 
 
@@ -180,7 +180,7 @@ class RayCluster:
 
     def list_nodes(self) -> Sequence[WorkerNode]:
         """See TrainingCluster. A GCS that outlives its raylet tells of no nodes, and at once."""
-        found = while_ray_lives(self._list_nodes)
+        found = call_while_ray_lives(self._list_nodes)
         raise_if_lost()
         return found
 
@@ -199,18 +199,18 @@ class RayCluster:
         """See TrainingCluster. By the worker group of the attempt before, if that stands by where
         it should."""
         self._avoid = avoid
-        self._attempt = while_ray_lives(self._start, job, attempt, resume_from, workers)
+        self._attempt = call_while_ray_lives(self._start, job, attempt, resume_from, workers)
         return Watched(self._attempt)
 
     def close(self) -> None:
         """Ask for no nodes any more, and hold none."""
         with contextlib.suppress(ClusterLost):
-            while_ray_lives(self._close)
+            call_while_ray_lives(self._close)
 
     def count_room_beside(self) -> int:
         """Places that are free, less those that the most workers still lack."""
-        unfit = {*ray_private.draining_nodes(), *self._avoid}
-        free = ray_private.free_resources_by_node()
+        unfit = {*ray_private.list_draining_nodes(), *self._avoid}
+        free = ray_private.list_free_resources()
         places = [int(each.get(self._what, 0)) for node, each in free.items() if node not in unfit]
         ours = sum(self._group.count_agents().values()) if self._group else 0
         return sum(places) - (self._most - ours)
@@ -220,8 +220,8 @@ class RayCluster:
         or ours."""
         import ray
 
-        draining = ray_private.draining_nodes()
-        free = ray_private.free_resources_by_node()
+        draining = ray_private.list_draining_nodes()
+        free = ray_private.list_free_resources()
         ours = self._group.count_agents() if self._group else Counter[str]()
 
         def node(id_: str, places: int) -> WorkerNode:
@@ -296,11 +296,11 @@ class Watched:
 
     def poll_end(self, wait: float) -> bool:
         """See AttemptHandle."""
-        return while_ray_lives(self._attempt.poll_end, wait)
+        return call_while_ray_lives(self._attempt.poll_end, wait)
 
     def find_failure(self) -> Failure | None:
         """See AttemptHandle. A lost Ray is why whatever runs on it fails, and Ray says so late."""
-        failure = while_ray_lives(self._attempt.find_failure)
+        failure = call_while_ray_lives(self._attempt.find_failure)
         if failure:
             raise_if_lost(surely=True)
         return failure
@@ -311,16 +311,16 @@ class Watched:
 
     def ask_to_stop(self) -> None:
         """See AttemptHandle."""
-        while_ray_lives(self._attempt.ask_to_stop)
+        call_while_ray_lives(self._attempt.ask_to_stop)
 
     def kill(self) -> None:
         """See AttemptHandle."""
-        while_ray_lives(self._attempt.kill)
+        call_while_ray_lives(self._attempt.kill)
 
     def release(self) -> None:
         """See AttemptHandle."""
         keep_logs()
-        while_ray_lives(self._attempt.release)
+        call_while_ray_lives(self._attempt.release)
 
 
 def _all_reachable(nodes: Set[str]) -> bool:
@@ -341,4 +341,4 @@ def _probe(endpoints: Sequence[tuple[str, int]]) -> list[bool]:
     """Whether somebody opens each of `endpoints`, address and port: knocked at many at a time, as
     the machines that vanished in a storm would else be waited for one after the other."""
     with ThreadPoolExecutor(min(CONCURRENT_PROBES, len(endpoints)) or 1) as threads:
-        return list(threads.map(reachable, endpoints))
+        return list(threads.map(is_reachable, endpoints))

@@ -106,11 +106,11 @@ def _fork_rank(servers: Mapping[str, Any], info: RankInfo, work: bytes) -> Forke
     there = servers.get(info.node)
     with contextlib.suppress(ray.exceptions.RayError, ProcessDied):
         if there is not None:
-            address = ray.get(there.address.remote(), timeout=START_TIMEOUT)
+            address = ray.get(there.get_address.remote(), timeout=START_TIMEOUT)
             return ForkedProcess(address, f"{RANK}:main", first)
     global _own_server
     _own_server = _own_server or ForkServer(*MODULES)
-    return ForkedProcess(_own_server.address(), f"{RANK}:main", first)
+    return ForkedProcess(_own_server.get_address(), f"{RANK}:main", first)
 
 
 _own_server: ForkServer | None = None  # for as long as this process lives
@@ -133,7 +133,7 @@ def _build_rank_info(rendezvous: str) -> RankInfo:
 
 def find_free_endpoint() -> str:
     """A URL at which the ranks of an attempt could meet: at a port of this node that is free."""
-    address, port = ray_private.address_and_port()
+    address, port = ray_private.find_address_and_port()
     host = f"[{address}]" if ":" in address else address
     return f"tcp://{host}:{port}"
 

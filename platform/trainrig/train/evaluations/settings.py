@@ -40,12 +40,12 @@ class RunEvaluation(Settings):
 
     def make_paths_absolute(self) -> Self:
         """The same, in which no path depends on the folder that it is read in."""
-        tasks = tuple(storage.absolute(t) if t.endswith(".toml") else t for t in self.tasks)
+        tasks = tuple(storage.make_absolute(t) if t.endswith(".toml") else t for t in self.tasks)
         listed, rows = self.task_list, self.task_rows
         changed = {
             "tasks": tasks,
-            "task_list": listed and storage.absolute(listed),
-            "task_rows": rows and storage.absolute(rows),
+            "task_list": listed and storage.make_absolute(listed),
+            "task_rows": rows and storage.make_absolute(rows),
         }
         return self.model_copy(update=changed)
 

@@ -22,7 +22,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
-from trainrig.report import short
+from trainrig.report import format_short
 from trainrig.storage import s3_retries
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.notification import notify_to, send
@@ -175,7 +175,9 @@ class AlarmRules:
     def _check_disk(self, free: int | None) -> Alarm | None:
         if free is None or not self._checkpoint or free >= 2 * self._checkpoint:
             return None
-        what = f"{short(free)}B free, and a checkpoint takes {short(self._checkpoint)}B"
+        what = (
+            f"{format_short(free)}B free, and a checkpoint takes {format_short(self._checkpoint)}B"
+        )
         return Alarm("disk_fills", what, "free some, or keep fewer (training.checkpoints.keep)")
 
     def _check_prediction(self) -> Alarm | None:
@@ -231,7 +233,7 @@ class AlarmWatch:
     def look(self) -> list[Alarm]:
         """Tell of what has begun to hold since the last look."""
         for tail in self._tails:
-            for raw in tail.lines():
+            for raw in tail.read_new_lines():
                 try:
                     self._rules.hear(json.loads(raw))
                 except ValueError:  # torn; who reads them for good says so

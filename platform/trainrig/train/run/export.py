@@ -114,7 +114,7 @@ class Exporter:
         newest = None
         # Lines first: an outlier is on record before the lines after it.
         for tail in (self._metrics, self._events):
-            for raw in tail.lines():
+            for raw in tail.read_new_lines():
                 try:
                     line = json.loads(raw)
                 except ValueError:  # torn; who reads them for good says so

@@ -361,7 +361,7 @@ def is_measured(folder: str, step: int) -> bool:
 
 def _read_all_lines(folder: str) -> Iterator[dict[str, Any]]:
     path = storage.join(folder, METRICS)
-    for line in append_log.lines(path):
+    for line in append_log.read_lines(path):
         try:
             yield json.loads(line)
         except ValueError:

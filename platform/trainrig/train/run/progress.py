@@ -11,7 +11,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.processes.append_log import Tail
-from trainrig.report import duration
+from trainrig.report import format_duration
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS
 
@@ -48,7 +48,7 @@ class TrainingProgress:
         if self.waiting:
             parts.append(self.waiting)
         elif self.seconds_left is not None:
-            parts.append(f"{duration(self.seconds_left)} left".replace("\u00a0", " "))
+            parts.append(f"{format_duration(self.seconds_left)} left".replace("\u00a0", " "))
         # Last, as a narrow terminal cuts off what is there.
         return ", ".join([*parts, *self._describe_limits()])
 
@@ -90,9 +90,9 @@ class ProgressFollower:
 
     def look(self) -> TrainingProgress | None:
         """How far the run is now; None before its first update."""
-        for event in _parse_lines(self._events.lines()):
+        for event in _parse_lines(self._events.read_new_lines()):
             self._hear(event)
-        for line in _parse_lines(self._metrics.lines()):
+        for line in _parse_lines(self._metrics.read_new_lines()):
             if "train/loss" in line:
                 self._count(line)
             elif "eval/loss" in line:

@@ -59,7 +59,7 @@ class RunFolder:
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """All events so far; a line still being written, or torn by a full disk, is left out."""
-        for line in append_log.lines(self._events):
+        for line in append_log.read_lines(self._events):
             try:
                 yield json.loads(line)
             except ValueError:

@@ -12,7 +12,15 @@ import numpy as np
 
 from trainrig import report, storage
 from trainrig.errors import DataError
-from trainrig.report import Block, KeyFigure, ReportTable, Section, duration, percent, short
+from trainrig.report import (
+    Block,
+    KeyFigure,
+    ReportTable,
+    Section,
+    format_duration,
+    format_percent,
+    format_short,
+)
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.charts.answer_samples import build_answer_samples
@@ -172,7 +180,7 @@ def build_run_page(run_data: RunReportData) -> str:
         commands=_list_commands(run_data),
         provenance=_collect_provenance(run_data),
     )
-    return page.html()
+    return page.render_html()
 
 
 def _build_verdict(run_data: RunReportData) -> report.Verdict:
@@ -222,18 +230,20 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     last = run_data.updates[-1]
     figures = [
         KeyFigure("Training loss", f"{losses[-1]:.3f}", run_data.unit, f"{losses[0]:.3f} first"),
-        KeyFigure("Trained on", short(last["train/tokens"]), "tokens", f"{last['step']:,} steps"),
+        KeyFigure(
+            "Trained on", format_short(last["train/tokens"]), "tokens", f"{last['step']:,} steps"
+        ),
         KeyFigure(
             "Speed",
-            short(float(np.median(speeds))),
+            format_short(float(np.median(speeds))),
             "tokens/s",
             _describe_speed(run_data),
         ),
         KeyFigure(
             "Goodput",
-            percent(run_data.goodput.share, 1),
+            format_percent(run_data.goodput.share, 1),
             "",
-            f"of {duration(run_data.goodput.wall)}, in attempts: {len(run_data.moves) + 1}",
+            f"of {format_duration(run_data.goodput.wall)}, in attempts: {len(run_data.moves) + 1}",
         ),
     ]
     if run_data.held_out:
@@ -258,9 +268,11 @@ def _describe_speed(run_data: RunReportData) -> str:
     seconds = list_values(run_data.updates, "speed/step_seconds")
     workers = list_values(run_data.updates, "cluster/workers")
     each = np.median(list_values(run_data.updates, "speed/tokens_per_second") / workers)
-    note = f"medians: {np.median(seconds):.3g} s a step, {short(float(each))} tokens/s a worker"
+    note = (
+        f"medians: {np.median(seconds):.3g} s a step, {format_short(float(each))} tokens/s a worker"
+    )
     if shares := [line["speed/mfu"] for line in run_data.updates if line.get("speed/mfu")]:
-        note += f", {percent(float(np.median(shares)), 1)} MFU (PaLM's rule, causal)"
+        note += f", {format_percent(float(np.median(shares)), 1)} MFU (PaLM's rule, causal)"
     return f"{note}; workers in the end: {workers[-1]:.0f}"
 
 
@@ -269,7 +281,7 @@ def _build_events(run_data: RunReportData) -> ReportTable:
     began = told[0]["time"] if told else 0.0
     rows = tuple(
         (
-            duration(max(0.0, event["time"] - began)),
+            format_duration(max(0.0, event["time"] - began)),
             event["event"].replace("_", " "),
             event.get("attempt"),
             event.get("step"),

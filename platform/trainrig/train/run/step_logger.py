@@ -13,7 +13,12 @@ import torch.distributed as dist
 
 from trainrig import hardware
 from trainrig.errors import ConfigError, Diverged
-from trainrig.flops import detection_flops, encoder_decoder_flops, further_flops, token_flops
+from trainrig.flops import (
+    count_detection_flops,
+    count_encoder_decoder_flops,
+    count_further_flops,
+    count_token_flops,
+)
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.contract import Watchful
@@ -234,9 +239,9 @@ class Utilisation:
         self._model, self._peak = job.model if plain else None, 0.0  # FLOP/s of one worker
         self._of_row = dict[tuple[int, int], float]()  # FLOPs, by what is read and written
         offers = hardware.load()
-        device = offers.devices[hardware.local_device(offers)]
+        device = offers.devices[hardware.identify_local_device(offers)]
         try:
-            peak = device.peak(job.training.precision.peak)
+            peak = device.find_peak(job.training.precision.peak)
         except ConfigError:  # the table does not say
             self._model = None
         else:
@@ -263,12 +268,14 @@ class Utilisation:
         model = self._model
         assert model is not None
         if model.generator_model is not None:
-            return rows * length * detection_flops(model, length, predicted)
+            return rows * length * count_detection_flops(model, length, predicted)
         if (length, written) not in self._of_row:  # to count takes longer than to write a line
             if isinstance(model, EncoderDecoderConfig):
-                found = encoder_decoder_flops(model, length, written)
+                found = count_encoder_decoder_flops(model, length, written)
             else:
-                of_token = token_flops(model, length).training + further_flops(model, length)
+                of_token = count_token_flops(model, length).training + count_further_flops(
+                    model, length
+                )
                 found = length * of_token
             self._of_row[length, written] = found
         return rows * self._of_row[length, written]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.decisions.decision import FALLS, STAYS, decide, edges_of
-from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, one_each
+from trainrig.corpus.dedup.decisions.decision import FALLS, STAYS, build_edges, decide
+from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, deduplicate_names
 from trainrig.corpus.dedup.pairs.evidence import PAIR
 from trainrig.corpus.dedup.pairs.remote_documents import find_remote_documents
 
@@ -68,7 +68,7 @@ def ref_of(document: int) -> int:
 
 def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, Told]:
     """What is decided of each document in the last round."""
-    edges, later, earlier = edges_of(given.pairs, given.a, given.b)
+    edges, later, earlier = build_edges(given.pairs, given.a, given.b)
     numbers = range(max(partitions) + 1)
     # Shelf n is that of document `split indexes[n]`: those of a partition are neighbours.
     split_indexes = sorted(range(COUNT), key=partitions.__getitem__)
@@ -102,7 +102,7 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
             own = bounds[number : number + 2].astype(np.uint64) << np.uint64(32)
             decided.append(
                 decide(
-                    one_each(names),
+                    deduplicate_names(names),
                     edges[mine],
                     own,
                     state_messages,

@@ -13,7 +13,7 @@ from trainrig.corpus.dedup.decisions.keep import (
     KeepRule,
     Longest,
     SourcePriority,
-    ranks_in_crawl,
+    rank_across_crawls,
 )
 
 numbers = st.floats(width=32, allow_nan=False)
@@ -31,7 +31,7 @@ def ranked(rule: KeepRule, source: str = "web", number: int = 0, **columns) -> l
         number,
         {name: np.array(values) for name, values in columns.items()},
     )
-    ranks = rule.ranks(measured)
+    ranks = rule.rank_documents(measured)
     assert ranks.dtype == np.uint64
     return ranks.tolist()
 
@@ -82,11 +82,11 @@ def test_by_crawl_the_order_of_sources_and_of_crawls_decides():
     rule = Earliest(by="crawl")
     first, second = ranked(rule, number=0), ranked(rule, number=1)
     assert first < second
-    later = ranks_in_crawl(rule, np.array(first, np.uint64), crawl=1).tolist()
-    assert second < later < ranks_in_crawl(rule, np.array(second, np.uint64), crawl=1).tolist()
+    later = rank_across_crawls(rule, np.array(first, np.uint64), crawl=1).tolist()
+    assert second < later < rank_across_crawls(rule, np.array(second, np.uint64), crawl=1).tolist()
     inside = SourcePriority(sources=("web",), next=rule)
-    assert ranks_in_crawl(inside, np.array([5], np.uint64), crawl=2)[0] > 5
-    assert ranks_in_crawl(Longest(), np.array([5], np.uint64), crawl=2)[0] == 5
+    assert rank_across_crawls(inside, np.array([5], np.uint64), crawl=2)[0] > 5
+    assert rank_across_crawls(Longest(), np.array([5], np.uint64), crawl=2)[0] == 5
 
 
 def test_the_source_named_first_comes_first_then_the_next_rule():

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from trainrig.corpus.dedup.lines import (
     COMMON_LINES,
     CommonLines,
-    common_lines,
+    choose_line_range_count,
     count_lines,
     cut_lines,
-    ranges_for,
+    find_common_lines,
 )
 from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.files.removed_spans import remove_spans
@@ -51,7 +51,7 @@ def cleaned(
             counts[0].update(count_lines(batches_of(split, batch), rules, path))
         common = [str(place / f"common-{part}") for part in range(parts)]
         for part, path in enumerate(common):
-            counts[1].update(common_lines(counted, part, parts, rules, path))
+            counts[1].update(find_common_lines(counted, part, parts, rules, path))
         left = []
         for split in splits:
             path = str(place / "cuts")
@@ -168,6 +168,6 @@ def test_there_may_be_nothing(splits: list[Split]):
 
 
 def test_more_lines_or_less_memory_make_more_ranges():
-    assert ranges_for(10**6, 2**30) == 1
-    assert ranges_for(10**9, 2**30) == 53  # two copies of 24 bytes, and 8 to sort by
-    assert ranges_for(10**15, 2**30) == 1024
+    assert choose_line_range_count(10**6, 2**30) == 1
+    assert choose_line_range_count(10**9, 2**30) == 53  # two copies of 24 bytes, and 8 to sort by
+    assert choose_line_range_count(10**15, 2**30) == 1024

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.lines.normal_form import NormalForm, form_of
+from trainrig.corpus.dedup.lines.normal_form import NormalForm, compute_form
 from trainrig.corpus.dedup.lines.settings import CommonLines
-from trainrig.corpus.dedup.lines.units import units_of
+from trainrig.corpus.dedup.lines.units import find_units
 
 
 def normal(line: str) -> str:
@@ -24,7 +24,7 @@ def normal(line: str) -> str:
 
 
 def key_of(line: str) -> int:
-    units = units_of([line], CommonLines(unit="line"), NormalForm())
+    units = find_units([line], CommonLines(unit="line"), NormalForm())
     return int(units.keys_U[0])
 
 
@@ -67,13 +67,13 @@ def test_these_are_not(one: str, other: str):
     ("line", "length"), [("", 0), (" -- ", 0), (" A, b ", 3), ("한", 3), ("11 . 22", 5)]
 )
 def test_the_length_is_that_of_the_normal_form(line: str, length: int):
-    units = units_of([line + "\n"], CommonLines(), NormalForm())
+    units = find_units([line + "\n"], CommonLines(), NormalForm())
     assert units.lengths_U.tolist() == [length]
 
 
 @given(st.lists(st.text(st.sampled_from("aAé .,\t1٣한\u0301\u200b–ς"), max_size=6), max_size=12))
 def test_keys_are_equal_where_normal_forms_are(lines: list[str]):
-    units = units_of(lines, CommonLines(), NormalForm())
+    units = find_units(lines, CommonLines(), NormalForm())
     lines = [line for line in lines if line]  # an empty text has no line
     forms = [" ".join(normal(line).split()) for line in lines]
     keys = units.keys_U.tolist()
@@ -85,13 +85,13 @@ def test_keys_are_equal_where_normal_forms_are(lines: list[str]):
 @settings(max_examples=50)
 @given(st.text(max_size=20))
 def test_a_form_is_that_of_each_character(text: str):
-    forms = "".join(map(form_of, text))
+    forms = "".join(map(compute_form, text))
     assert sorted(forms.replace(" ", "")) == sorted(normal(text).replace(" ", ""))
 
 
 def test_what_was_learnt_before_changes_nothing():
     learnt = NormalForm()
-    units_of(["한国é\U0001f600"], CommonLines(), learnt)
+    find_units(["한国é\U0001f600"], CommonLines(), learnt)
     texts = ["é 한 x", "国\U0001f600"]
-    fresh = units_of(texts, CommonLines(), NormalForm())
-    assert np.array_equal(units_of(texts, CommonLines(), learnt).keys_U, fresh.keys_U)
+    fresh = find_units(texts, CommonLines(), NormalForm())
+    assert np.array_equal(find_units(texts, CommonLines(), learnt).keys_U, fresh.keys_U)

@@ -10,10 +10,10 @@ from trainrig.corpus.dedup.pairs.buckets import (
     ENTRY,
     FEW_CANDIDATES,
     MOST_CANDIDATES,
-    candidates,
-    candidates_of_one_key,
-    nearest,
-    nearest_of_all,
+    iterate_candidates,
+    iterate_candidates_of_one_key,
+    select_nearest,
+    select_nearest_of_all,
 )
 
 # Key, ref; a document is its ref, and its rank and id go by that.
@@ -34,7 +34,9 @@ def table_of(rows: list[tuple[int, int]]) -> np.ndarray:
 def pairs_of(
     rows: list[tuple[int, int]], most: int = MOST_CANDIDATES, batch: int = 1000, **more
 ) -> list[tuple[int, int]]:
-    found = nearest_of_all(candidates(table_of(rows), most=most, batch=batch, **more), most)
+    found = select_nearest_of_all(
+        iterate_candidates(table_of(rows), most=most, batch=batch, **more), most
+    )
     return [(a, b) for a, b, _ in found.tolist()]
 
 
@@ -94,9 +96,9 @@ def test_pairs_do_not_depend_on_how_the_keys_are_divided(rows, most):
     by_key = [
         batch
         for key in range(6)
-        for batch in candidates(table_of([row for row in rows if row[0] == key]), most=most)
+        for batch in iterate_candidates(table_of([row for row in rows if row[0] == key]), most=most)
     ]
-    together = nearest_of_all(by_key, most)
+    together = select_nearest_of_all(by_key, most)
     assert [(a, b) for a, b, _ in together.tolist()] == pairs_of(rows, most)
 
 
@@ -117,7 +119,7 @@ def test_a_large_bucket_gives_each_few_from_the_front():
         for nth in documents
         for before in range(nth if nth <= MOST_CANDIDATES else FEW_CANDIDATES)
     }
-    (found,) = candidates(table)
+    (found,) = iterate_candidates(table)
     assert sorted((a, b) for a, b, _ in found.tolist()) == sorted(expected)
     assert len(expected) < MOST_CANDIDATES * MOST_CANDIDATES // 2 + FEW_CANDIDATES * 200
 
@@ -142,7 +144,7 @@ def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
         for nth in range(1, len(documents))
         for before in range(min(nth, 2))
     }
-    (found,) = candidates(np.array(given[order], ENTRY), most=2)
+    (found,) = iterate_candidates(np.array(given[order], ENTRY), most=2)
     assert sorted((a, b) for a, b, _ in found.tolist()) == sorted(expected)
 
 
@@ -160,7 +162,7 @@ def test_a_pair_with_a_decided_one_belongs_to_the_other_and_two_of_them_do_not_m
 def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it():
     # Two newcomers, then a hundred that are decided; each has a rank of its own.
     table = np.array([(5, rank, rank << 32, rank) for rank in range(102)], ENTRY)
-    (found,) = candidates(table, earlier=2, most=10)
+    (found,) = iterate_candidates(table, earlier=2, most=10)
     met = {one: [b for a, b, _ in found.tolist() if a == one] for one in range(102)}
     assert met[0] == list(range(2, 12))
     assert met[1] == [0, *range(2, 11)]
@@ -172,17 +174,22 @@ def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earl
     table = table_of([(3, ref) for ref in refs])
     np.random.default_rng(len(refs)).shuffle(table)
     pieces = [table[first : first + size] for first in range(0, len(table), size)]
-    found = nearest_of_all(candidates_of_one_key(lambda: iter(pieces), earlier, most), most)
-    assert found.tolist() == nearest_of_all(candidates(table, earlier, most), most).tolist()
+    found = select_nearest_of_all(
+        iterate_candidates_of_one_key(lambda: iter(pieces), earlier, most), most
+    )
+    assert (
+        found.tolist()
+        == select_nearest_of_all(iterate_candidates(table, earlier, most), most).tolist()
+    )
 
 
 def test_a_pair_of_many_keys_is_there_once():
     keys = np.random.default_rng(3).integers(0, 2**64, 500, np.uint64).tolist()
     table = np.array([(key, one, one, one) for one in range(3) for key in keys], ENTRY)
-    (found,) = candidates(table)
+    (found,) = iterate_candidates(table)
     assert [(a, b) for a, b, _ in found.tolist()] == [(1, 0), (2, 0), (2, 1)]
 
 
 def test_no_entries_give_no_batch():
-    assert list(candidates(np.empty(0, ENTRY))) == []
-    assert len(nearest_of_all([])) == len(nearest(np.empty(0, CANDIDATE))) == 0
+    assert list(iterate_candidates(np.empty(0, ENTRY))) == []
+    assert len(select_nearest_of_all([])) == len(select_nearest(np.empty(0, CANDIDATE))) == 0

@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.pairs.document_reference import (
+    assign_parts,
     find_positions,
     find_splits,
-    id_texts,
-    id_words,
-    like_keys,
+    format_ids,
+    group_equal_keys,
     make_refs,
-    parts_of_keys,
+    parse_ids,
 )
 
 ids = st.lists(st.integers(0, 2**128 - 1).map("{:032x}".format))
@@ -18,9 +18,9 @@ keys = st.lists(st.sampled_from([0, 1, 5, 2**63, 2**64 - 1]), max_size=30)
 
 @given(ids)
 def test_ids_come_back_and_sort_as_their_words_do(ids):
-    words = id_words(ids)
-    assert id_texts(words) == ids
-    assert sorted(map(tuple, words.tolist())) == [tuple(w) for w in id_words(sorted(ids)).tolist()]
+    words = parse_ids(ids)
+    assert format_ids(words) == ids
+    assert sorted(map(tuple, words.tolist())) == [tuple(w) for w in parse_ids(sorted(ids)).tolist()]
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 2**32 - 1)))
@@ -32,15 +32,15 @@ def test_a_ref_is_its_shelf_and_place(split_index, places):
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 10**6))
 def test_parts_are_ranges_of_keys(keys, parts):
-    found = parts_of_keys(np.array(sorted(keys), np.uint64), parts)
+    found = assign_parts(np.array(sorted(keys), np.uint64), parts)
     assert (np.diff(found) >= 0).all() and found.min() >= 0 and found.max() < parts
-    ends = parts_of_keys(np.array([0, 2**64 - 1], np.uint64), parts)
+    ends = assign_parts(np.array([0, 2**64 - 1], np.uint64), parts)
     assert ends.tolist() == [0, parts - 1]
 
 
 @given(keys)
 def test_entries_of_like_keys_share_a_bucket_and_no_others_are_told_of(keys):
-    entries, buckets = like_keys(np.array(keys, np.uint64))
+    entries, buckets = group_equal_keys(np.array(keys, np.uint64))
     assert sorted(entries.tolist()) == [n for n, key in enumerate(keys) if keys.count(key) > 1]
     for entry, bucket in zip(entries.tolist(), buckets.tolist(), strict=True):
         alike = {keys[e] for e, b in zip(entries, buckets, strict=True) if b == bucket}

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.dedup.pairs import evidence
-from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, id_texts, make_refs
+from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, format_ids, make_refs
 from trainrig.corpus.dedup.pairs.evidence import PAIR, SCHEMA, read_pairs, write_pairs
 
 SHELF = 3
@@ -56,5 +56,5 @@ def test_anybody_reads_them(tmp_path: Path) -> None:
     for end in "ab":
         rows = names[np.searchsorted(names["ref"], written[end])]
         ids = np.stack([rows["id0"], rows["id1"]], axis=1)
-        assert table[end].to_pylist() == id_texts(ids)
+        assert table[end].to_pylist() == format_ids(ids)
         assert table[f"{end}_rank"].to_pylist() == rows["rank"].tolist()

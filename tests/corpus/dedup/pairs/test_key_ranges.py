@@ -7,8 +7,8 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.pairs import key_ranges
-from trainrig.corpus.dedup.pairs.buckets import ENTRY, candidates, nearest_of_all
-from trainrig.corpus.dedup.pairs.document_reference import parts_of_keys
+from trainrig.corpus.dedup.pairs.buckets import ENTRY, iterate_candidates, select_nearest_of_all
+from trainrig.corpus.dedup.pairs.document_reference import assign_parts
 from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, write_run
 
 # Some keys lie far apart, and some in one bin.
@@ -20,20 +20,22 @@ rows = st.sets(st.tuples(keys, st.integers(0, 60)), max_size=120)
 @tries(deadline=None)
 def test_as_many_entries_as_may_be_held_give_what_all_together_give(rows, parts, most, piece):
     table = np.array([(key, ref * 7 % 61, ref << 32, ref) for key, ref in rows], ENTRY)
-    expected = nearest_of_all(candidates(table, earlier=50))
+    expected = select_nearest_of_all(iterate_candidates(table, earlier=50))
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch("os.fsync"),
         mock.patch("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", piece),
     ):
         path = f"{folder}/0.run"
-        write_run(path, table, parts_of_keys(table["key"], parts), parts)
+        write_run(path, table, assign_parts(table["key"], parts), parts)
         found = [
             pairs
             for part in range(parts)
-            for pairs in key_ranges.candidates(RunPart.of([path], part, ENTRY), parts, most, 50)
+            for pairs in key_ranges.iterate_candidates(
+                RunPart.of([path], part, ENTRY), parts, most, 50
+            )
         ]
-    assert nearest_of_all(found).tolist() == expected.tolist()
+    assert select_nearest_of_all(found).tolist() == expected.tolist()
 
 
 def test_a_range_of_many_entries_is_never_held_whole(monkeypatch):
@@ -46,14 +48,14 @@ def test_a_range_of_many_entries_is_never_held_whole(monkeypatch):
 
     def counted(rows, *more, **others):
         held.append(len(rows))
-        return candidates(rows, *more, **others)
+        return iterate_candidates(rows, *more, **others)
 
-    monkeypatch.setattr("trainrig.corpus.dedup.pairs.buckets.candidates", counted)
+    monkeypatch.setattr("trainrig.corpus.dedup.pairs.buckets.iterate_candidates", counted)
     monkeypatch.setattr("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", 100)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/0.run"
         write_run(path, table, np.zeros(len(table), np.int64), 1)
-        found = list(key_ranges.candidates(RunPart.of([path], 0, ENTRY), 1, 1_000, None))
+        found = list(key_ranges.iterate_candidates(RunPart.of([path], 0, ENTRY), 1, 1_000, None))
     assert sum(held) == 3_000 + 33  # of the large key its first, who meet each other
     assert max(held) <= 1_000
     assert len({a for pairs in found for a in pairs["a"].tolist()}) == 1_999

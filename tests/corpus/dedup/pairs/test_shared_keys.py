@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.document_reference import parts_of_keys
+from trainrig.corpus.dedup.pairs.document_reference import assign_parts
 from trainrig.corpus.dedup.pairs.shared_keys import (
     KEY,
     Searched,
-    entries,
-    keys_by_part,
+    build_entries,
+    group_keys_by_part,
     mark_shared,
 )
 from trainrig.corpus.dedup.pairs.sorted_runs import PIECE, RunPart, write_grouped
@@ -36,7 +36,7 @@ def shelves_of_rows(rows, cut, random):
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
     split_indexes, keys = shelves_of_rows(rows, cut, random)
-    found, starts = keys_by_part(split_indexes, parts)
+    found, starts = group_keys_by_part(split_indexes, parts)
     for part in range(parts):
         here = found[starts[part] : starts[part + 1]].tolist()
         assert here == [key % 2**32 for key in keys if (key >> 32) * parts >> 32 == part]
@@ -77,7 +77,7 @@ def test_of_those_that_are_alone_few_are_said_to_be_shared(tmp_path):
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, random):
     split_indexes, _ = shelves_of_rows(rows, cut, random)
-    keys, starts = keys_by_part(split_indexes, parts)
+    keys, starts = group_keys_by_part(split_indexes, parts)
     is_shared = np.array([random.random() < 0.5 for _ in keys], bool)
     order = {
         each.split_index: (
@@ -86,7 +86,7 @@ def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, r
         )
         for each in split_indexes
     }
-    found, first = entries(split_indexes, order.__getitem__, is_shared, np.diff(starts))
+    found, first = build_entries(split_indexes, order.__getitem__, is_shared, np.diff(starts))
 
     # All entries there could be, in the order in which the keys stand.
     every = [
@@ -104,4 +104,4 @@ def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, r
     every.sort(key=lambda entry: (entry[0] >> 32) * parts >> 32)
     assert found.tolist() == [e for e, there in zip(every, is_shared, strict=True) if there]
     here = np.repeat(np.arange(parts), np.diff(first))
-    assert here.tolist() == parts_of_keys(found["key"], parts).tolist()
+    assert here.tolist() == assign_parts(found["key"], parts).tolist()

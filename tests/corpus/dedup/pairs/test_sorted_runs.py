@@ -33,7 +33,7 @@ def test_a_part_is_what_each_run_has_of_it_in_its_order(runs):
         paths = written(folder, runs)
         for part in range(PARTS):
             found = read_part(paths, part, KIND).tolist()
-            counts = RunPart.of(paths, part, KIND).counts(paths)
+            counts = RunPart.of(paths, part, KIND).count_rows(paths)
             assert counts == [sum(row[0] == part for row in rows) for rows in runs]
             assert found == [row for rows in runs for row in rows if row[0] == part]
 
@@ -50,7 +50,7 @@ def test_a_run_of_many_chunks_is_read_chunk_after_chunk_and_in_pieces(chunks, mo
             assert read_part([path], part, KIND).tolist() == wanted
             both = RunPart.of([path, path], part, KIND)
             assert both.count == 2 * len(wanted)
-            read = [piece.tolist() for piece in both.pieces(most)]
+            read = [piece.tolist() for piece in both.iterate_pieces(most)]
             assert [row for piece in read for row in piece] == wanted * 2
             assert all(0 < len(piece) <= most for piece in read)
             assert all(len(one) + len(two) > most for one, two in itertools.pairwise(read))

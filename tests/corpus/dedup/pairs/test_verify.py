@@ -3,7 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.verify import common_shingles, least_common, similarities, together
+from trainrig.corpus.dedup.pairs.verify import (
+    compute_least_common,
+    compute_similarities,
+    count_common_shingles,
+    gather_shingles,
+)
 
 sets = st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=1, max_size=8)
 
@@ -22,9 +27,9 @@ def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, mea
     values, starts, ends = flat(one)
     more, more_starts, more_ends = flat(other)
     sizes = ends - starts, more_ends - more_starts
-    least = least_common(measure, floor, *sizes)
-    common = common_shingles(values, starts, ends, more, more_starts, more_ends, least)
-    found = similarities(measure, common, *sizes)
+    least = compute_least_common(measure, floor, *sizes)
+    common = count_common_shingles(values, starts, ends, more, more_starts, more_ends, least)
+    found = compute_similarities(measure, common, *sizes)
     for nth, (a, b) in enumerate(zip(one, other, strict=True)):
         whole = min(len(a), len(b)) if measure == "containment" else len(a | b)
         exact = len(a & b) / whole
@@ -53,23 +58,23 @@ def test_long_documents_are_counted_as_numpy_counts_them(top, share):
             )
     exact = np.array([len(a & b) for a, b in zip(one, other, strict=True)])
     for least in (np.zeros_like(exact), exact):
-        assert common_shingles(*flat(one), *flat(other), least).tolist() == exact.tolist()
-    assert (common_shingles(*flat(one), *flat(other), exact + 1) == -1).all()
+        assert count_common_shingles(*flat(one), *flat(other), least).tolist() == exact.tolist()
+    assert (count_common_shingles(*flat(one), *flat(other), exact + 1) == -1).all()
 
 
 def test_counting_stops_once_too_few_are_left():
     one, other = flat([{1, 2, 3, 4}]), flat([{5, 6, 7, 4}])
     least = np.array([2])
-    assert common_shingles(*one, *other, least).tolist() == [-1]
-    assert common_shingles(*one, *other, np.array([1])).tolist() == [1]
+    assert count_common_shingles(*one, *other, least).tolist() == [-1]
+    assert count_common_shingles(*one, *other, np.array([1])).tolist() == [1]
 
 
 @pytest.mark.parametrize(("measure", "expected"), [("jaccard", 0.25), ("containment", 1.0)])
 def test_an_excerpt_is_contained_and_not_alike(measure, expected):
     sizes = np.array([2]), np.array([8])
-    assert similarities(measure, np.array([2]), *sizes).tolist() == [expected]
+    assert compute_similarities(measure, np.array([2]), *sizes).tolist() == [expected]
 
 
 def test_some_documents_of_many_are_put_together():
     values, starts, ends = flat([{1, 2}, {3}, {4, 5, 6}])
-    assert together(values, starts[[2, 0]], ends[[2, 0]]).tolist() == [4, 5, 6, 1, 2]
+    assert gather_shingles(values, starts[[2, 0]], ends[[2, 0]]).tolist() == [4, 5, 6, 1, 2]

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.signatures.by_datasketch import (
     SCHEMES,
-    signatures_by_datasketch,
-    words_of,
+    compute_datasketch_signatures,
+    split_words,
 )
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingle
-from trainrig.corpus.dedup.signatures.sign_split import keys_and_shingles
+from trainrig.corpus.dedup.signatures.sign_split import compute_keys_and_shingles
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 TEXT = "The quick brown fox — jumps over the LAZY dog; ÀÉÎ straße "
@@ -27,10 +27,10 @@ texts = st.lists(st.lists(letters, max_size=30).map("".join), max_size=4)
 @tries(max_examples=60)
 def test_a_signature_is_datasketchs_own(texts, seed, n, scheme):
     settings = MinHash(bands=3, rows=5, seed=seed, shingle_words=n, scheme=scheme)
-    ours = signatures_by_datasketch(NormalisedTexts.of(texts), settings)
+    ours = compute_datasketch_signatures(NormalisedTexts.of(texts), settings)
     for text, found in zip(texts, ours, strict=True):
         theirs = datasketch.MinHash(num_perm=15, seed=seed, scheme=SCHEMES[scheme])
-        split = words_of(text, n)
+        split = split_words(text, n)
         for start in range(max(0, len(split) - n) + 1):
             theirs.update(" ".join(split[start : start + n]).encode("utf-8", "surrogatepass"))
         assert np.array_equal(found, theirs.hashvalues)
@@ -52,7 +52,7 @@ def test_its_default_is_what_its_documentation_shows():
     for word in words:
         theirs.update(word.encode("utf8"))
     settings = MinHash(bands=128, rows=1, shingle_words=1, scheme="datasketch")
-    ours = signatures_by_datasketch(NormalisedTexts.of([" ".join(words)]), settings)
+    ours = compute_datasketch_signatures(NormalisedTexts.of([" ".join(words)]), settings)
     assert np.array_equal(ours[0], theirs.hashvalues)
 
 
@@ -62,7 +62,7 @@ def test_a_text_longer_than_a_block_has_the_least_of_its_blocks():
     theirs = datasketch.MinHash(num_perm=8)
     theirs.update_batch(" ".join(map(str, range(i, i + 5))).encode() for i in range(9_996))
     assert np.array_equal(
-        signatures_by_datasketch(NormalisedTexts.of([text]), settings)[0], theirs.hashvalues
+        compute_datasketch_signatures(NormalisedTexts.of([text]), settings)[0], theirs.hashvalues
     )
 
 
@@ -85,7 +85,7 @@ def hash_of(word: str) -> int:
 @given(texts, st.integers(1, 6))
 def test_the_fast_scheme_hashes_the_same_words(texts, n):
     for text in texts:
-        words = words_of(text, n)
+        words = split_words(text, n)
         expected = set()
         for start in range(max(0, len(words) - n) + 1):
             total = 0
@@ -107,13 +107,13 @@ def test_the_fast_scheme_hashes_the_same_words(texts, n):
     ],
 )
 def test_words_of_each_kind_of_script(text, n, words):
-    assert words_of(text, n) == words
+    assert split_words(text, n) == words
 
 
 def test_it_can_be_asked_for_and_keys_follow_from_it():
     keys, texts = {}, NormalisedTexts.of([TEXT * 3, TEXT])
     for scheme in ("fast", *SCHEMES):
-        found, shingles, ends = keys_and_shingles(texts, MinHash(scheme=scheme))
+        found, shingles, ends = compute_keys_and_shingles(texts, MinHash(scheme=scheme))
         keys[scheme] = found.tobytes()
         assert found.shape == (2, 18)
         assert np.array_equal(shingles[: ends[0]], shingle(TEXT * 3, 5))

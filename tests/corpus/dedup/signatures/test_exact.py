@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.signatures.character_classes import SPACE, UNSETTLED, letters
-from trainrig.corpus.dedup.signatures.exact import text_digest, text_digests
+from trainrig.corpus.dedup.signatures.character_classes import SPACE, UNSETTLED, build_letter_table
+from trainrig.corpus.dedup.signatures.exact import hash_text, hash_texts
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 # What composes, what only its lower case composes, what is put in order, and white space.
@@ -21,34 +21,34 @@ def plain(text: str) -> bytes:
 
 
 def test_case_white_space_and_composition_do_not_matter():
-    assert text_digest("Café  au\nlait ") == text_digest("CAFE\u0301 au lait")
+    assert hash_text("Café  au\nlait ") == hash_text("CAFE\u0301 au lait")
 
 
 def test_a_letter_or_a_point_does():
-    assert len({text_digest(t) for t in ("cafe", "café", "cafe.", "ca fe", "")}) == 5
+    assert len({hash_text(t) for t in ("cafe", "café", "cafe.", "ca fe", "")}) == 5
 
 
 @given(accented)
 @tries(max_examples=300)
 def test_any_text_has_the_digest_of_its_definition_and_of_its_decomposed_form(text):
-    assert text_digest(text) == plain(text)
-    assert text_digest(text) == text_digest(unicodedata.normalize("NFD", text))
+    assert hash_text(text) == plain(text)
+    assert hash_text(text) == hash_text(unicodedata.normalize("NFD", text))
 
 
 @given(st.lists(accented, max_size=6))
 def test_many_texts_have_the_digests_of_each(texts):
-    found = text_digests(NormalisedTexts.of(texts))
+    found = hash_texts(NormalisedTexts.of(texts))
     assert [row.tobytes() for row in found] == [plain(text) for text in texts]
 
 
 def test_every_character_is_folded_as_python_folds_it():
     texts = [f"x{chr(code)}{chr(code)} {chr(code)}" for code in range(0, 0x110000, 7)]
-    found = text_digests(NormalisedTexts.of(texts))
+    found = hash_texts(NormalisedTexts.of(texts))
     assert [row.tobytes() for row in found] == [plain(text) for text in texts]
 
 
 def test_no_character_is_settled_that_nfc_changes_beside_another():
-    table = letters()
+    table = build_letter_table()
     settled = [code for code in range(0x110000) if not table[code] & (UNSETTLED | SPACE)]
     together = "".join(map(chr, settled)).lower()
     assert unicodedata.is_normalized("NFC", together)

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from trainrig import config
-from trainrig.corpus.dedup.signatures.minhash import MinHash, curve, match_probability, steepest
+from trainrig.corpus.dedup.signatures.minhash import (
+    MinHash,
+    choose_banding,
+    compute_match_curve,
+    match_probability,
+)
 from trainrig.errors import ConfigError
 
 DEFAULT = MinHash()
@@ -17,7 +22,7 @@ FINEWEB = MinHash(bands=14, rows=8)
     ("similarity", "probability"), [(0.70, 0.565), (0.75, 0.772), (0.80, 0.924), (0.85, 0.988)]
 )
 def test_finewebs_curve_is_the_published_one(similarity, probability):
-    assert FINEWEB.candidate_probability(similarity) == pytest.approx(probability, abs=5e-4)
+    assert FINEWEB.compute_candidate_probability(similarity) == pytest.approx(probability, abs=5e-4)
 
 
 def test_datasketchs_own_optimum_misses_more_than_half_at_the_threshold():
@@ -28,8 +33,8 @@ def test_datasketchs_own_optimum_misses_more_than_half_at_the_threshold():
 
 def test_the_default_finds_the_pairs_at_its_threshold():
     assert (DEFAULT.bands, DEFAULT.rows) == (18, 7)
-    assert DEFAULT.candidate_probability(0.8) == pytest.approx(0.9855, abs=5e-5)
-    assert 1 - DEFAULT.candidate_probability(0.9) == pytest.approx(8.2e-6, abs=1e-7)
+    assert DEFAULT.compute_candidate_probability(0.8) == pytest.approx(0.9855, abs=5e-5)
+    assert 1 - DEFAULT.compute_candidate_probability(0.9) == pytest.approx(8.2e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0])
@@ -39,7 +44,7 @@ def test_what_is_chosen_finds_the_share_asked_for_and_one_row_more_would_not(
 ):
     for recall in (0.9, 0.95, 0.99):
         chosen = MinHash(threshold=threshold, permutations=permutations, recall=recall)
-        assert chosen.candidate_probability(threshold) >= recall
+        assert chosen.compute_candidate_probability(threshold) >= recall
         assert permutations - chosen.rows < chosen.bands * chosen.rows <= permutations
         for rows in range(chosen.rows + 1, permutations + 1):
             assert match_probability(threshold, permutations // rows, rows) < recall
@@ -94,22 +99,22 @@ def test_a_run_file_with_everything_written_out_means_the_same():
 
 
 def test_the_curve_has_the_probability_of_each_similarity():
-    similarities, probabilities = curve(DEFAULT)
+    similarities, probabilities = compute_match_curve(DEFAULT)
     assert similarities[[0, 80, 100]].tolist() == [0, 0.8, 1]
-    expected = [DEFAULT.candidate_probability(similarity) for similarity in similarities]
+    expected = [DEFAULT.compute_candidate_probability(similarity) for similarity in similarities]
     assert probabilities == pytest.approx(np.array(expected), abs=1e-12)
 
 
 def test_the_curve_is_steepest_where_one_would_have_it():
-    assert steepest(0.8, 128, 0.95) == (18, 7)
-    assert steepest(0.8, 112, 0.95) == (16, 7)
-    assert steepest(0.75, 112, 0.95) == (18, 6)
-    assert steepest(0.8, 136, 0.95) == (17, 8)
-    assert steepest(0.1, 3, 0.95) == (3, 1)  # which finds too few, but no other finds more
+    assert choose_banding(0.8, 128, 0.95) == (18, 7)
+    assert choose_banding(0.8, 112, 0.95) == (16, 7)
+    assert choose_banding(0.75, 112, 0.95) == (18, 6)
+    assert choose_banding(0.8, 136, 0.95) == (17, 8)
+    assert choose_banding(0.1, 3, 0.95) == (3, 1)  # which finds too few, but no other finds more
 
 
 def test_all_pages_say_the_same_share_found_at_the_threshold():
-    found = f"{DEFAULT.candidate_probability(0.8):.1%}"
+    found = f"{DEFAULT.compute_candidate_probability(0.8):.1%}"
     pages = Path(__file__).parents[4] / "docs"
     (dedup,) = re.findall(r"18 bands of 7 for \.8: ([\d.]+%)", (pages / "dedup.md").read_text())
     (row,) = re.findall(r"^\| 18 × 7,.*?\| ([\d.]+%)", (pages / "signatures.md").read_text(), re.M)

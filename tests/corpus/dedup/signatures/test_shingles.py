@@ -12,9 +12,9 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     MARK,
     SYLLABLE,
     WORD,
-    letters,
+    build_letter_table,
 )
-from trainrig.corpus.dedup.signatures.shingles import finalise_hash, jaccard, shingle, shingles_of
+from trainrig.corpus.dedup.signatures.shingles import finalise_hash, jaccard, shingle, shingle_texts
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
@@ -37,7 +37,9 @@ def words_of(text: str) -> list[str]:
 
 
 def is_spaced(text: str) -> bool:
-    return not (letters()[[ord(c) for c in text.lower()]] & (IDEOGRAM | SYLLABLE | MARK)).any()
+    return not (
+        build_letter_table()[[ord(c) for c in text.lower()]] & (IDEOGRAM | SYLLABLE | MARK)
+    ).any()
 
 
 @given(words, words, st.integers(1, 6))
@@ -66,7 +68,7 @@ def test_words_are_what_python_finds_in_the_lower_cased_text(text, n):
 
 
 def test_every_character_of_unicode_is_classed_and_lower_cased_as_python_does():
-    table = letters()
+    table = build_letter_table()
     codes = np.arange(0x110000)
     characters = ["?" if chr(code) in "İΣ" else chr(code) for code in codes.tolist()]
     lower = np.array([ord(character.lower()) for character in characters])
@@ -80,7 +82,7 @@ def test_every_character_of_unicode_is_classed_and_lower_cased_as_python_does():
 
 @given(st.lists(difficult, max_size=8), st.integers(1, 6))
 def test_many_texts_have_the_shingles_of_each(texts, n):
-    found, ends = shingles_of(NormalisedTexts.of(texts), n)
+    found, ends = shingle_texts(NormalisedTexts.of(texts), n)
     alone = [shingle(text, n) for text in texts]
     assert ends.tolist() == np.cumsum([len(each) for each in alone]).tolist()
     assert np.array_equal(found, np.concatenate([np.empty(0, np.uint32), *alone]))
@@ -108,11 +110,11 @@ def test_what_is_not_utf_8_is_refused():
 def test_blocks_hold_what_fits_and_any_text_that_fits_none(size):
     lengths = [3, 0, 2, 20, 1, 1, 4, 0]
     texts = NormalisedTexts.of(["x" * length for length in lengths])
-    blocks = texts.blocks(size)
+    blocks = texts.find_blocks(size)
     assert [text for first, end in blocks for text in range(first, end)] == list(range(8))
     for first, end in blocks:
         assert sum(lengths[first:end]) <= size or end == first + 1
-    assert NormalisedTexts.of([]).blocks(size) == []
+    assert NormalisedTexts.of([]).find_blocks(size) == []
 
 
 def test_case_and_signs_do_not_matter_and_the_order_of_words_does():
@@ -138,7 +140,7 @@ THAI = "ประเทศไทยมีอาหารอร่อยมาก
 @pytest.mark.parametrize(("text", "letters_a_word"), [(CHINESE, 2), (THAI, 4)])
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_without_spaces_a_shingle_spans_the_letters_of_as_many_words(text, letters_a_word, n):
-    flags = letters()[[ord(c) for c in text]]
+    flags = build_letter_table()[[ord(c) for c in text]]
     clusters = re.findall(r"\w[^\w]*", text)  # letters, with their marks
     assert len(clusters) == (flags & WORD > 0).sum()
     whole = {tuple(clusters[i : i + n * letters_a_word]) for i in range(len(clusters))}

@@ -9,13 +9,13 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.signatures import sign_split
-from trainrig.corpus.dedup.signatures.exact import text_digest
+from trainrig.corpus.dedup.signatures.exact import hash_text
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingle
-from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
-from trainrig.corpus.dedup.signatures.signature import band_keys, signatures
+from trainrig.corpus.dedup.signatures.sign_split import Signatures, compute_keys_and_shingles
+from trainrig.corpus.dedup.signatures.signature import compute_band_keys, compute_signatures
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
-from trainrig.corpus.urls.key import url_key
+from trainrig.corpus.urls.key import compute_url_key
 
 SETTINGS = MinHash()
 letters = st.sampled_from("abc ΣİÉ天ไ\n") | st.characters(codec="utf-8")
@@ -47,11 +47,11 @@ def test_each_document_has_what_is_its_own(documents):
     assert found.keys.shape == (len(documents), SETTINGS.bands)
     for nth, (_, url, text) in enumerate(documents):
         alone = shingle(text, 5)
-        assert np.array_equal(found.shingles_of(nth), alone)
-        rows = signatures(alone, np.array([len(alone)]), SETTINGS)
-        assert np.array_equal(found.keys[nth], band_keys(rows, SETTINGS)[0])
-        assert found.digests[nth].tobytes() == text_digest(text)
-        assert found.urls[nth].tobytes() == url_key(url)
+        assert np.array_equal(found.slice_shingles(nth), alone)
+        rows = compute_signatures(alone, np.array([len(alone)]), SETTINGS)
+        assert np.array_equal(found.keys[nth], compute_band_keys(rows, SETTINGS)[0])
+        assert found.digests[nth].tobytes() == hash_text(text)
+        assert found.urls[nth].tobytes() == compute_url_key(url)
 
 
 @given(documents, st.integers(1, 3))
@@ -81,9 +81,9 @@ def test_how_texts_are_cut_into_blocks_does_not_show(monkeypatch):
 def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
     text = letters * (5_000_000 // len(letters.encode()))
     texts = NormalisedTexts.of([text])
-    keys_and_shingles(NormalisedTexts.of(["x"]), SETTINGS)
+    compute_keys_and_shingles(NormalisedTexts.of(["x"]), SETTINGS)
     tracemalloc.start()
-    keys_and_shingles(texts, SETTINGS)
+    compute_keys_and_shingles(texts, SETTINGS)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # Room for a word of eight bytes at every second byte, its shingle of four, as much to sort it.

@@ -7,14 +7,18 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import jaccard
-from trainrig.corpus.dedup.signatures.signature import band_keys, permutations, signatures
+from trainrig.corpus.dedup.signatures.signature import (
+    build_permutations,
+    compute_band_keys,
+    compute_signatures,
+)
 
 DEFAULT = MinHash()
 sets = st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=50)
 
 
 def sign(shingles: NDArray[np.uint32], settings: MinHash = DEFAULT) -> NDArray[np.uint32]:
-    return signatures(shingles, np.array([len(shingles)]), settings)[0]
+    return compute_signatures(shingles, np.array([len(shingles)]), settings)[0]
 
 
 def pair_of(similarity: float, size: int, generator: np.random.Generator):
@@ -32,9 +36,11 @@ def pair_of(similarity: float, size: int, generator: np.random.Generator):
 @tries(max_examples=50)
 def test_a_signature_has_the_least_value_of_each_permutation(sets, seed, rows):
     settings = MinHash(bands=1, rows=rows, seed=seed)
-    a, b = permutations(rows, seed)
+    a, b = build_permutations(rows, seed)
     shingles = np.array([value for each in sets for value in sorted(each)], np.uint32)
-    found = signatures(shingles, np.cumsum([len(each) for each in sets], dtype=np.int64), settings)
+    found = compute_signatures(
+        shingles, np.cumsum([len(each) for each in sets], dtype=np.int64), settings
+    )
     assert found.tolist() == [
         [min((int(a[row]) * x + int(b[row])) % 2**32 for x in each) for row in range(rows)]
         for each in sets
@@ -42,13 +48,13 @@ def test_a_signature_has_the_least_value_of_each_permutation(sets, seed, rows):
 
 
 def test_permutations_are_one_to_one_and_unlike_each_other():
-    a, b = permutations(1000, 1)
+    a, b = build_permutations(1000, 1)
     assert (a & 1).all()
     assert len(set(a.tolist())) == len(a) >= 1000
     assert abs(b.mean() / 2**32 - 0.5) < 0.05
-    others = permutations(1000, 2)
+    others = build_permutations(1000, 2)
     assert not np.isin(others[0], a).any()
-    assert np.array_equal(permutations(10, 1)[0][:10], a[:10])
+    assert np.array_equal(build_permutations(10, 1)[0][:10], a[:10])
 
 
 @pytest.mark.parametrize("similarity", [0.70, 0.80, 0.85])
@@ -57,10 +63,10 @@ def test_pairs_become_candidates_as_often_as_the_curve_says(similarity):
     met = []
     for _ in range(400):
         a, b = pair_of(similarity, 400, generator)
-        keys = [band_keys(sign(each)[None], DEFAULT)[0] for each in (a, b)]
+        keys = [compute_band_keys(sign(each)[None], DEFAULT)[0] for each in (a, b)]
         met.append(bool((keys[0] == keys[1]).any()))
     # Four standard errors of 400 draws, and what rounding 400 shingles adds to the similarity.
-    expected = DEFAULT.candidate_probability(similarity)
+    expected = DEFAULT.compute_candidate_probability(similarity)
     error = (expected * (1 - expected) / 400) ** 0.5
     assert np.mean(met) == pytest.approx(expected, abs=4 * error + 0.01)
 
@@ -75,27 +81,27 @@ def test_rows_agree_as_often_as_shingles_are_common(size):
 
 def test_a_band_key_hangs_on_each_of_its_rows_and_on_no_other():
     signature = sign(np.arange(50, dtype=np.uint32))
-    keys = band_keys(signature[None], DEFAULT)
+    keys = compute_band_keys(signature[None], DEFAULT)
     assert keys.shape == (1, 18)
     for row in range(126):
         other = signature.copy()
         other[row] += np.uint32(1)
-        changed = np.flatnonzero(band_keys(other[None], DEFAULT)[0] != keys[0])
+        changed = np.flatnonzero(compute_band_keys(other[None], DEFAULT)[0] != keys[0])
         assert changed.tolist() == [row // 7]
 
 
 def test_equal_rows_in_two_bands_give_two_keys():
-    keys = band_keys(np.full((1, 126), 5, np.uint32), DEFAULT)
+    keys = compute_band_keys(np.full((1, 126), 5, np.uint32), DEFAULT)
     assert len(set(keys[0].tolist())) == 18
 
 
 def test_no_texts_have_no_signatures():
-    none = signatures(np.empty(0, np.uint32), np.empty(0, np.int64), DEFAULT)
+    none = compute_signatures(np.empty(0, np.uint32), np.empty(0, np.int64), DEFAULT)
     assert none.shape == (0, 126)
-    assert band_keys(none, DEFAULT).shape == (0, 18)
+    assert compute_band_keys(none, DEFAULT).shape == (0, 18)
 
 
 def test_the_signature_of_a_text_is_the_same_on_every_machine():
     # A change here makes every signature on disk worthless.
-    keys = band_keys(sign(np.arange(3, dtype=np.uint32))[None], DEFAULT)
+    keys = compute_band_keys(sign(np.arange(3, dtype=np.uint32))[None], DEFAULT)
     assert keys[0, :2].tolist() == [13138374902979858922, 13777027632079473621]

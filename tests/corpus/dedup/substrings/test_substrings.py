@@ -20,14 +20,14 @@ from trainrig.corpus.dedup.substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
     RepeatedText,
+    choose_anchor_range_count,
+    choose_partition_count,
     count_anchors,
     cut_substrings,
     find_repeated_anchors,
     find_repeats,
     gather_pieces,
-    partitions_for,
     pieces,
-    ranges_for,
     read_repeated_texts,
 )
 from trainrig.corpus.dedup.substrings.report import save_repeated_texts
@@ -250,8 +250,13 @@ def test_of_as_frequent_passages_the_longest_are_told(tmp_path: Path):
 
 def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():
     rules = ExactSubstrings(min_bytes=200, memory=11 * 10**6)
-    assert [partitions_for(copies, rules) for copies in (0, 4000, 4001, 40_000)] == [1, 1, 2, 10]
-    assert ranges_for(10**9, 2**30) == 38  # two copies of 16 bytes, and 8 to sort by
+    assert [choose_partition_count(copies, rules) for copies in (0, 4000, 4001, 40_000)] == [
+        1,
+        1,
+        2,
+        10,
+    ]
+    assert choose_anchor_range_count(10**9, 2**30) == 38  # two copies of 16 bytes, and 8 to sort by
 
 
 @pytest.mark.data

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.models.classifier.calibration import (
     Sigmoid,
-    area,
+    compute_area,
+    compute_reliability,
     fit_sigmoid,
-    reliability,
-    thresholds,
+    measure_at_thresholds,
 )
-from trainrig.corpus.models.classifier.linear import evidence, features_of, learn
+from trainrig.corpus.models.classifier.linear import compute_evidence, extract_features, learn
 from trainrig.corpus.models.classifier.model import ClassifierModel, Learning, train
 from trainrig.corpus.models.classifier.scorer import Classifier
 from trainrig.errors import DataError
@@ -43,7 +43,7 @@ def test_it_tells_apart_texts_that_it_did_not_see(model):
     good = model.score(drawn(2, "good"), ["en"] * 400)
     bad = model.score(drawn(3, "bad"), ["en"] * 400)
     labels = np.repeat([True, False], 400)
-    assert area(np.concatenate([good, bad]), labels) > 0.85
+    assert compute_area(np.concatenate([good, bad]), labels) > 0.85
     assert model.facts["auc"] > 0.85
     assert model.facts["measured_texts"] < 200  # a half of a fifth of 800, or so
 
@@ -74,7 +74,7 @@ def test_a_saved_model_scores_the_same(model, tmp_path):
     found = scorer.score(texts, ["en"] * 7)
     assert np.array_equal(found, model.score(texts, ["en"] * 7), equal_nan=True)
     assert np.isnan(found[5:]).all() and (found[:5] == np.round(found[:5], 4)).all()
-    assert scorer.content().keys() == {"path"}
+    assert scorer.read_content_keys().keys() == {"path"}
     Path(path).write_bytes(Path(path).read_bytes()[:-10])
     with pytest.raises(DataError, match="torn"):
         ClassifierModel.open(path)
@@ -91,20 +91,20 @@ def test_a_score_is_a_probability_and_depends_on_its_text_alone(model, texts):
 def test_the_order_of_words_counts_with_n_grams_of_two():
     texts = ["a b", "b a"] * 50
     labels = np.array([True, False] * 50)
-    features = features_of(texts, [""] * 100)
+    features = extract_features(texts, [""] * 100)
     for words, apart in ((1, False), (2, True)):
         weights = learn(features, labels, 2**12, words, 5, 1.0, 0)
-        first, second = evidence(features, weights, words)[:2]
+        first, second = compute_evidence(features, weights, words)[:2]
         assert (first > 0.1 and second < -0.1) == apart
 
 
 def test_the_evidence_of_a_text_by_hand():
-    features = features_of(["a b a", ""], ["", ""])
+    features = extract_features(["a b a", ""], ["", ""])
     weights = learn(features, np.array([True, False]), 2**16, 1, 1, 1.0, 0)
     # One step from 0: error -1/2 and squares 1 + 1/4 for b, then twice for a.
     b = 0.5 / math.sqrt(1.25)
     a = 0.5 / math.sqrt(1.25) + 0.5 / math.sqrt(1.5)
-    found = evidence(features, weights, 1)
+    found = compute_evidence(features, weights, 1)
     rate = {0: 1.0, 1: 0.5}[int(np.random.Generator(np.random.PCG64(0)).permutation(2)[0])]
     assert found[0] == pytest.approx(rate * (2 * a + b) / math.sqrt(3), rel=1e-6)
     assert math.isnan(found[1])
@@ -112,21 +112,21 @@ def test_the_evidence_of_a_text_by_hand():
 
 def test_the_area_under_the_curve_by_hand():
     labels = np.array([True, False, True, False])
-    assert area(np.array([0.9, 0.1, 0.5, 0.5]), labels) == pytest.approx((2 + 1.5) / 4)
-    assert area(np.array([1, 0, 1, 0.0]), labels) == 1
+    assert compute_area(np.array([0.9, 0.1, 0.5, 0.5]), labels) == pytest.approx((2 + 1.5) / 4)
+    assert compute_area(np.array([1, 0, 1, 0.0]), labels) == 1
 
 
 def test_what_a_threshold_keeps_by_hand():
     scores = np.array([0.95, 0.85, 0.3, 0.05])
     labels = np.array([True, False, True, False])
-    table = {each.least: each for each in thresholds(scores, labels)}
+    table = {each.least: each for each in measure_at_thresholds(scores, labels)}
     assert tuple(table[0.2]) == (0.2, pytest.approx(2 / 3), 1.0, 0.75)
     assert tuple(table[0.9]) == (0.9, 1.0, 0.5, 0.25)
 
 
 def test_the_reliability_curve_by_hand():
     scores = np.array([0.02, 0.04, 0.95, 1.0, 1.0])
-    found = reliability(scores, np.array([False, True, True, True, False]))
+    found = compute_reliability(scores, np.array([False, True, True, True, False]))
     assert [tuple(each) for each in found] == [
         (0.03, 0.5, 2),
         (pytest.approx(2.95 / 3), pytest.approx(2 / 3), 3),

@@ -3,7 +3,10 @@ import json
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.models.classifier.classifier_page import classifier_page, plot_reliability
+from trainrig.corpus.models.classifier.classifier_page import (
+    plot_reliability,
+    render_classifier_page,
+)
 
 CURVE = [
     {"predicted": 0.05, "observed": 0.1, "texts": 30},
@@ -26,9 +29,9 @@ def test_the_curve_is_drawn_at_its_points():
 
 
 def test_the_page_says_what_the_facts_do():
-    page = classifier_page(FACTS)
+    page = render_classifier_page(FACTS)
     assert "it keeps 75.0% of the wanted ones at 0.5, and 90.0% of what it keeps" in page
     assert "Probabilities are 0.043 off on average" in page  # (30 x .05 + 10 x .02) / 40
-    assert page == classifier_page(json.loads(json.dumps(FACTS)))
+    assert page == render_classifier_page(json.loads(json.dumps(FACTS)))
     assert "hardly tells" not in page
-    assert "hardly tells" in classifier_page({**FACTS, "auc": 0.55})
+    assert "hardly tells" in render_classifier_page({**FACTS, "auc": 0.55})

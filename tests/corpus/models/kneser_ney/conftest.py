@@ -8,7 +8,7 @@ import pytest
 
 from trainrig.corpus.models.kneser_ney.counting import Counter
 from trainrig.corpus.models.kneser_ney.estimate import Estimated, estimate
-from trainrig.corpus.models.kneser_ney.levels import levels
+from trainrig.corpus.models.kneser_ney.levels import build_levels
 from trainrig.corpus.models.kneser_ney.ngrams import SPECIAL
 
 TEXT = [
@@ -32,7 +32,7 @@ class Trained:
         counter = Counter(order, folder, chunk)
         for line in text:
             counter.add(self.stream(line))
-        found = levels(*counter.sum_counts(), len(self.vocabulary))
+        found = build_levels(*counter.sum_counts(), len(self.vocabulary))
         self.estimated: Estimated = estimate(found, least or [1] * order)
         self.trie = self.estimated.trie
 

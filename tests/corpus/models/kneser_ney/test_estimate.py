@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.models.kneser_ney.arpa import read_arpa, write_arpa
-from trainrig.corpus.models.kneser_ney.estimate import FALLBACK, discounts_of
+from trainrig.corpus.models.kneser_ney.estimate import FALLBACK, estimate_discounts
 
 words = st.sampled_from("abcde")
 sentences = st.lists(st.lists(words, max_size=8), min_size=1, max_size=12)
@@ -112,9 +112,9 @@ def test_discounts_by_hand():
     counts = np.array([1] * 6 + [2] * 3 + [3] * 2 + [4])
     y = 6 / 12
     expected = (1 - 2 * y * 3 / 6, 2 - 3 * y * 2 / 3, 3 - 4 * y * 1 / 2)
-    assert discounts_of(counts) == pytest.approx(expected)
-    assert discounts_of(np.array([1, 1, 3])) is None
-    assert discounts_of(np.array([1] + [2] * 3 + [3] * 20)) is None  # 2 - 3y · 20/3 < 0
+    assert estimate_discounts(counts) == pytest.approx(expected)
+    assert estimate_discounts(np.array([1, 1, 3])) is None
+    assert estimate_discounts(np.array([1] + [2] * 3 + [3] * 20)) is None  # 2 - 3y · 20/3 < 0
 
 
 @given(sentences, st.integers(1, 30))

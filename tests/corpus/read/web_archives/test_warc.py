@@ -14,7 +14,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.read import ReadSettings, files_of, pieces
+from trainrig.corpus.read import ReadSettings, cut_pieces, find_files
 from trainrig.corpus.read import read as read_piece
 from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
@@ -371,6 +371,6 @@ def test_warcio_finds_the_same_bodies(data: Path, name: str) -> None:
             status = each.http_headers.get_statuscode() if each.http_headers else "200"
             if page and status == "200" and not url.startswith(("dns:", "metadata:")):
                 theirs[hashlib.sha256(each.content_stream().read()).digest()] += 1
-    (group,) = pieces(files_of([path]), ReadSettings())
+    (group,) = cut_pieces(find_files([path]), ReadSettings())
     found = (page for page in read_piece(group[0], ReadSettings()) if isinstance(page, RawPage))
     assert Counter(hashlib.sha256(page.body).digest() for page in found) == theirs

@@ -14,7 +14,7 @@ pytest.importorskip("spacy")
 
 from trainrig.corpus.datatrove_signals import DATATROVE_SIGNALS, measure_datatrove
 from trainrig.corpus.datatrove_signals.names import PREFIX
-from trainrig.corpus.datatrove_signals.spacy_words import english_words
+from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
 
 PIECES = (
     *("a ", "the ", "of ", "word ", "Inc. ", "can't ", "(so) ", "1,000 ", "end. ", "- ", "• "),
@@ -40,7 +40,7 @@ def measured(text: str) -> dict[str, float]:
 
 
 def words_of(text: str) -> list[str]:
-    return [token.text for each in english_words().tokens(text.split()) for token in each]
+    return [token.text for each in load_spacy_words().tokenize(text.split()) for token in each]
 
 
 def duplicates(pieces: list[str]) -> tuple[int, int]:

@@ -3,14 +3,14 @@
 import sys
 
 from trainrig.corpus.signals.text_arrays import characters as module
-from trainrig.corpus.signals.text_arrays.characters import characters
+from trainrig.corpus.signals.text_arrays.characters import build_character_tables
 
 
 def test_every_character_is_what_python_says_it_is():
-    classes, lower = characters()
+    classes, lower = build_character_tables()
     others = [
         hex(code)
         for code in range(sys.maxunicode + 1)
-        if classes[code] != module._classes(chr(code)) or lower[code] != ord(chr(code).lower()[0])
+        if classes[code] != module._classify(chr(code)) or lower[code] != ord(chr(code).lower()[0])
     ]
     assert others == []

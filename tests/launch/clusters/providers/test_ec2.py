@@ -10,13 +10,13 @@ import yaml
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.down import DeletionTimeouts, down
+from trainrig.launch.clusters.down import DeletionTimeouts, take_down_cluster
 from trainrig.launch.clusters.kinds import open_cluster
-from trainrig.launch.clusters.leaks import leaks
+from trainrig.launch.clusters.leaks import find_leaks
 from trainrig.launch.clusters.providers.machine import read_time
 from trainrig.launch.clusters.stamp import apply_stamp
-from trainrig.launch.clusters.status import status
-from trainrig.launch.clusters.up import up
+from trainrig.launch.clusters.status import read_cluster_status
+from trainrig.launch.clusters.up import bring_up_cluster
 from trainrig.launch.record.run_record import Home
 
 REGION, ELSEWHERE = "us-east-1", "eu-west-1"
@@ -117,15 +117,15 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
         "gpu": ("p5.48xlarge", "spot", "aws"),
     }
     with pytest.raises(ConfigError, match="aws is up already, or something is left of it"):
-        up(cluster, print)
+        bring_up_cluster(cluster, print)
     left = read_time(found["gpu"].expires) - datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(hours=23) < left < datetime.timedelta(hours=24)
-    seen = status(cluster, home)
+    seen = read_cluster_status(cluster, home)
     assert seen.nodes == {"cpu": 1, "gpu": 1} and seen.usd > 10 and not seen.runs
     account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # the cloud took it back
     assert provider.non_terminated_nodes({}) == [found["cpu"].id]
-    assert status(cluster, home).nodes == {"cpu": 1}
-    assert down(cluster, home, print, QUICK) >= 1
+    assert read_cluster_status(cluster, home).nodes == {"cpu": 1}
+    assert take_down_cluster(cluster, home, print, QUICK) >= 1
     assert instances(account.ec2) == [] and cluster.provider.machines("aws") == []
 
 
@@ -152,12 +152,12 @@ def test_an_orphan_is_seen_in_whichever_region_it_is_and_left_alone(account, clu
         TagSpecifications=[{"ResourceType": "volume", "Tags": tags[:1]}],
     )
     try:
-        found = leaks(cluster, regions, all_of_ours=False)
+        found = find_leaks(cluster, regions, all_of_ours=False)
         assert [(m.id, m.place, m.kind, m.expired) for m in found] == [
             (orphan["InstanceId"], ELSEWHERE, "instance", True),
             (volume["VolumeId"], REGION, "volume", False),
         ]
-        assert leaks(cluster, [REGION], all_of_ours=True) == found[1:]
+        assert find_leaks(cluster, [REGION], all_of_ours=True) == found[1:]
         assert len(instances(client)) == 1
     finally:
         account.ec2.delete_volume(VolumeId=volume["VolumeId"])
@@ -169,10 +169,10 @@ def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
     record = home.create("pretrain", "s3://bucket/out")
     record.take_attempt("one", "http://10.0.0.1:8265", "aws", {})
     with pytest.raises(ConfigError, match=rf"aws: runs are live on it: {record.id} \(queued\)"):
-        down(cluster, home, print, QUICK)
+        take_down_cluster(cluster, home, print, QUICK)
     assert len(instances(account.ec2)) == 1
     record.record("ended", 1, state="done")
-    down(cluster, home, print, QUICK)
+    take_down_cluster(cluster, home, print, QUICK)
     assert instances(account.ec2) == []
 
 
@@ -185,9 +185,9 @@ def test_what_cannot_be_read_is_not_zero(cluster, home, monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     dark = open_cluster(str(cluster.path))
     for act in (
-        lambda: down(dark, home, print, QUICK),
-        lambda: status(dark, home),
-        lambda: leaks(dark, [REGION], all_of_ours=True),
+        lambda: take_down_cluster(dark, home, print, QUICK),
+        lambda: read_cluster_status(dark, home),
+        lambda: find_leaks(dark, [REGION], all_of_ours=True),
     ):
         with pytest.raises(ClusterError, match="AWS, "):
             act()
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_not_zero(cluster, home, monkeypatch):
 def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
     said = []
     with pytest.raises(ClusterError, match="the head was not up after 30 s"):
-        up(cluster, said.append, seconds=30.0)
+        bring_up_cluster(cluster, said.append, seconds=30.0)
     assert instances(account.ec2) == []
     assert said[-1] == "nothing is left of it", said
     heads = [{"Name": "tag:ray-node-type", "Values": ["head"]}]
@@ -211,7 +211,7 @@ def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
 @pytest.mark.slow
 def test_nothing_is_rented_with_what_the_file_leaves_to_put_in(account):
     with pytest.raises(ConfigError, match=r"aws\.yaml:"):
-        up(open_cluster(str(find_cluster("aws"))), print)
+        bring_up_cluster(open_cluster(str(find_cluster("aws"))), print)
 
 
 def test_hours_become_a_time_and_a_time_stays():

@@ -12,7 +12,7 @@ from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.kinds import open_cluster
 from trainrig.launch.clusters.providers.kubernetes import Kubernetes
 from trainrig.launch.clusters.providers.machine import read_time
-from trainrig.launch.clusters.up import documents_to_apply, up
+from trainrig.launch.clusters.up import bring_up_cluster, render_documents
 
 CLUSTER = {
     "kind": "RayCluster",
@@ -67,7 +67,7 @@ def test_pods_of_a_cluster_count_as_they_may_outlive_it(kubectl: Path) -> None:
 @pytest.mark.parametrize("name", ["kuberay/raycluster", "kuberay/rayjob"])
 def test_the_pods_of_each_file_that_comes_along_say_whose_they_are(name: str) -> None:
     cluster = open_cluster(name)
-    for document in yaml.safe_load_all(documents_to_apply(cluster)):
+    for document in yaml.safe_load_all(render_documents(cluster)):
         if document["apiVersion"].startswith("ray.io/"):
             spec = document["spec"].get("rayClusterSpec") or document["spec"]
             groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
@@ -115,7 +115,7 @@ def test_up_waits_for_the_head_and_makes_no_token_beside_the_secret(
     path.write_text(text)
     found = open_cluster(str(path))
     assert found.checked.placeholders == ()
-    up(found, lambda line: None, seconds=42)
+    bring_up_cluster(found, lambda line: None, seconds=42)
     asked = (kubectl / "asked").read_text().splitlines()
     assert [line.split()[0] for line in asked] == ["get", "get", "apply", "wait"]
     assert asked[-1].split()[1:] == [

@@ -7,17 +7,22 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.approaches import (
-    by_each,
-    envelope_line,
-    frontier_laws,
-    isoflop_line,
+    fit_approaches,
+    fit_envelope_line,
+    fit_frontier_laws,
+    fit_isoflop_line,
 )
-from trainrig.scaling.laws.approaches.envelope import Envelope, curves, fit_envelope
-from trainrig.scaling.laws.approaches.isoflop import IsoFlop, budgets, fit_isoflops, redrawn
-from trainrig.scaling.laws.approaches.kaplan import fit_frontier, fit_kaplan, frontier
+from trainrig.scaling.laws.approaches.envelope import Envelope, fit_envelope, interpolate_curves
+from trainrig.scaling.laws.approaches.isoflop import (
+    IsoFlop,
+    fit_isoflops,
+    group_by_budget,
+    refit_isoflops,
+)
+from trainrig.scaling.laws.approaches.kaplan import find_frontier, fit_frontier, fit_kaplan
 from trainrig.scaling.laws.approaches.power import fit_power
 from trainrig.scaling.laws.forms import Kaplan, Parametric
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, counts_of
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.laws.runs_table import RunsTable
 
 # alpha = beta: the bowls are symmetric, and the parabolas' bias is gone but for its fourth order.
@@ -29,9 +34,9 @@ def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9
     """Sizes about `centre` times the best of each budget, a factor of four to both sides."""
     flops = np.repeat(np.geomspace(1e18, 1e21, budgets), sizes)
     spread = np.tile(np.geomspace(1 / 4, 4, sizes), budgets)
-    n = law.optimum(flops).parameters * centre * spread
+    n = law.compute_optimum(flops).parameters * centre * spread
     d = flops / 6 / n
-    return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d), budget=flops)
+    return RunsTable.of(parameters=n, tokens=d, loss=law.compute_loss(n, d), budget=flops)
 
 
 def trainings(law: Parametric, sizes: int = 15) -> RunsTable:
@@ -41,7 +46,7 @@ def trainings(law: Parametric, sizes: int = 15) -> RunsTable:
     return RunsTable.of(
         parameters=n,
         tokens=d,
-        loss=law.loss(n, d),
+        loss=law.compute_loss(n, d),
         trial=[f"{size:g}" for size in n],
         state="along",
     )
@@ -54,7 +59,7 @@ def test_parabolas_find_the_exponent_and_the_optima_of_symmetric_bowls() -> None
     fit = fit_isoflops(sweep(EVEN))
     assert fit.parameters.exponent == pytest.approx(0.5, abs=1e-6)
     assert fit.tokens.exponent == pytest.approx(0.5, abs=1e-6)
-    best = EVEN.optimum([bowl.flops for bowl in fit.bowls])
+    best = EVEN.compute_optimum([bowl.flops for bowl in fit.bowls])
     assert [bowl.parameters for bowl in fit.bowls] == pytest.approx(best.parameters, rel=1e-6)
     assert [bowl.tokens for bowl in fit.bowls] == pytest.approx(best.tokens, rel=1e-6)
     assert [bowl.loss for bowl in fit.bowls] == pytest.approx(best.loss, rel=2e-3)
@@ -63,7 +68,7 @@ def test_parabolas_find_the_exponent_and_the_optima_of_symmetric_bowls() -> None
 def test_parabolas_off_centre_are_biased_and_less_so_with_the_nearest_sizes() -> None:
     skewed = Parametric(E=1.8, A=2e4, B=200, alpha=0.6, beta=0.25)
     runs = sweep(skewed, centre=1.6)
-    best = skewed.optimum(1e18).parameters
+    best = skewed.compute_optimum(1e18).parameters
     wide = fit_isoflops(runs, IsoFlop(within=None)).bowls[0].parameters
     near = fit_isoflops(runs, IsoFlop(nearest=5)).bowls[0].parameters
     assert abs(wide / best - 1) > 0.02
@@ -74,10 +79,10 @@ def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept()
     """Sizes to a hundred times the best one's: the parabola of all of them leans over."""
     skewed = Parametric(E=1.7, A=300, B=6000, alpha=0.30, beta=0.42)
     flops = np.repeat(np.geomspace(1e18, 1e21, 4), 13)
-    best = skewed.optimum(flops).parameters
+    best = skewed.compute_optimum(flops).parameters
     n = best * np.tile(np.geomspace(1 / 30, 100, 13), 4)
     runs = RunsTable.of(
-        parameters=n, tokens=flops / 6 / n, loss=skewed.loss(n, flops / 6 / n), budget=flops
+        parameters=n, tokens=flops / 6 / n, loss=skewed.compute_loss(n, flops / 6 / n), budget=flops
     )
 
     def off(settings: IsoFlop) -> float:
@@ -93,8 +98,8 @@ def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept()
 
 def test_a_budget_without_a_minimum_inside_is_refused_by_name() -> None:
     runs = sweep(UNEVEN)
-    small = (runs.budget < 2e18) & (runs.parameters > UNEVEN.optimum(1e18).parameters)
-    large = (runs.budget > 5e20) & (runs.parameters < UNEVEN.optimum(1e21).parameters)
+    small = (runs.budget < 2e18) & (runs.parameters > UNEVEN.compute_optimum(1e18).parameters)
+    large = (runs.budget > 5e20) & (runs.parameters < UNEVEN.compute_optimum(1e21).parameters)
     fit = fit_isoflops(runs.select(~(small | large)))
     assert len(fit.bowls) == 3
     assert [one.name for one in fit.refused] == ["budget 1e+18", "budget 1e+21"]
@@ -115,7 +120,7 @@ def test_budgets_are_found_where_none_are_named() -> None:
     runs = sweep(UNEVEN)
     wobble = np.exp(np.random.default_rng(0).uniform(-0.1, 0.1, len(runs)))
     unnamed = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens * wobble, loss=runs.loss)
-    found = budgets(unnamed)
+    found = group_by_budget(unnamed)
     assert [len(rows) for rows in found] == [9] * 5
     assert all(len(set(runs.budget[rows])) == 1 for rows in found)
 
@@ -127,7 +132,7 @@ def test_the_envelope_finds_the_exponents_of_a_fine_ladder() -> None:
     fit = fit_envelope(trainings(UNEVEN, sizes=40))
     assert fit.parameters.exponent == pytest.approx(UNEVEN.parameters_exponent, abs=0.01)
     assert fit.parameters.exponent + fit.tokens.exponent == pytest.approx(1)
-    at = UNEVEN.optimum(1e20)
+    at = UNEVEN.compute_optimum(1e20)
     assert fit.parameters(1e20) == pytest.approx(at.parameters, rel=0.05)
     assert [one.reason.split(",")[0] for one in fit.refused] == [
         "the smallest size",
@@ -144,7 +149,7 @@ def test_single_runs_of_one_size_make_a_curve() -> None:
 
 def test_curves_are_read_between_their_points_and_never_rise() -> None:
     runs = RunsTable.of(parameters=1e6, tokens=[1e8, 1e9, 1e10], loss=[4.0, 5.0, 3.0], trial="one")
-    drawn = curves(runs, Envelope(points=11))
+    drawn = interpolate_curves(runs, Envelope(points=11))
     assert drawn.loss.shape == (1, 11)
     assert drawn.loss[0, [0, 5, 10]] == pytest.approx([4, 4, 3])
     assert (np.diff(drawn.loss[0]) <= 1e-12).all()
@@ -172,16 +177,18 @@ def test_a_power_law_is_the_line_of_its_logarithms() -> None:
 
 def test_the_frontier_is_what_no_smaller_run_beats() -> None:
     x, loss = np.array([1.0, 1, 2, 3, 4]), np.array([5.0, 4, 4.5, 3, 2])
-    assert frontier(x, loss).tolist() == [1, 3, 4]
+    assert find_frontier(x, loss).tolist() == [1, 3, 4]
 
 
 def test_kaplans_laws_come_out_where_nothing_else_binds() -> None:
     law = Kaplan(n_c=8.8e13, d_c=5.4e13, alpha_n=0.076, alpha_d=0.095)
     sizes = np.geomspace(1e6, 1e9, 7)
-    ample = RunsTable.of(parameters=sizes, tokens=1e18, loss=law.loss(sizes, 1e18))
+    ample = RunsTable.of(parameters=sizes, tokens=1e18, loss=law.compute_loss(sizes, 1e18))
     found = fit_frontier(ample, "parameters")
     assert (found.alpha, found.scale) == pytest.approx((0.076, 8.8e13), rel=1e-3)
-    huge = RunsTable.of(parameters=1e18, tokens=sizes * 100, loss=law.loss(1e18, sizes * 100))
+    huge = RunsTable.of(
+        parameters=1e18, tokens=sizes * 100, loss=law.compute_loss(1e18, sizes * 100)
+    )
     found = fit_frontier(huge, "tokens")
     assert (found.alpha, found.scale) == pytest.approx((0.095, 5.4e13), rel=1e-2)
 
@@ -207,8 +214,8 @@ def noisy(runs: RunsTable, seed: int, noise: float = 0.003) -> RunsTable:
 def test_redrawn_parabolas_are_those_of_the_rows_drawn() -> None:
     runs = noisy(sweep(UNEVEN), 0)
     fit = fit_isoflops(runs)
-    counts = counts_of(runs, Bootstrap(draws=20), strata=runs.budget)
-    for count, found in zip(counts, redrawn(fit, runs, counts), strict=True):
+    counts = draw_counts(runs, Bootstrap(draws=20), strata=runs.budget)
+    for count, found in zip(counts, refit_isoflops(fit, runs, counts), strict=True):
         drawn = fit_isoflops(runs.select(np.repeat(np.arange(len(runs)), count)))
         law = drawn.parameters
         if len(drawn.bowls) == len(fit.bowls):
@@ -219,7 +226,7 @@ def test_a_draw_without_two_bowls_has_no_line() -> None:
     runs = sweep(UNEVEN, budgets=2)
     counts = np.ones((2, len(runs)), dtype=np.int64)
     counts[1, 11:] = 0  # two sizes are left of the second budget
-    found = redrawn(fit_isoflops(runs), runs, counts)
+    found = refit_isoflops(fit_isoflops(runs), runs, counts)
     assert np.isnan(found).any(axis=1).tolist() == [False, True]
 
 
@@ -227,13 +234,13 @@ def test_a_draw_whose_parabolas_are_hills_has_no_line() -> None:
     runs = sweep(UNEVEN)
     hills = replace(runs, loss=10 - runs.loss)
     counts = np.ones((1, len(runs)), dtype=np.int64)
-    assert np.isnan(redrawn(fit_isoflops(runs), hills, counts)).all()
+    assert np.isnan(refit_isoflops(fit_isoflops(runs), hills, counts)).all()
 
 
 def test_each_approach_speaks_or_says_why_not() -> None:
     rules = Bootstrap(draws=40)
     swept = noisy(sweep(UNEVEN), 1)
-    envelope, isoflop = by_each(swept, swept, IsoFlop(), Envelope(), rules)
+    envelope, isoflop = fit_approaches(swept, swept, IsoFlop(), Envelope(), rules)
     assert isoflop.parameters_exponent is not None
     assert isoflop.tokens_exponent is not None
     interval = isoflop.parameters_exponent.bootstrap
@@ -244,18 +251,18 @@ def test_each_approach_speaks_or_says_why_not() -> None:
     assert envelope.parameters_exponent.bootstrap is None
     assert "of 40 bootstrap draws have no fit" in envelope.note
     few = swept.select(swept.budget < 2e18)
-    refused = by_each(few, few, IsoFlop(), Envelope(), rules)
+    refused = fit_approaches(few, few, IsoFlop(), Envelope(), rules)
     assert [one.parameters_exponent for one in refused] == [None, None]
     assert refused[1].note.startswith("refused: isoFLOP curves: 1 budgets")
 
     along = noisy(trainings(UNEVEN), 1)
-    envelope, isoflop = by_each(along, along, IsoFlop(), Envelope(), rules)
+    envelope, isoflop = fit_approaches(along, along, IsoFlop(), Envelope(), rules)
     assert envelope.parameters_exponent is not None
     assert "are from before the rate decayed" in envelope.note
 
 
 def test_kaplans_laws_come_with_intervals() -> None:
-    laws, estimates = frontier_laws(noisy(trainings(UNEVEN), 2), Bootstrap(draws=40))
+    laws, estimates = fit_frontier_laws(noisy(trainings(UNEVEN), 2), Bootstrap(draws=40))
     assert estimates["L(C).alpha"].value == laws.flops.alpha
     for estimate in estimates.values():
         assert estimate.bootstrap is not None and estimate.bootstrap.contains(estimate.value)
@@ -274,10 +281,10 @@ def coverage(approach: str, sweeps: int, draws: int) -> float:
     for seed in range(sweeps):
         rules = Bootstrap(draws=draws, seed=seed)
         if approach == "isoflop":
-            line, _ = isoflop_line(noisy(sweep(UNEVEN), seed), IsoFlop(), rules)
+            line, _ = fit_isoflop_line(noisy(sweep(UNEVEN), seed), IsoFlop(), rules)
         else:
-            line, _ = envelope_line(noisy(trainings(UNEVEN, 20), seed), Envelope(), rules)
-        interval = line.approach(approach, "").parameters_exponent
+            line, _ = fit_envelope_line(noisy(trainings(UNEVEN, 20), seed), Envelope(), rules)
+        interval = line.build_approach(approach, "").parameters_exponent
         assert interval is not None and interval.bootstrap is not None
         held.append(interval.bootstrap.contains(UNEVEN.parameters_exponent))
     return float(np.mean(held))

@@ -16,9 +16,9 @@ import pytest
 
 from trainrig.scaling.laws.approaches.approaches import (
     PowerLine,
-    envelope_line,
-    frontier_laws,
-    isoflop_line,
+    fit_envelope_line,
+    fit_frontier_laws,
+    fit_isoflop_line,
 )
 from trainrig.scaling.laws.approaches.envelope import Envelope
 from trainrig.scaling.laws.approaches.isoflop import IsoFlop
@@ -43,13 +43,17 @@ Found = dict[str, tuple[Interval | None, float]]  # quantity -> its interval and
 
 def noisy(law: Parametric | Kaplan, n: Any, d: Any, seed: int, **more: Any) -> RunsTable:
     scatter = np.exp(NOISE * np.random.default_rng(seed).normal(size=len(n)))
-    return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter, **more)
+    return RunsTable.of(parameters=n, tokens=d, loss=law.compute_loss(n, d) * scatter, **more)
 
 
 def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0) -> RunsTable:
     """Five budgets of nine sizes, `width` to both sides of `centre` times the best."""
     flops = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
-    n = law.optimum(flops).parameters * centre * np.tile(np.geomspace(1 / width, width, 9), 5)
+    n = (
+        law.compute_optimum(flops).parameters
+        * centre
+        * np.tile(np.geomspace(1 / width, width, 9), 5)
+    )
     return noisy(law, n, flops / 6 / n, seed, budget=flops)
 
 
@@ -68,7 +72,7 @@ def grid(law: Parametric | Kaplan, seed: int) -> RunsTable:
 def by_isoflop(law: Parametric, centre: float, width: float) -> Callable[[int], Found]:
     def find(seed: int) -> Found:
         runs = isoflops(law, seed, centre, width)
-        line, _ = isoflop_line(runs, IsoFlop(within=None), Bootstrap(draws=DRAWS, seed=seed))
+        line, _ = fit_isoflop_line(runs, IsoFlop(within=None), Bootstrap(draws=DRAWS, seed=seed))
         return told(line, law)
 
     return find
@@ -77,7 +81,7 @@ def by_isoflop(law: Parametric, centre: float, width: float) -> Callable[[int], 
 def by_envelope(law: Parametric, sizes: int) -> Callable[[int], Found]:
     def find(seed: int) -> Found:
         runs = trainings(law, seed, sizes)
-        line, _ = envelope_line(runs, Envelope(), Bootstrap(draws=DRAWS, seed=seed))
+        line, _ = fit_envelope_line(runs, Envelope(), Bootstrap(draws=DRAWS, seed=seed))
         return told(line, law)
 
     return find
@@ -86,22 +90,22 @@ def by_envelope(law: Parametric, sizes: int) -> Callable[[int], Found]:
 def told(line: PowerLine, law: Parametric) -> Found:
     """The exponent, and N* itself at the greatest compute: a bias that all budgets share."""
     log_k, a = line.draws.good.T
-    best = float(np.log(law.optimum(1e21).parameters))
+    best = float(np.log(law.compute_optimum(1e21).parameters))
     return {
-        "a": (line.draws.interval(a), law.parameters_exponent),
-        "ln N* at 1e21": (line.draws.interval(log_k + a * np.log(1e21)), best),
+        "a": (line.draws.compute_interval(a), law.parameters_exponent),
+        "ln N* at 1e21": (line.draws.compute_interval(log_k + a * np.log(1e21)), best),
     }
 
 
 def by_kaplan(seed: int) -> Found:
     fit = fit_kaplan_form(grid(KAPLAN, seed), KaplanFit(loss=Squares()))
-    found = bootstrap_form(fit, Bootstrap(draws=DRAWS, seed=seed)).estimates()
+    found = bootstrap_form(fit, Bootstrap(draws=DRAWS, seed=seed)).compute_estimates()
     return {name: (found[name].bootstrap, true) for name, true in KAPLAN.constants.items()}
 
 
 def by_frontiers(seed: int) -> Found:
     """Kaplan's L(N) and L(D), whose truths need endless tokens and parameters: never the case."""
-    _, found = frontier_laws(grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
+    _, found = fit_frontier_laws(grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
     truths = {"L(N).alpha": KAPLAN.alpha_n, "L(D).alpha": KAPLAN.alpha_d}
     return {name: (found[name].bootstrap, true) for name, true in truths.items()}
 

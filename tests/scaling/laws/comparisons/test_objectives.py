@@ -12,10 +12,10 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import CausalLM, MaskedLM, MixtureOfObjectives, SpanCorruption
 from trainrig.scaling.laws.comparisons.objectives import (
     COMPUTES,
-    best_at,
     compare_objectives,
-    lines,
-    token_flops,
+    describe_objectives,
+    find_best_division,
+    interpolate_token_flops,
 )
 from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
 from trainrig.scaling.laws.fit_verb import Tables, fit
@@ -28,7 +28,7 @@ from trainrig.scaling.laws.objective_names import (
     serialise_objective,
 )
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.runs_table import RunsTable, read_parquet, together
+from trainrig.scaling.laws.runs_table import RunsTable, join_tables, read_parquet
 
 CAUSAL = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 SPANS = Parametric(E=1.1, A=250, B=2400, alpha=0.30, beta=0.38)
@@ -41,7 +41,7 @@ def table(
 ) -> RunsTable:
     """Runs on `law`, whose token takes `share` of 6N, and a part that grows less than N beside."""
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
-    loss = law.loss(n, d) * np.exp(0.002 * np.random.default_rng(0).normal(size=n.size))
+    loss = law.compute_loss(n, d) * np.exp(0.002 * np.random.default_rng(0).normal(size=n.size))
     flops = 6 * (share * n + 20 * n**0.7) * d
     return RunsTable.of(
         parameters=n, tokens=d, loss=loss, flops=flops, tokenizer=tokenizer, objective=objective
@@ -54,19 +54,19 @@ def test_what_is_best_at_one_exact_compute_is_what_a_search_finds() -> None:
     def loss(log_n: float) -> float:
         n = np.exp(log_n)
         each = np.exp(np.interp(log_n, np.log(sizes), np.log(per_token)))
-        return float(SPANS.loss(n, 1e19 / each))
+        return float(SPANS.compute_loss(n, 1e19 / each))
 
     sizes = np.unique(runs.parameters)
     per_token = 6 * (0.6 * sizes + 20 * sizes**0.7)
-    np.testing.assert_allclose(token_flops(runs, sizes), per_token, rtol=1e-12)
-    found = best_at(SPANS, runs, 1e19)
+    np.testing.assert_allclose(interpolate_token_flops(runs, sizes), per_token, rtol=1e-12)
+    found = find_best_division(SPANS, runs, 1e19)
     searched = minimize_scalar(loss, bounds=(np.log(1e7), np.log(1e9)), method="bounded")
     assert found.loss == pytest.approx(searched.fun, rel=1e-6)
-    assert found.tokens * float(token_flops(runs, np.array([found.parameters]))[0]) == (
+    assert found.tokens * float(interpolate_token_flops(runs, np.array([found.parameters]))[0]) == (
         pytest.approx(1e19)
     )
     assert not found.at_an_end
-    assert best_at(SPANS, runs, 1e26).at_an_end
+    assert find_best_division(SPANS, runs, 1e26).at_an_end
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
         assert one.flops == other.flops  # equal compute, of which a token takes less
         assert other.parameters * other.tokens > 1.3 * one.parameters * one.tokens
         assert one.parameters_interval is not None
-    said = "\n".join(lines(found))
+    said = "\n".join(describe_objectives(found))
     assert "losses are of other targets in each, and are not" in said
     assert "SpanCorruption, 36 runs" in said
 
 
 @pytest.mark.slow
 def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
-    mixed = together([table(CAUSAL), table(SPANS, WRITTEN)])
+    mixed = join_tables([table(CAUSAL), table(SPANS, WRITTEN)])
     with pytest.raises(DataError, match=r"trained for 2 objectives .*CausalLM.*SpanCorruption"):
         fit_law(mixed, FEW, "both")
     causal, spans = fits
@@ -121,7 +121,7 @@ def test_growth_is_that_of_optima_within_the_sizes() -> None:
     form = law.form
     assert isinstance(form, Parametric)
     computes = np.geomspace(float(kept.flops.min()), float(kept.flops.max()), COMPUTES)
-    best = [best_at(form, kept, flops) for flops in computes]
+    best = [find_best_division(form, kept, flops) for flops in computes]
     inside = [each for each in best if not each.at_an_end]
     assert 3 <= len(inside) < len(best) - 2
     rise = np.log(inside[-1].parameters / inside[0].parameters)
@@ -155,14 +155,16 @@ def test_a_size_whose_runs_differ_in_operations_costs_the_mean_of_its_tokens() -
         flops=np.array([100.0, 180.0, 200.0]),
         tokenizer="t",
     )
-    np.testing.assert_allclose(token_flops(runs, np.array([1.0, 2.0])), [7.0, 20.0])
+    np.testing.assert_allclose(interpolate_token_flops(runs, np.array([1.0, 2.0])), [7.0, 20.0])
 
 
 def test_one_table_of_recipes_for_several_objectives_is_refused_by_name(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.parquet")
     named = (("web", NEXT_TOKEN), ("books", WRITTEN))
     parts = [(name, table(CAUSAL, objective)) for name, objective in named]
-    together([replace(runs, recipe=np.full(len(runs), name)) for name, runs in parts]).write(path)
+    join_tables([replace(runs, recipe=np.full(len(runs), name)) for name, runs in parts]).write(
+        path
+    )
     with pytest.raises(DataError) as refused:
         fit(Tables((path,), {}, recipes=("web", "books")), FEW, None, False)
     assert f"{path}: its recipes are trained for 2 objectives (CausalLM, SpanCorruption)" in str(

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws.comparisons.recipes import Comparison, RecipeFit, compare, lines
+from trainrig.scaling.laws.comparisons.recipes import (
+    Comparison,
+    RecipeFit,
+    compare,
+    describe_comparison,
+)
 from trainrig.scaling.laws.fit import LawFit
 from trainrig.scaling.laws.fit_verb import Tables, fit
 from trainrig.scaling.laws.forms import Parametric
@@ -30,7 +35,7 @@ def worth(multiplier: float) -> Parametric:
 def table(law: Parametric, seed: int, noise: float = 0.003, tokenizer: str = "") -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 5)))
     scatter = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
-    loss = law.loss(n, d) * scatter
+    loss = law.compute_loss(n, d) * scatter
     return RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer=tokenizer)
 
 
@@ -46,7 +51,7 @@ def test_the_multiplier_put_in_comes_out(share: str) -> None:
     assert (found.recipe, found.flops, found.told_apart) == ("filtered", 1e19, True)
     assert found.multiplier is not None
     assert found.multiplier.value == pytest.approx(1.4, rel=0.05)
-    truth = float(worth(1.4).optimum(1e19).loss - BASE.optimum(1e19).loss)
+    truth = float(worth(1.4).compute_optimum(1e19).loss - BASE.compute_optimum(1e19).loss)
     assert found.loss.value == pytest.approx(truth, abs=0.01)
     for estimate, true in ((found.multiplier, 1.4), (found.loss, truth)):
         assert estimate.bootstrap is not None and estimate.bootstrap.contains(true)
@@ -56,7 +61,7 @@ def test_a_recipe_and_itself_are_not_told_apart() -> None:
     found = compared(1.0, 3)
     assert not any(each.told_apart for each in found.differences)
     assert found.criterion_of_sharing < 4  # two constants fewer, as true
-    assert all("not told apart" in line for line in list(lines(found))[3:])
+    assert all("not told apart" in line for line in list(describe_comparison(found))[3:])
 
 
 def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
@@ -65,7 +70,7 @@ def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
     found = compare(tables, FEW.model_copy(update={"flops": (1e23,)}))
     assert found.differences[0].multiplier is None
     assert "at 1e+23 FLOPs, better against web: no compute gets web there" in "\n".join(
-        lines(found)
+        describe_comparison(found)
     )
 
 

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.scaling.laws.figure_format import count, usd
+from trainrig.scaling.laws.figure_format import format_count, format_usd
 from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.pages.fit_page import fit_page
-from trainrig.scaling.laws.pages.law_views import band
-from trainrig.scaling.laws.published import law as published
+from trainrig.scaling.laws.pages.fit_page import build_fit_page
+from trainrig.scaling.laws.pages.law_views import compute_band
+from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.summary import lines
+from trainrig.scaling.laws.summary import describe_law
 from trainrig.scaling.plan.loss_prediction import predict_loss
-from trainrig.scaling.plan.plan_page import plan_page
-from trainrig.scaling.plan.plan_text import lines as plan_lines
+from trainrig.scaling.plan.plan_page import build_plan_page
+from trainrig.scaling.plan.plan_text import describe_plan
 from trainrig.scaling.plan.planner import PlanRequest, make_plan
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
@@ -27,7 +27,7 @@ TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
 def drawn(failed: int = 0) -> Law:
     """A law with draws about it, of which `failed` more had no fit."""
-    law = published("besiroglu")
+    law = find_published_law("besiroglu")
     assert isinstance(law.form, Parametric)
     draws = tuple(law.form.with_constants({"E": law.form.E + (k - 50) / 1000}) for k in range(101))
     fit = fitted().law.fit
@@ -44,7 +44,7 @@ def fitted() -> Fitted:
         grid = [(n, d) for n in (1e7, 3e7, 1e8, 3e8, 1e9) for d in (1e9, 3e9, 1e10, 3e10, 1e11)]
         n, d = zip(*grid, strict=True)
         noise = [1 + 0.003 * ((7 * i) % 11 - 5) / 5 for i in range(len(grid))]
-        loss = [float(TRUE.loss(*each)) * by for each, by in zip(grid, noise, strict=True)]
+        loss = [float(TRUE.compute_loss(*each)) * by for each, by in zip(grid, noise, strict=True)]
         loss[-1] *= 1.3  # an outlier, to be listed
         runs = RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer="words")
         _FITTED.append(fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "web", "runs.csv"))
@@ -72,20 +72,20 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
 ) -> None:
     law = drawn()
     plan = make_plan(law, PlanRequest(**asked), hardware.load())
-    page, terminal = text_of(plan_page(plan, law, "run.toml")), "\n".join(plan_lines(plan))
+    page, terminal = text_of(build_plan_page(plan, law, "run.toml")), "\n".join(describe_plan(plan))
     size, cost = plan.size, plan.cost
     assert cost.usd is not None and plan.loss_interval is not None
     figures = [
         f"{plan.loss:.4f}",
         str(plan.loss_interval),
-        count(size.parameters),
-        count(size.tokens),
+        format_count(size.parameters),
+        format_count(size.tokens),
         f"{size.tokens_per_parameter:.3g}",
         f"{size.flops:.3e}",
         f"{size.flops_6nd:.3e}",
         f"{size.non_embedding:,}",
         f"{size.embedding:,}",
-        usd(cost.usd),
+        format_usd(cost.usd),
         f"{cost.kwh:,.4g}",
         f"{cost.device_days:,.4g} device days",
         f"{cost.hours:,.4g} h",
@@ -99,9 +99,13 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
         ),
     ]
     if plan.data:
-        figures += [count(plan.data.worth), count(plan.data.wall), f"{plan.data.epochs:.3g}"]
+        figures += [
+            format_count(plan.data.worth),
+            format_count(plan.data.wall),
+            f"{plan.data.epochs:.3g}",
+        ]
     if plan.service:
-        figures += [f"{plan.service.saved:.2%}", count(plan.service.tokens_served)]
+        figures += [f"{plan.service.saved:.2%}", format_count(plan.service.tokens_served)]
     for figure in figures:
         assert figure in terminal, figure
         assert figure in page, figure
@@ -111,7 +115,7 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
 
 
 def test_money_below_a_cent_is_not_nothing() -> None:
-    assert [usd(each) for each in (9999.916, 0.13, 0.0042, 0.0)] == [
+    assert [format_usd(each) for each in (9999.916, 0.13, 0.0042, 0.0)] == [
         "9,999.92", "0.13", "0.0042", "0.00",
     ]  # fmt: skip
 
@@ -119,7 +123,7 @@ def test_money_below_a_cent_is_not_nothing() -> None:
 @pytest.mark.slow
 def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
     law = fitted().law
-    page, terminal = text_of(fit_page(fitted(), "law")), "\n".join(lines(law))
+    page, terminal = text_of(build_fit_page(fitted(), "law")), "\n".join(describe_law(law))
     assert law.fit is not None and law.held_out is not None and law.ranges is not None
     figures = [
         law.choice,
@@ -161,9 +165,9 @@ def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -
     refused = make_plan(many, PlanRequest(flops=1e21), hardware.load())
     assert refused.loss_interval is None and refused.size.parameters_interval is None
     assert all(point.low is None for point in refused.curve)
-    assert why in "\n".join(plan_lines(refused))
-    assert why in text_of(plan_page(refused, many, "run.toml"))
+    assert why in "\n".join(describe_plan(refused))
+    assert why in text_of(build_plan_page(refused, many, "run.toml"))
     assert predict_loss(many, 1e9, 2e10).loss_interval is None
     assert predict_loss(many, 1e9, 2e10).no_interval.startswith(why)
-    flops = TRUE.optimum(1e20).parameters[None]
-    assert band(many, flops, lambda best: best.parameters).low is None
+    flops = TRUE.compute_optimum(1e20).parameters[None]
+    assert compute_band(many, flops, lambda best: best.parameters).low is None

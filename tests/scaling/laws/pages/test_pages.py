@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from trainrig import hardware
-from trainrig.scaling.laws.figure_format import interval
+from trainrig.scaling.laws.figure_format import format_interval
 from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Approach, Interval, IntervalEstimate, LeftOut
-from trainrig.scaling.laws.pages.fit_page import fit_page, write_fit_page
-from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
-from trainrig.scaling.laws.pages.law_views import band, power
-from trainrig.scaling.laws.published import law as published
+from trainrig.scaling.laws.pages.fit_page import build_fit_page, write_fit_page
+from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings, find_warnings
+from trainrig.scaling.laws.pages.law_views import compute_band, format_power
+from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.plan.plan_page import plan_page
+from trainrig.scaling.plan.plan_page import build_plan_page
 from trainrig.scaling.plan.planner import PlanRequest, make_plan
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
@@ -25,13 +25,13 @@ TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 @cache
 def fitted() -> Fitted:
     flops, sizes = np.meshgrid(np.geomspace(1e18, 1e20, 4), np.geomspace(0.25, 4, 6))
-    sizes = (sizes * TRUE.optimum(flops).parameters).ravel()
+    sizes = (sizes * TRUE.compute_optimum(flops).parameters).ravel()
     tokens = flops.ravel() / 6 / sizes
     noise = np.exp(np.random.default_rng(0).normal(0, 0.002, len(sizes)))
     runs = RunsTable.of(
         parameters=sizes,
         tokens=tokens,
-        loss=TRUE.loss(sizes, tokens) * noise,
+        loss=TRUE.compute_loss(sizes, tokens) * noise,
         budget=flops.ravel(),
         tokenizer="words",
         recipe="<web & code>",
@@ -50,17 +50,19 @@ def test_the_page_of_a_fit_says_what_the_law_says(tmp_path):
     assert f"{found.law.estimates['E'].value:.5g}" in page
     assert f"trainrig plan {tmp_path}/law.json --flops 1.0e21" in page
     assert "4 budgets have their lowest loss between the sizes tried" in page
-    assert fit_page(found, str(tmp_path)) == page
+    assert build_fit_page(found, str(tmp_path)) == page
 
 
 def test_a_band_holds_the_middle_of_the_draws():
     law = fitted().law
     flops = np.array([1e20, 1e22])
-    found = band(law, flops, lambda best: best.parameters)
-    drawn = [form.optimum(1e22).parameters for form in law.draws]
+    found = compute_band(law, flops, lambda best: best.parameters)
+    drawn = [form.compute_optimum(1e22).parameters for form in law.draws]
     assert found.low is not None and found.high is not None
     assert [found.low[1], found.high[1]] == pytest.approx(np.quantile(drawn, (0.025, 0.975)))
-    assert band(published("besiroglu"), flops, lambda best: best.tokens).low is None
+    assert (
+        compute_band(find_published_law("besiroglu"), flops, lambda best: best.tokens).low is None
+    )
 
 
 def changed(**changes):
@@ -87,28 +89,28 @@ def test_each_doubt_is_said():
         "By the isoflop, N* grows as C^0.150": changed(approaches=(apart,)),
     }
     for doubt, law in said.items():
-        assert any(doubt in line for line in grave(law)), doubt
-        assert not any(doubt in line for line in grave(sure)), doubt
+        assert any(doubt in line for line in find_grave_warnings(law)), doubt
+        assert not any(doubt in line for line in find_grave_warnings(sure)), doubt
     left_out = record.model_copy(update={"rows_left_out": (LeftOut(name="x", reason="NaN"),)})
-    assert grave(changed(fit=left_out)) == grave(fitted().law)
-    assert "Left out by rule: 1 of" in warnings(changed(fit=left_out))[-1]
+    assert find_grave_warnings(changed(fit=left_out)) == find_grave_warnings(fitted().law)
+    assert "Left out by rule: 1 of" in find_warnings(changed(fit=left_out))[-1]
 
 
 def test_the_page_of_a_plan_says_what_the_plan_says():
-    law = published("besiroglu")
+    law = find_published_law("besiroglu")
     plan = make_plan(
         law, PlanRequest(flops=1e21, tokens_served=1e12, tokens_available=1e10), hardware.load()
     )
-    page = plan_page(plan, law, "run.toml")
+    page = build_plan_page(plan, law, "run.toml")
     assert page.count("<svg") == 4  # contours, trajectory, served, epochs
     assert f"{plan.loss:.4f}" in page
     assert "trainrig pretrain run.toml" in page
     assert all(warning[:40] in page.replace("&#x27;", "'") for warning in plan.warnings)
     alone = make_plan(law, PlanRequest(flops=1e21), hardware.load())
-    assert plan_page(alone, law, "run.toml").count("<svg") == 2
+    assert build_plan_page(alone, law, "run.toml").count("<svg") == 2
 
 
 def test_numbers_are_spelt_as_people_write_them():
-    assert (power(1.3e23), power(5.0)) == ("1.3e23", "5.0e0")
-    assert interval(Interval(low=None, high=0.55)) == "[unbounded below, 0.55]"
-    assert interval(None) == "–"
+    assert (format_power(1.3e23), format_power(5.0)) == ("1.3e23", "5.0e0")
+    assert format_interval(Interval(low=None, high=0.55)) == "[unbounded below, 0.55]"
+    assert format_interval(None) == "–"

@@ -7,8 +7,8 @@ from trainrig.scaling.laws.regression.bootstrap import (
     Bootstrap,
     bootstrap,
     bootstrap_form,
-    counts_of,
-    one_by_one,
+    draw_counts,
+    make_refit,
 )
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.laws.runs_table import RunsTable
@@ -22,7 +22,7 @@ def sweep(noise=0.01, seed=0, trials=None):
     parameters = np.repeat(np.geomspace(1e7, 1e9, 8), 8)
     tokens = parameters * np.tile(np.geomspace(2, 100, 8), 8)
     errors = noise * np.random.default_rng(seed).normal(size=64)
-    loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
+    loss = TRUTH.compute_loss(parameters, tokens) * np.exp(errors)
     more = {} if trials is None else {"trial": trials}
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, **more)
 
@@ -33,29 +33,29 @@ def mean_loss(runs):
 
 def test_the_same_seed_draws_the_same():
     runs = sweep()
-    first, again = (counts_of(runs, Bootstrap(draws=50, seed=3)) for _ in range(2))
+    first, again = (draw_counts(runs, Bootstrap(draws=50, seed=3)) for _ in range(2))
     assert (first == again).all()
-    assert (counts_of(runs, Bootstrap(draws=50, seed=4)) != first).any()
+    assert (draw_counts(runs, Bootstrap(draws=50, seed=4)) != first).any()
     assert (first.sum(1) == 64).all()
 
 
 def test_a_training_run_is_drawn_whole():
     runs = sweep(trials=[f"trial {i // 8}" for i in range(64)])
-    counts = counts_of(runs, Bootstrap(draws=50)).reshape(50, 8, 8)
+    counts = draw_counts(runs, Bootstrap(draws=50)).reshape(50, 8, 8)
     assert (counts == counts[:, :, :1]).all()
-    apart = counts_of(runs, Bootstrap(draws=50, resample="rows")).reshape(50, 8, 8)
+    apart = draw_counts(runs, Bootstrap(draws=50, resample="rows")).reshape(50, 8, 8)
     assert (apart != apart[:, :, :1]).any()
 
 
 def test_strata_keep_their_size():
     budgets = np.repeat([1e15, 1e16], 32)
-    counts = counts_of(sweep(), Bootstrap(draws=50), strata=budgets)
+    counts = draw_counts(sweep(), Bootstrap(draws=50), strata=budgets)
     assert (counts[:, :32].sum(1) == 32).all()
 
 
 def test_draws_of_a_mean_spread_as_theory_says():
     runs = sweep()
-    draws = bootstrap(one_by_one(mean_loss, runs, 1), runs, Bootstrap(draws=2000))
+    draws = bootstrap(make_refit(mean_loss, runs, 1), runs, Bootstrap(draws=2000))
     theory = runs.loss.std() / np.sqrt(64)
     assert draws.values.std() == pytest.approx(theory, rel=0.05)
     assert draws.failed == 0
@@ -69,17 +69,17 @@ def test_failed_draws_are_counted_and_too_many_are_refused():
             raise DataError("no first row")
         return mean_loss(drawn)
 
-    draws = bootstrap(one_by_one(first_row_or_nothing, runs, 1), runs, Bootstrap(draws=200))
+    draws = bootstrap(make_refit(first_row_or_nothing, runs, 1), runs, Bootstrap(draws=200))
     assert draws.failed == pytest.approx(200 / np.e, rel=0.2)
     with pytest.raises(DataError, match=rf"{draws.failed} of 200 bootstrap draws have no fit"):
-        draws.interval(draws.good[:, 0])
+        draws.compute_interval(draws.good[:, 0])
 
 
 def test_weighing_rows_is_fitting_them_again_and_again():
     runs = sweep()
     fit = fit_parametric(runs, QUICK)
-    counts = counts_of(runs, Bootstrap(draws=20))[:3]
-    for theta, count in zip(fit.draws(counts), counts, strict=True):
+    counts = draw_counts(runs, Bootstrap(draws=20))[:3]
+    for theta, count in zip(fit.refit_draws(counts), counts, strict=True):
         again = fit_parametric(runs.select(np.repeat(np.arange(64), count)), QUICK)
         form = fit.regression.forms(theta)
         assert form.alpha == pytest.approx(again.form.alpha, rel=1e-6)
@@ -89,7 +89,7 @@ def test_weighing_rows_is_fitting_them_again_and_again():
 def test_a_forms_draws_are_forms_with_intervals_around_the_estimate():
     draws = bootstrap_form(fit_parametric(sweep(), QUICK), Bootstrap(draws=100))
     assert len(draws.forms) + draws.draws.failed == 100
-    found = draws.estimates(EXPONENT)
+    found = draws.compute_estimates(EXPONENT)
     assert set(found) == {"E", "A", "B", "alpha", "beta", "parameters_exponent"}
     for name, estimate in found.items():
         assert estimate.bootstrap.contains(estimate.value), name

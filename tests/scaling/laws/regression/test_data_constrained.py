@@ -24,7 +24,7 @@ def sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
     unique = np.tile([1e8, 1e9, 1e8, 1e9, 3e8, 3e9], len(epochs))
     tokens = unique * np.tile(epochs, 6)
     errors = noise * np.random.default_rng(0).normal(size=len(tokens))
-    loss = TRUTH.loss(parameters, tokens, unique) * np.exp(errors)
+    loss = TRUTH.compute_loss(parameters, tokens, unique) * np.exp(errors)
     return RunsTable.of(parameters=parameters, tokens=tokens, unique_tokens=unique, loss=loss)
 
 

@@ -25,7 +25,7 @@ def by_the_law(theta: Array) -> Array:
         beta=beta,
     )
     form = DataConstrained.model_construct(base=base, r_d=np.exp(r_d), r_n=np.exp(r_n))
-    return np.asarray(np.log(form.loss(N, D, UNIQUE)))
+    return np.asarray(np.log(form.compute_loss(N, D, UNIQUE)))
 
 
 def free() -> Array:

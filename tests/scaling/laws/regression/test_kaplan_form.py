@@ -16,7 +16,7 @@ TRUTH = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 def runs(noise: float, seed: int = 0) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e6, 1e9, 6), np.geomspace(1e8, 1e11, 6)))
     noises = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
-    return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * noises)
+    return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.compute_loss(n, d) * noises)
 
 
 def test_the_curves_derivatives_are_those_of_its_values() -> None:
@@ -36,7 +36,7 @@ def test_the_truth_comes_out_of_losses_without_noise() -> None:
 
 def test_the_interval_of_noisy_losses_holds_the_truth() -> None:
     fit = fit_kaplan_form(runs(0.003), KaplanFit(loss=Squares()))
-    estimates = bootstrap_form(fit, Bootstrap(draws=100)).estimates()
+    estimates = bootstrap_form(fit, Bootstrap(draws=100)).compute_estimates()
     assert fit.agree > 0.3
     for name, true in TRUTH.constants.items():
         interval = estimates[name].bootstrap

@@ -20,7 +20,7 @@ def sweep(noise=0.0):
     parameters = np.repeat(np.geomspace(1e7, 4e8, 5), 6)
     tokens = parameters * np.tile(np.geomspace(5, 640, 6), 5)
     errors = noise * np.random.default_rng(0).normal(size=30)
-    loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
+    loss = TRUTH.compute_loss(parameters, tokens) * np.exp(errors)
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss)
 
 
@@ -48,9 +48,9 @@ def test_published_runs_are_predicted_from_the_smaller_ones(dataset, error):
     order = np.argsort(runs.flops_6nd)
     fit = fit_overtraining(runs.select(order[:-7]))
     large = runs.select(order[-7:])
-    off = np.abs(fit.form.loss(large.parameters, large.tokens) / large.loss - 1)
+    off = np.abs(fit.form.compute_loss(large.parameters, large.tokens) / large.loss - 1)
     assert off.mean() < error
     assert fit.agree > 0.9
-    drawn = bootstrap_form(fit, Bootstrap(draws=100)).estimates()["eta"]
+    drawn = bootstrap_form(fit, Bootstrap(draws=100)).compute_estimates()["eta"]
     assert drawn.bootstrap.contains(drawn.value)
     assert profile(fit, lambda form: form.eta).interval.contains(drawn.value)

@@ -22,7 +22,7 @@ def sweep(noise=0.01, seed=0, ratio=50, **more):
     parameters = np.repeat(np.geomspace(1e7, 1e9, 8), 8)
     tokens = parameters * np.tile(np.geomspace(100 / ratio, 100, 8), 8)
     errors = noise * np.random.default_rng(seed).normal(size=64)
-    loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
+    loss = TRUTH.compute_loss(parameters, tokens) * np.exp(errors)
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, **more)
 
 
@@ -52,7 +52,7 @@ def test_runs_without_noise_leave_their_constants_in_no_doubt():
     parameters, tokens = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
     kept = [0, 1, 2, 3, 4, 6, 8]
     parameters, tokens = parameters[kept], tokens[kept]
-    loss = TRUTH.loss(parameters, tokens)
+    loss = TRUTH.compute_loss(parameters, tokens)
     fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
     for name, true in TRUTH.constants.items():
         found = profile(fit, lambda form, name=name: form.constants[name])
@@ -64,7 +64,7 @@ def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
     fit = fit_parametric(sweep(), QUICK)
     found = {"alpha": profile(fit, lambda form: form.alpha), "a": profile(fit, exponent)}
     draws = bootstrap_form(fit, Bootstrap(draws=100))
-    estimates = with_profiles(draws.estimates({"a": exponent}), found)
+    estimates = with_profiles(draws.compute_estimates({"a": exponent}), found)
     assert estimates["beta"].profile is None
     for name in found:
         estimate = estimates[name]
@@ -82,13 +82,13 @@ def test_least_absolute_deviations_have_much_the_profile_of_hubers_loss():
 
 def test_a_profile_has_its_least_at_the_fit_and_rises_to_both_sides():
     fit = fit_parametric(sweep(), QUICK)
-    found = profile(fit, lambda form: form.optimum(1e22).parameters)
+    found = profile(fit, lambda form: form.compute_optimum(1e22).parameters)
     at = int(np.argmin(found.rises))
     assert found.values[at] == pytest.approx(found.best, rel=1e-6)
     assert (np.diff(found.values) > 0).all()
     assert (np.diff(found.rises[at:]) > 0).all()
     assert (np.diff(found.rises[: at + 1]) < 0).all()
-    assert found.interval.contains(float(TRUTH.optimum(1e22).parameters))
+    assert found.interval.contains(float(TRUTH.compute_optimum(1e22).parameters))
 
 
 def test_a_narrower_level_gives_a_narrower_interval():
@@ -102,7 +102,7 @@ def test_what_the_runs_do_not_bound_is_reported_as_open():
     parameters = np.repeat(np.geomspace(1e4, 1e5, 6), 6)
     tokens = np.tile(np.geomspace(1e5, 1e6, 6), 6)
     errors = 0.05 * np.random.default_rng(1).normal(size=36)
-    loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
+    loss = TRUTH.compute_loss(parameters, tokens) * np.exp(errors)
     fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
     found = profile(fit, lambda form: form.E)
     assert found.interval.low is None

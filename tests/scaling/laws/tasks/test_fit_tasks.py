@@ -8,13 +8,12 @@ import pytest
 from trainrig.scaling.laws.fit import LawFit, fit_law
 from trainrig.scaling.laws.forms import Parametric, TaskForm
 from trainrig.scaling.laws.law import Interval, read_law, write_law
-from trainrig.scaling.laws.pages.fit_page import fit_page
+from trainrig.scaling.laws.pages.fit_page import build_fit_page
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.summary import lines
+from trainrig.scaling.laws.summary import describe_law
 from trainrig.scaling.laws.tasks.fit_tasks import fit_task, fit_tasks
-from trainrig.scaling.plan.loss_prediction import lines as predicted_lines
-from trainrig.scaling.plan.loss_prediction import predict_loss
+from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
 
 LOSSES = Parametric(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 SIZES = np.repeat(np.geomspace(2e7, 1e9, 6), 4)
@@ -29,7 +28,7 @@ ROWS = 2_000  # of the task
 
 def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
     dice = np.random.default_rng(seed)
-    losses = form.loss(FLOPS) * np.exp(dice.normal(0, noise, len(FLOPS)))
+    losses = form.compute_loss(FLOPS) * np.exp(dice.normal(0, noise, len(FLOPS)))
     scores = form.score_of_loss(losses)
     if noise:
         scores = dice.binomial(ROWS, scores) / ROWS
@@ -39,7 +38,7 @@ def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
         "task_losses": {"made_up": losses},
         "task_chances": {"made_up": form.chance},
     }
-    loss = LOSSES.loss(SIZES, TOKENS) * np.exp(dice.normal(0, 0.002, len(FLOPS)))
+    loss = LOSSES.compute_loss(SIZES, TOKENS) * np.exp(dice.normal(0, 0.002, len(FLOPS)))
     return RunsTable.of(parameters=SIZES, tokens=TOKENS, loss=loss, tasks=tasks)
 
 
@@ -60,7 +59,7 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
             assert found is not None
             held[name] += found.contains(value)
         ask = 10 * float(FLOPS.max())
-        score = law.interval(ask)
+        score = law.compute_interval(ask)
         assert score is not None and score.low is not None and score.high is not None
         assert score.high - score.low < 0.12
         held["score"] += score.contains(float(TRUE.score(ask)))
@@ -102,9 +101,9 @@ def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> No
         task.interval, Interval
     )
     assert f"  made_up {task.score:.3f} {task.interval}, chance 0.25" in "\n".join(
-        predicted_lines(said)
+        describe_prediction(said)
     )
     expected = float(law.tasks[0].form.score(10 * FLOPS.max()))
-    assert f"{expected:.3f} " in "\n".join(lines(law))
-    page = fit_page(fitted, str(tmp_path))
+    assert f"{expected:.3f} " in "\n".join(describe_law(law))
+    page = build_fit_page(fitted, str(tmp_path))
     assert f"made_up: {expected:.3f} " in page and "What tasks will score" in page

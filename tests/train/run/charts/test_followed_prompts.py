@@ -19,7 +19,7 @@ def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
         ("Step 30", "2", "acc 1"),
         ("Step 40", " ", "nothing; acc 0"),
     ]
-    assert 'class="group headed"' in group.html()
+    assert 'class="group headed"' in group.render_html()
     assert build_followed_prompts([], "none") == []
 
 
@@ -29,7 +29,7 @@ def test_a_long_text_keeps_its_ends_and_a_hostile_one_is_text():
     shown = group.samples[0]
     assert (shown.text[0], shown.text[-1], shown.note) == ("a", "c", "")
     assert len(shown.text) < LONGEST + 10
-    assert "<script>" not in group.html()
+    assert "<script>" not in group.render_html()
 
 
 def test_the_first_and_the_last_are_among_the_moments():

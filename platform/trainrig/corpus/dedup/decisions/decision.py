@@ -35,7 +35,7 @@ CLUSTER_MESSAGE = np.dtype([("about", "u8"), ("cluster0", "u8"), ("cluster1", "u
 STATE_MESSAGE = np.dtype([*CLUSTER_MESSAGE.descr, ("state", "u1")])
 
 
-def edges_of(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
+def build_edges(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
     """EDGE for each of PAIR; NAME of each one's later document; NAME of each one's earlier one.
 
     `a` and `b` are NAME of the two of each pair.
@@ -71,7 +71,7 @@ class DecidedPartition:
     def make_messages(self, about: NDArray[np.uint64]) -> Rows:
         """STATE_MESSAGEs about documents of this partition."""
         at = np.searchsorted(self.refs, about)
-        rows = _about(about, self.clusters[at], STATE_MESSAGE)
+        rows = _build_messages(about, self.clusters[at], STATE_MESSAGE)
         rows["state"] = self.states[at]
         return rows
 
@@ -115,19 +115,21 @@ def decide(
     for piece in cluster_messages():
         _lower(labels, np.searchsorted(refs, piece["about"]), _cluster(piece))
     _sweep(order, here.start, here.stop, first_edge, target, states)
-    partners = _partners(order, here.start, here.stop, first_edge, target, states, similarities)
+    partners = _find_partners(
+        order, here.start, here.stop, first_edge, target, states, similarities
+    )
     _spread_clusters(first_edge, target, labels)
 
     agreed = np.zeros(len(refs), bool)
     agreed[here] = states[here] != UNKNOWN
     if state_messages is not None:
-        agreed[of_messages] = (state_messages["state"] != UNKNOWN) & _same(
+        agreed[of_messages] = (state_messages["state"] != UNKNOWN) & _are_equal(
             _cluster(state_messages), labels[of_messages]
         )
     unsettled = int(np.count_nonzero(~agreed))
     for piece in cluster_messages():
         at = np.searchsorted(refs, piece["about"])
-        unsettled += int(np.count_nonzero(~_same(_cluster(piece), labels[at])))
+        unsettled += int(np.count_nonzero(~_are_equal(_cluster(piece), labels[at])))
 
     falls = np.flatnonzero(partners >= 0)
     repeated = np.zeros((len(partners), 2), np.uint64)
@@ -142,12 +144,12 @@ def decide(
         repeated,
         likeness,
         labels[here],
-        _about(refs[remote], labels[remote], CLUSTER_MESSAGE),
+        _build_messages(refs[remote], labels[remote], CLUSTER_MESSAGE),
         unsettled,
     )
 
 
-def _about(
+def _build_messages(
     refs: NDArray[np.uint64], clusters: NDArray[np.uint64], kind: "np.dtype[np.void]"
 ) -> Rows:
     rows = np.empty(len(refs), kind)
@@ -160,7 +162,7 @@ def _cluster(rows: Rows) -> NDArray[np.uint64]:
     return np.stack([rows["cluster0"], rows["cluster1"]], axis=1)
 
 
-def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _are_equal(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return np.asarray((one == other).all(axis=1))
 
 
@@ -168,7 +170,7 @@ def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool
 def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np.uint64]) -> None:
     """Put those of `others` that are lower in place of the labels `at` which they belong."""
     for nth in range(len(at)):
-        if _below(others[nth], labels[at[nth]]):
+        if _is_below(others[nth], labels[at[nth]]):
             labels[at[nth]] = others[nth]
 
 
@@ -204,7 +206,7 @@ def _sweep(
 
 
 @compile_nogil
-def _partners(
+def _find_partners(
     order: NDArray[np.int64],
     first: int,
     end: int,
@@ -258,14 +260,14 @@ def _spread_clusters(
         while parents[root] != root:
             root = parents[root]
         parents[document] = root
-        if _below(labels[document], labels[root]):
+        if _is_below(labels[document], labels[root]):
             labels[root] = labels[document]
     for document in range(len(labels)):
         labels[document] = labels[parents[document]]
 
 
 @compile_nogil
-def _below(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
+def _is_below(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
     if one[0] == other[0]:
         return bool(one[1] < other[1])
     return bool(one[0] < other[0])

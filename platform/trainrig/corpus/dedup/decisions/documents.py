@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.decisions.keep import KeepRule, ranks_in_crawl
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts
+from trainrig.corpus.dedup.decisions.keep import KeepRule, rank_across_crawls
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids
 from trainrig.corpus.files.arrays import load_arrays, save_arrays
 
 COPIES = SAME_URL, EXACT, NEAR = "url_duplicate", "exact_duplicate", "near_duplicate"
@@ -29,7 +29,7 @@ class Documents:
     urls: NDArray[np.uint8]  # [documents, 16] of the normalised URLs
 
     @classmethod
-    def names(cls) -> list[str]:
+    def list_array_names(cls) -> list[str]:
         """Of the arrays."""
         return [field.name for field in dataclasses.fields(cls)]
 
@@ -38,18 +38,18 @@ class Documents:
         """Those of a split index, with the ranks that `rule` gives to them among all crawls."""
         there = cls.from_split_index(split_index)
         return dataclasses.replace(
-            there, ranks=ranks_in_crawl(rule, there.ranks, split_index.crawl)
+            there, ranks=rank_across_crawls(rule, there.ranks, split_index.crawl)
         )
 
     @classmethod
     def from_split_index(cls, split_index: SplitIndex) -> "Documents":
         """Those of a split index, with the ranks that they have in their own crawl."""
-        return cls(**load_arrays(split_index.documents, cls.names()))
+        return cls(**load_arrays(split_index.documents, cls.list_array_names()))
 
     def save(self, path: str, decisions: "DedupDecisions | None" = None) -> None:
         """Write them, and what became of them where that is known."""
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        save_arrays(path, arrays | (decisions.arrays() if decisions else {}))
+        save_arrays(path, arrays | (decisions.collect_arrays() if decisions else {}))
 
 
 def keep_order(
@@ -58,7 +58,7 @@ def keep_order(
     """What the documents of a split index compare by: ranks among all crawls, and ids [documents,
     2]."""
     there = load_arrays(split_index.documents, ["ranks", "ids"])
-    return ranks_in_crawl(rule, there["ranks"], split_index.crawl), there["ids"]
+    return rank_across_crawls(rule, there["ranks"], split_index.crawl), there["ids"]
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class DedupDecisions:
         """What `Documents.save` was given."""
         return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
 
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
+    def collect_arrays(self) -> dict[str, NDArray[np.generic]]:
         """By name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def verdicts(self) -> dict[int, dict[str, str | float | None]]:
+    def build_verdicts(self) -> dict[int, dict[str, str | float | None]]:
         """By place, the columns of those that have something to tell."""
         tells = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
-        clusters = id_texts(self.clusters[tells])
-        repeated = id_texts(self.repeated[tells])
+        clusters = format_ids(self.clusters[tells])
+        repeated = format_ids(self.repeated[tells])
         told: dict[int, dict[str, str | float | None]] = {}
         for nth, place in enumerate(tells.tolist()):
             kind, similarity = int(self.kinds[place]), float(self.similarities[place])

@@ -48,7 +48,7 @@ class Longest(Settings):
         """The stored columns that the rule reads."""
         return ()
 
-    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         short_by = WORST - np.minimum(documents.characters, WORST)
         return np.asarray(short_by, np.uint64)
@@ -67,7 +67,7 @@ class ContentHash(Settings):
         """The stored columns that the rule reads."""
         return ()
 
-    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         first = np.ascontiguousarray(documents.digests[:, :8]).view(">u8").reshape(-1)
         return first.astype(np.uint64) >> np.uint64(64 - RANKS_BITS)
@@ -88,7 +88,7 @@ class BestSignal(Settings):
         """The stored columns that the rule reads."""
         return (self.signal,)
 
-    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         values = documents.columns[self.signal].astype(np.float32) + np.float32(0)  # no minus zero
         bits = (-values if self.highest else values).view(np.uint32)
@@ -113,11 +113,11 @@ class Earliest(Settings):
         """The stored columns that the rule reads."""
         return ("date",) if self.by == "date" else ()
 
-    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         if self.by == "crawl":
             return np.full(len(documents), documents.source_number, np.uint64)
-        return np.array([_seconds(date) for date in documents.columns["date"]], np.uint64)
+        return np.array([_parse_seconds(date) for date in documents.columns["date"]], np.uint64)
 
 
 class SourcePriority(Settings):
@@ -136,17 +136,17 @@ class SourcePriority(Settings):
         """The stored columns that the rule reads."""
         return self.next.columns
 
-    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         named = documents.source in self.sources
         place = self.sources.index(documents.source) if named else len(self.sources)
-        return self.next.ranks(documents) | np.uint64(place << RANKS_BITS)
+        return self.next.rank_documents(documents) | np.uint64(place << RANKS_BITS)
 
 
 KeepRule = Longest | ContentHash | BestSignal | Earliest | SourcePriority
 
 
-def ranks_in_crawl(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDArray[np.uint64]:
+def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDArray[np.uint64]:
     """`ranks` that `rule` gave in a crawl of its own, where it is number `crawl` of several."""
     inner = rule.next if isinstance(rule, SourcePriority) else rule
     if not isinstance(inner, Earliest) or inner.by != "crawl":
@@ -154,7 +154,7 @@ def ranks_in_crawl(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDA
     return ranks | np.uint64(crawl << _CRAWL_BITS)
 
 
-def _seconds(date: str | None) -> int:
+def _parse_seconds(date: str | None) -> int:
     """Seconds from year 0 on of an ISO 8601 date in UTC; WORST for none."""
     try:
         moment = np.datetime64((date or "").removesuffix("Z"), "s")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.dedup import key_file
 from trainrig.corpus.dedup.lines.normal_form import NormalForm
 from trainrig.corpus.dedup.lines.settings import CommonLines
-from trainrig.corpus.dedup.lines.units import units_of
+from trainrig.corpus.dedup.lines.units import find_units
 from trainrig.corpus.dedup.sliced_file import Records
 
 Batch = tuple[Sequence[str], NDArray[np.int64]]
@@ -29,7 +29,7 @@ def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> d
     counted = []
     lines = 0
     for texts, numbers in batches:
-        units = units_of(texts, settings, normal_form)
+        units = find_units(texts, settings, normal_form)
         long = units.lengths_U >= settings.min_characters
         lines += int(long.sum())
         counted.append(_count_keys(units.keys_U[long], numbers[units.documents_U[long]], settings))
@@ -38,13 +38,14 @@ def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> d
     return {"lines": lines, "distinct": len(merged)}
 
 
-def common_lines(
+def find_common_lines(
     paths: Sequence[str], part: int, parts: int, settings: CommonLines, path: str
 ) -> dict[str, int]:
     """Phase 2: what all splits, at `paths`, have too often in range `part` of the keys, to `path`.
 
-    Memory: twice the lines of the range (`ranges_for` says how many ranges). Returns how many
-    lines are `common`, and how many times they are there (`copies`), as settings.count has it.
+    Memory: twice the lines of the range (`choose_line_range_count` says how many ranges). Returns
+    how many lines are `common`, and how many times they are there (`copies`), as settings.count
+    has it.
     """
     merged = key_file.merge_records(key_file.load(paths, LINE, part, parts))
     common = merged[merged["count"] > settings.most]
@@ -52,9 +53,9 @@ def common_lines(
     return {"common": len(common), "copies": int(common["count"].sum())}
 
 
-def ranges_for(distinct: int, memory: int) -> int:
+def choose_line_range_count(distinct: int, memory: int) -> int:
     """Into how many ranges to cut so many `distinct` lines of all splits, for bytes of memory."""
-    return key_file.parts_for(distinct, LINE, memory)
+    return key_file.choose_part_count(distinct, LINE, memory)
 
 
 def _count_keys(

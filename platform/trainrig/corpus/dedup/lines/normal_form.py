@@ -20,7 +20,7 @@ SEVERAL = 0x80000000  # set in the place, in `several_starts`, of more than one 
 _CODE_POINTS = 0x110000
 
 
-def form_of(character: str) -> str:
+def compute_form(character: str) -> str:
     """What one character becomes: nothing, " ", or the characters that are hashed."""
     if character.isspace():
         return " "
@@ -51,10 +51,10 @@ class NormalForm:
         self._codes: list[int] = []
         self._starts = [0]
 
-    def forms(self, codes: NDArray[np.uint32]) -> Forms:
+    def find_forms(self, codes: NDArray[np.uint32]) -> Forms:
         """Those of all characters of `codes`, and of others."""
-        for code in _met_first(codes, self._of_code).tolist():
-            self._of_code[code] = self._learn(form_of(chr(code)))
+        for code in _find_new_characters(codes, self._of_code).tolist():
+            self._of_code[code] = self._learn(compute_form(chr(code)))
         return Forms(
             self._of_code,
             np.array(self._codes, np.uint32),
@@ -70,7 +70,9 @@ class NormalForm:
 
 
 @compile_nogil
-def _met_first(codes: NDArray[np.uint32], of_code: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _find_new_characters(
+    codes: NDArray[np.uint32], of_code: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
     """Each character that is not known yet, once; noted as met in `of_code`."""
     found = np.empty(min(len(codes), len(of_code)), np.uint32)
     count = 0

@@ -10,7 +10,7 @@ from trainrig.corpus.dedup import key_file
 from trainrig.corpus.dedup.lines.counting import LINE, Batch
 from trainrig.corpus.dedup.lines.normal_form import NormalForm
 from trainrig.corpus.dedup.lines.settings import CommonLines
-from trainrig.corpus.dedup.lines.units import Units, units_of
+from trainrig.corpus.dedup.lines.units import Units, find_units
 from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 
 
@@ -27,14 +27,14 @@ def cut_lines(
     normal_form = NormalForm()
     found, numbers, documents, characters = [], [], 0, 0
     for texts, numbers_of in batches:
-        units = units_of(texts, settings, normal_form)
+        units = find_units(texts, settings, normal_form)
         found.append(dataclasses.replace(units, documents_U=units.documents_U + documents))
         numbers.append(numbers_of)
         documents += len(texts)
         characters += sum(map(len, texts))
     units = Units.concatenate(found)
     number_D = np.concatenate([np.empty(0, np.int64), *numbers])
-    goes_U = _goes(units, number_D, common, settings)
+    goes_U = _mark_cut_units(units, number_D, common, settings)
     spans = _spans(units, goes_U)
     save_spans(path, spans)
     return {
@@ -47,7 +47,7 @@ def cut_lines(
     }
 
 
-def _goes(
+def _mark_cut_units(
     units: Units, number_D: NDArray[np.int64], common: Sequence[str], settings: CommonLines
 ) -> NDArray[np.bool_]:
     """Which units are cut."""

@@ -44,16 +44,16 @@ class Units:
         return cls(**columns)
 
 
-def units_of(texts: Sequence[str], settings: CommonLines, normal_form: NormalForm) -> Units:
+def find_units(texts: Sequence[str], settings: CommonLines, normal_form: NormalForm) -> Units:
     """The units of `texts`. Two different lines share a key with a probability of 2**-64."""
     codes_C = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     starts_D1 = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts_D1[1:])
-    forms = normal_form.forms(codes_C)
+    forms = normal_form.find_forms(codes_C)
     documents, starts, ends, nexts = _split_units(
         codes_C, starts_D1, forms.of_code, settings.unit == "paragraph"
     )
-    keys, lengths = _keys(
+    keys, lengths = _hash_units(
         codes_C, starts, ends, forms.of_code, forms.several_codes, forms.several_starts
     )
     begins = starts_D1[documents]
@@ -102,7 +102,7 @@ def _split_units(
 
 
 @compile_nogil
-def _keys(
+def _hash_units(
     codes: NDArray[np.uint32],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.dedup.pairs.document_reference import like_keys
+from trainrig.corpus.dedup.pairs.document_reference import group_equal_keys
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 from trainrig.corpus.dedup.signatures.shingles import finalise_hash
 
@@ -33,7 +33,7 @@ _TURNS = 64  # of those before a document; as many follow of those after it
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
 
 
-def candidates(
+def iterate_candidates(
     rows: Rows, earlier: int | None = None, most: int = MOST_CANDIDATES, batch: int | None = None
 ) -> Iterator[Rows]:
     """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
@@ -46,13 +46,13 @@ def candidates(
     Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
     one that comes later in the keep order the pair belongs to the other.
     """
-    shared, bucket = like_keys(np.ascontiguousarray(rows["key"]))
+    shared, bucket = group_equal_keys(np.ascontiguousarray(rows["key"]))
     sizes = np.bincount(bucket)
     ends = np.cumsum(sizes)
     rows = np.take(rows, shared)
     del shared, bucket
     table = rows.view(np.uint64).reshape(-1, _ENTRY_FIELDS)
-    _into_keep_order(table, ends)
+    _sort_buckets(table, ends)
     first = np.minimum(sizes, most + 1)
     possible = int((first * (first - 1) // 2 + (sizes - first) * min(FEW_CANDIDATES, most)).sum())
     pairs = np.empty((max(most, min(possible, batch or BATCH)), _CANDIDATE_FIELDS), np.uint64)
@@ -62,11 +62,11 @@ def candidates(
     place = np.zeros(3, np.int64)  # bucket, its beginning, the next document
     while place[0] < len(ends):
         found = _pair(table, ends, decided, most, place, seen, pairs)
-        yield nearest(pairs[:found].reshape(-1).view(CANDIDATE), most)
+        yield select_nearest(pairs[:found].reshape(-1).view(CANDIDATE), most)
 
 
 @compile_nogil
-def _into_keep_order(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
+def _sort_buckets(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
     """Sort the entries of each bucket by all but their key (Shell's sort: most are of two)."""
     begin = 0
     for end in ends:
@@ -147,10 +147,10 @@ def _turn(turn: int, tie: np.uint64) -> np.uint64:
     return (np.uint64(turn) << _TURN_BITS) | (tie >> (np.uint64(64) - _TURN_BITS))
 
 
-def candidates_of_one_key(
+def iterate_candidates_of_one_key(
     pieces: Callable[[], Iterable[Rows]], earlier: int | None = None, most: int = MOST_CANDIDATES
 ) -> Iterator[Rows]:
-    """What `candidates` gives of entries that share one key and are too many to be held.
+    """What `iterate_candidates` gives of entries that share one key and are too many to be held.
 
     `pieces` has them in any order, and is gone through twice.
     """
@@ -158,7 +158,7 @@ def candidates_of_one_key(
     for rows in pieces():
         rows = np.concatenate([firsts, rows])
         firsts = rows[np.lexsort((rows["ref"], rows["tie"], rows["rank"]))[: most + 1]]
-    yield from candidates(firsts, earlier, most)
+    yield from iterate_candidates(firsts, earlier, most)
     decided = np.uint64(2**64 - 1 if earlier is None else earlier)
     met = firsts[: min(FEW_CANDIDATES, most)]
     turns = np.arange(len(met), dtype=np.uint64) << _TURN_BITS
@@ -175,28 +175,28 @@ def candidates_of_one_key(
             pairs["a"][swapped], pairs["b"][swapped] = met["ref"], rows["ref"][swapped, None]
             ties = rows["tie"][swapped, None] >> (np.uint64(64) - _TURN_BITS)
             pairs["turn"][swapped] = ties | np.uint64(2 * _TURNS - 1) << _TURN_BITS
-            yield nearest(pairs[pairs["a"] < decided], most)
+            yield select_nearest(pairs[pairs["a"] < decided], most)
 
 
-def nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
+def select_nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
     """Of the pairs of each document those of the lowest turns, each once; by `a`, then by turn.
 
     What it gives of several batches together is what it gives of what it gave of each.
     """
     # Batches are in this order, and merged: a stable sort sees that.
     pairs = np.take(pairs, np.argsort(pairs["a"], kind="stable"))
-    return pairs[: _nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)]
+    return pairs[: _move_nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)]
 
 
 @compile_nogil
-def _nearest(pairs: NDArray[np.uint64], most: int) -> int:
-    """Move the pairs that `nearest` gives to the front; how many."""
+def _move_nearest(pairs: NDArray[np.uint64], most: int) -> int:
+    """Move the pairs that `select_nearest` gives to the front; how many."""
     kept, begin = 0, 0
     while begin < len(pairs):
         a, end = pairs[begin, 0], begin + 1
         while end < len(pairs) and pairs[end, 0] == a:
             end += 1
-        _by_turn(pairs[begin:end])
+        _sort_by_turn(pairs[begin:end])
         first = kept
         for row in range(begin, end):
             b, order = pairs[row, 1], pairs[row, 2]
@@ -211,7 +211,7 @@ def _nearest(pairs: NDArray[np.uint64], most: int) -> int:
 
 
 @compile_nogil
-def _by_turn(pairs: NDArray[np.uint64]) -> None:
+def _sort_by_turn(pairs: NDArray[np.uint64]) -> None:
     """Sort the pairs of one document (Shell's sort)."""
     gap = len(pairs)
     while gap > 1:
@@ -228,12 +228,12 @@ def _by_turn(pairs: NDArray[np.uint64]) -> None:
             pairs[at, 1], pairs[at, 2] = b, order
 
 
-def nearest_of_all(batches: Iterable[Rows], most: int = MOST_CANDIDATES) -> Rows:
-    """What `nearest` gives of all batches; three times that is held at most."""
+def select_nearest_of_all(batches: Iterable[Rows], most: int = MOST_CANDIDATES) -> Rows:
+    """What `select_nearest` gives of all batches; three times that is held at most."""
     rows, filled = np.empty(0, CANDIDATE), 0
     for batch in batches:
         if filled + len(batch) > len(rows):
-            chosen = nearest(rows[:filled], most)
+            chosen = select_nearest(rows[:filled], most)
             filled = len(chosen)
             del rows
             rows = np.empty(filled + len(batch) + max(BATCH, filled // 2), CANDIDATE)
@@ -241,4 +241,4 @@ def nearest_of_all(batches: Iterable[Rows], most: int = MOST_CANDIDATES) -> Rows
             del chosen
         rows[filled : filled + len(batch)] = batch
         filled += len(batch)
-    return nearest(rows[:filled], most)
+    return select_nearest(rows[:filled], most)

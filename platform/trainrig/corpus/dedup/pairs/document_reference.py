@@ -53,7 +53,7 @@ def find_positions(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
     return (refs & _PLACE).astype(np.int64)
 
 
-def one_each(names: NDArray[np.void]) -> NDArray[np.void]:
+def deduplicate_names(names: NDArray[np.void]) -> NDArray[np.void]:
     """NAME in the order of refs, one of each document."""
     names = np.take(names, np.argsort(names["ref"]))
     fresh = np.ones(len(names), bool)
@@ -61,7 +61,7 @@ def one_each(names: NDArray[np.void]) -> NDArray[np.void]:
     return np.compress(fresh, names)
 
 
-def fields_of(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[np.void]:
+def select_fields(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[np.void]:
     """Rows of `kind`, whose fields `rows` have among others."""
     found = np.empty(len(rows), kind)
     for name in kind.names or ():
@@ -79,23 +79,23 @@ def find(
     return at, np.asarray(among[at] == wanted)
 
 
-def id_words(ids: Sequence[str]) -> NDArray[np.uint64]:
+def parse_ids(ids: Sequence[str]) -> NDArray[np.uint64]:
     """[documents, 2] ids of 32 hex digits as two numbers that sort as they do."""
-    return text_words("".join(ids))
+    return parse_joined_ids("".join(ids))
 
 
-def text_words(text: str) -> NDArray[np.uint64]:
+def parse_joined_ids(text: str) -> NDArray[np.uint64]:
     """The same of ids that are written one after the other."""
     return np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def id_texts(words: NDArray[np.uint64]) -> list[str]:
-    """The ids that `id_words` took apart."""
-    text = id_text(words)
+def format_ids(words: NDArray[np.uint64]) -> list[str]:
+    """The ids that `parse_ids` took apart."""
+    text = format_joined_ids(words)
     return [text[at : at + ID_DIGITS] for at in range(0, len(text), ID_DIGITS)]
 
 
-def id_text(words: NDArray[np.uint64]) -> str:
+def format_joined_ids(words: NDArray[np.uint64]) -> str:
     """The same, one after the other."""
     return np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
 
@@ -105,18 +105,18 @@ def digest_words(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def parts_of_keys(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+def assign_parts(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
     """The part of each key, of as many ranges of one width: keys are digests, so parts are even."""
     return ((keys >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
-def bins_of_keys(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+def assign_bins(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
     """The bin of each key, of as many as each of those ranges is divided into."""
     within = (keys >> np.uint64(32)) * np.uint64(parts) & np.uint64(2**32 - 1)
     return (within * np.uint64(BINS) >> np.uint64(32)).astype(np.int64)
 
 
-def like_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def group_equal_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The entries whose key another has, like keys beside each other, and the bucket of each.
 
     Returns: [entries] indices, in the order of keys, and within a bucket in no order; [entries]

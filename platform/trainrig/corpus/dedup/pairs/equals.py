@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.pairs.document_reference import like_keys
+from trainrig.corpus.dedup.pairs.document_reference import group_equal_keys
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
 DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1", "ref")])
@@ -23,9 +23,9 @@ def digest_rows(
     return rows
 
 
-def repeats(rows: Rows) -> Rows:
+def find_repeated_documents(rows: Rows) -> Rows:
     """Each document whose digest one before it in the keep order has: beside the first of them."""
-    shared, _ = like_keys(np.ascontiguousarray(rows["key"]))
+    shared, _ = group_equal_keys(np.ascontiguousarray(rows["key"]))
     rows = np.take(rows, shared)
     rows = np.take(rows, np.lexsort([rows[name] for name in reversed(DIGEST.names or ())]))
     starts = np.ones(len(rows), bool)
@@ -39,6 +39,6 @@ def repeats(rows: Rows) -> Rows:
     return found
 
 
-def one_of_each_first(repeats: Rows) -> Rows:
+def pick_one_per_first(repeats: Rows) -> Rows:
     """One of the repeats of each first, by first."""
     return np.take(repeats, np.unique(repeats["first"], return_index=True)[1])

@@ -24,9 +24,9 @@ from trainrig.corpus.dedup.pairs.document_reference import (
     ID_DIGITS,
     find_positions,
     find_splits,
-    id_text,
+    format_joined_ids,
     make_refs,
-    text_words,
+    parse_joined_ids,
 )
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
@@ -62,15 +62,15 @@ def write_pairs(path: str, pairs: Rows, names: Rows) -> None:
         ) as writer,
     ):
         for first in range(0, len(pairs), _ROW_GROUP):
-            writer.write_table(_table(pairs[first : first + _ROW_GROUP], names))
+            writer.write_table(_build_table(pairs[first : first + _ROW_GROUP], names))
 
 
-def _table(pairs: Rows, names: Rows) -> pa.Table:
+def _build_table(pairs: Rows, names: Rows) -> pa.Table:
     known = np.ascontiguousarray(names["ref"])
     a, b = (np.take(names, np.searchsorted(known, pairs[end])) for end in "ab")
     columns = {
-        "a": _id_column(a),
-        "b": _id_column(b),
+        "a": _build_id_column(a),
+        "b": _build_id_column(b),
         "similarity": pairs["similarity"],
         "a_row": find_positions(pairs["a"]),
         "b_shelf": find_splits(pairs["b"]),
@@ -99,21 +99,21 @@ def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[
             for end in "ab":
                 rows = np.empty(len(table), DOCUMENT_KEY)
                 rows["ref"], rows["rank"] = pairs[end], columns[f"{end}_rank"]
-                rows["id0"], rows["id1"] = _words_of(table[end]).T
+                rows["id0"], rows["id1"] = _parse_id_column(table[end]).T
                 ends.append(rows)
             yield pairs, ends[0], ends[1]
 
 
-def _id_column(names: Rows) -> pa.LargeStringArray:
+def _build_id_column(names: Rows) -> pa.LargeStringArray:
     """The texts of ids, without a Python string for each."""
     words = np.stack([names["id0"], names["id1"]], axis=1)
     ends = np.arange(0, ID_DIGITS * len(words) + 1, ID_DIGITS)
-    buffers = pa.py_buffer(ends), pa.py_buffer(id_text(words).encode())
+    buffers = pa.py_buffer(ends), pa.py_buffer(format_joined_ids(words).encode())
     return pa.LargeStringArray.from_buffers(len(words), *buffers)
 
 
-def _words_of(column: pa.ChunkedArray) -> NDArray[np.uint64]:
-    """[ids, 2] what `_id_column` made a column of."""
+def _parse_id_column(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """[ids, 2] what `_build_id_column` made a column of."""
     text = bytearray()
     for chunk in column.cast(pa.large_string()).chunks:
         if not len(chunk):  # Arrow need not have buffers for it
@@ -121,4 +121,4 @@ def _words_of(column: pa.ChunkedArray) -> NDArray[np.uint64]:
         _, ends, data = chunk.buffers()
         here = np.frombuffer(ends, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
         text += memoryview(data)[here[0] : here[-1]]
-    return text_words(text.decode())
+    return parse_joined_ids(text.decode())

@@ -10,26 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.pairs import buckets
-from trainrig.corpus.dedup.pairs.document_reference import BINS, bins_of_keys
+from trainrig.corpus.dedup.pairs.document_reference import BINS, assign_bins
 from trainrig.corpus.dedup.pairs.partition_plan import cut_partitions
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
 
 
-def candidates(entries: RunPart, parts: int, most: int, earlier: int | None) -> Iterator[Rows]:
-    """What `buckets.candidates` gives of one of `parts` ranges, `most` entries held at a time."""
+def iterate_candidates(
+    entries: RunPart, parts: int, most: int, earlier: int | None
+) -> Iterator[Rows]:
+    """What `buckets.iterate_candidates` gives of one of `parts` ranges,
+    `most` entries held at a time."""
     if entries.count <= most:
-        yield from buckets.candidates(entries.read(), earlier)
+        yield from buckets.iterate_candidates(entries.read(), earlier)
         return
     counts = np.zeros(BINS, np.int64)
-    for rows in entries.pieces():
-        counts += np.bincount(bins_of_keys(rows["key"], parts), minlength=BINS)
+    for rows in entries.iterate_pieces():
+        counts += np.bincount(assign_bins(rows["key"], parts), minlength=BINS)
     for first, end in cut_partitions(counts.tolist(), most):
         in_bins = functools.partial(_in_bins, entries, parts, first, end)
-        giants = _giants(in_bins(), most) if end == first + 1 else np.empty(0, np.uint64)
+        giants = _find_giants(in_bins(), most) if end == first + 1 else np.empty(0, np.uint64)
         rest = [rows[~np.isin(rows["key"], giants)] for rows in in_bins()]
-        yield from buckets.candidates(np.concatenate(rest), earlier)
+        yield from buckets.iterate_candidates(np.concatenate(rest), earlier)
         for key in giants:
-            yield from buckets.candidates_of_one_key(
+            yield from buckets.iterate_candidates_of_one_key(
                 functools.partial(_of_key, in_bins, key), earlier
             )
 
@@ -37,12 +40,12 @@ def candidates(entries: RunPart, parts: int, most: int, earlier: int | None) -> 
 def _in_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterator[Rows]:
     """The entries of some bins of a range, a piece at a time; one piece at least."""
     yield np.empty(0, buckets.ENTRY)
-    for rows in entries.pieces():
-        bins = bins_of_keys(rows["key"], parts)
+    for rows in entries.iterate_pieces():
+        bins = assign_bins(rows["key"], parts)
         yield np.compress((first <= bins) & (bins < end), rows)
 
 
-def _giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
+def _find_giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
     """The keys that have more than half of the entries that may be held."""
     keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
     for rows in pieces:

@@ -51,7 +51,7 @@ class PartitionPlan:
 def plan(split_indexes: Sequence[SplitIndex], bands: int, memory: int) -> PartitionPlan:
     """Tasks of about `memory` bytes each. One split index may take more: its split is not cut."""
     budget = max(memory - PROCESS, 16 * MIB)
-    taken = [_bytes_of(split_index, bands) for split_index in split_indexes]
+    taken = [_estimate_bytes(split_index, bands) for split_index in split_indexes]
     partitions = cut_partitions(taken, budget)
     documents = sum(split_index.count for split_index in split_indexes)
     keys = bands * documents
@@ -77,6 +77,6 @@ def cut_partitions(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
     return [*partitions, (first, len(taken))]
 
 
-def _bytes_of(split_index: SplitIndex, bands: int) -> int:
+def _estimate_bytes(split_index: SplitIndex, bands: int) -> int:
     own = max(bands * _BYTES_OF_ENTRY, MOST_CANDIDATES * _BYTES_OF_PAIR) + _BYTES_OF_DOCUMENT
     return split_index.count * own + split_index.shingles * _BYTES_OF_SHINGLE

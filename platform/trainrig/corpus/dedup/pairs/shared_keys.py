@@ -32,7 +32,7 @@ class Searched:
     wanted: NDArray[np.bool_]  # [documents]
 
 
-def keys_by_part(
+def group_keys_by_part(
     split_indexes: Sequence[Searched], parts: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """KEY of all that are wanted, as `parts` ranges, and where each begins.
@@ -56,13 +56,13 @@ def mark_shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
     thought to differ.
     """
     met = KeyFilter(min(keys.count, distinct), _SLOTS_A_KEY)
-    for piece in keys.pieces():
+    for piece in keys.iterate_pieces():
         met.add(piece)
-    for piece in keys.pieces():
+    for piece in keys.iterate_pieces():
         yield met.appears_again(piece)
 
 
-def entries(
+def build_entries(
     split_indexes: Iterable[Searched],
     order: Callable[[int], tuple[NDArray[np.uint64], NDArray[np.uint64]]],
     shared: NDArray[np.bool_],
@@ -71,13 +71,13 @@ def entries(
     """ENTRY for each shared key of a document, as ranges, and where each begins.
 
     Args:
-        split indexes: what `keys_by_part` was given.
+        split indexes: what `group_keys_by_part` was given.
         order: ranks [documents] and ids [documents, 2] of a split index.
-        shared: of all keys, in the order of `keys_by_part`.
+        shared: of all keys, in the order of `group_keys_by_part`.
         counts: how many of them lie in each range.
     """
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    places = np.stack([starts, _starts_of_shared(shared, starts)])
+    places = np.stack([starts, _find_shared_starts(shared, starts)])
     starts = places[1].copy()
     rows = np.empty((starts[-1], _ENTRY_FIELDS), np.uint64)
     for each in split_indexes:
@@ -94,7 +94,7 @@ def _count(keys: NDArray[np.uint64], wanted: NDArray[np.bool_], counts: NDArray[
     for document in range(len(keys)):
         if wanted[document]:
             for band in range(keys.shape[1]):
-                counts[_part(keys[document, band], parts)] += 1
+                counts[_assign_part(keys[document, band], parts)] += 1
 
 
 @compile_nogil
@@ -109,13 +109,13 @@ def _group(
         if wanted[document]:
             for band in range(keys.shape[1]):
                 key = keys[document, band]
-                part = _part(key, parts)
+                part = _assign_part(key, parts)
                 found[free[part]] = np.uint32(key & np.uint64(2**32 - 1))
                 free[part] += 1
 
 
 @compile_nogil
-def _starts_of_shared(shared: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_shared_starts(shared: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     found = np.zeros(len(starts), np.int64)
     for part in range(len(starts) - 1):
         here = 0
@@ -144,7 +144,7 @@ def _write_entries(
         rank, tie, ref = ranks[document], ids[document, 0], first + np.uint64(document)
         for band in range(keys.shape[1]):
             key = keys[document, band]
-            part = _part(key, parts)
+            part = _assign_part(key, parts)
             place = places[0, part]
             places[0, part] += 1
             if shared[place]:
@@ -154,6 +154,6 @@ def _write_entries(
 
 
 @compile_nogil
-def _part(key: np.uint64, parts: np.uint64) -> np.uint64:
+def _assign_part(key: np.uint64, parts: np.uint64) -> np.uint64:
     """As `names.parts_of_keys` has it."""
     return (key >> np.uint64(32)) * parts >> np.uint64(32)

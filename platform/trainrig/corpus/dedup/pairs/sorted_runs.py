@@ -72,7 +72,7 @@ class Run:
 def writing_run(path: str, parts: int) -> Iterator[Run]:
     """A run at `path`, which is there once the block ends."""
     with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
-        file.write(bytes(_rows_begin(parts)))
+        file.write(bytes(_compute_rows_begin(parts)))
         run = Run(file, parts)
         yield run
         run.close()
@@ -108,7 +108,7 @@ class RunPart:
         """Its rows."""
         return sum(rows for _, _, rows in self._spans)
 
-    def counts(self, paths: Iterable[str]) -> list[int]:
+    def count_rows(self, paths: Iterable[str]) -> list[int]:
         """Its rows in each of the runs at `paths`."""
         found = dict.fromkeys(paths, 0)
         for path, _, rows in self._spans:
@@ -123,12 +123,12 @@ class RunPart:
             filled += len(piece)
         return rows
 
-    def chunks(self) -> Iterator[NDArray[Any]]:
+    def iterate_chunks(self) -> Iterator[NDArray[Any]]:
         """What each chunk has of it, be it nothing; of runs that have nothing, no chunk."""
         for span in self._spans:
             yield _read(*span, self.kind)
 
-    def pieces(self, most: int | None = None) -> Iterator[NDArray[Any]]:
+    def iterate_pieces(self, most: int | None = None) -> Iterator[NDArray[Any]]:
         """What `read` gives, at most so many rows at a time: the few of many runs together."""
         most = most or PIECE
         held, waiting = list[NDArray[Any]](), 0
@@ -153,7 +153,7 @@ def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[A
     return RunPart.of(paths, part, kind).read()
 
 
-def _rows_begin(parts: int) -> int:
+def _compute_rows_begin(parts: int) -> int:
     return _HEAD + _NUMBER * (parts + 1)
 
 
@@ -162,24 +162,24 @@ def _spans(path: str, part: int, size: int) -> list[tuple[int, int]]:
 
     None if all are empty. `size` is that of a row in bytes.
     """
-    begin, end = _numbers(path, _HEAD + _NUMBER * part, 2)
+    begin, end = _read_numbers(path, _HEAD + _NUMBER * part, 2)
     if begin == end:
         return []
-    chunks, parts, rows = _numbers(path, 0, 3)
+    chunks, parts, rows = _read_numbers(path, 0, 3)
     starts = [begin, end]
     if chunks > 1:  # from the part's first entry in the table on
-        table = _rows_begin(parts) + rows * size + _NUMBER * part
-        starts = _numbers(path, table, (chunks - 1) * (parts + 1) + 2)
+        table = _compute_rows_begin(parts) + rows * size + _NUMBER * part
+        starts = _read_numbers(path, table, (chunks - 1) * (parts + 1) + 2)
     return [
-        (_rows_begin(parts) + first * size, last - first)
+        (_compute_rows_begin(parts) + first * size, last - first)
         for first, last in zip(starts[:: parts + 1], starts[1 :: parts + 1], strict=True)
     ]
 
 
-def _numbers(path: str, begin: int, count: int) -> list[int]:
+def _read_numbers(path: str, begin: int, count: int) -> list[int]:
     data = storage.read_range(path, begin, begin + _NUMBER * count)
     if len(data) != _NUMBER * count:
-        raise _torn(path)
+        raise _build_torn_error(path)
     return [int(number) for number in np.frombuffer(data, np.int64)]
 
 
@@ -187,11 +187,11 @@ def _read(path: str, begin: int, rows: int, kind: np.dtype[Any]) -> NDArray[Any]
     size = rows * kind.itemsize
     data = storage.read_range(path, begin, begin + size) if size else b""
     if len(data) != size:
-        raise _torn(path)
+        raise _build_torn_error(path)
     return np.frombuffer(data, kind)
 
 
-def _torn(path: str) -> DataError:
+def _build_torn_error(path: str) -> DataError:
     return DataError(f"{path}: torn; delete it and its pass's records, and run again")
 
 

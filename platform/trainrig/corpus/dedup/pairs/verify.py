@@ -33,7 +33,7 @@ class Verification(Settings):
 
 
 @compile_nogil
-def common_shingles(
+def count_common_shingles(
     one: NDArray[np.uint32],
     one_starts: NDArray[np.int64],
     one_ends: NDArray[np.int64],
@@ -56,8 +56,8 @@ def common_shingles(
         j, j_last = other_starts[pair], other_ends[pair]
         # Four walks, from either end of the lower half of all values and of the upper: a step waits
         # for the one before it in its own walk alone.
-        k = i_end = _first_not_below(one, i, i_last, _MIDDLE)
-        m = j_end = _first_not_below(other, j, j_last, _MIDDLE)
+        k = i_end = _find_first_not_below(one, i, i_last, _MIDDLE)
+        m = j_end = _find_first_not_below(other, j, j_last, _MIDDLE)
         k_end, m_end, common = i_last, j_last, 0
         while min(i_end - i, j_end - j, k_end - k, m_end - m) > 2 * _STRIDE and (
             common + min(i_end - i, j_end - j) + min(k_end - k, m_end - m) >= least[pair]
@@ -73,14 +73,14 @@ def common_shingles(
                 a, b = one[k_end - 1], other[m_end - 1]
                 common, k_end, m_end = common + (a == b), k_end - (a >= b), m_end - (b >= a)
         above = min(k_end - k, m_end - m)
-        common += _common(one[i:i_end], other[j:j_end], least[pair] - common - above)
-        common += _common(one[k:k_end], other[m:m_end], least[pair] - common)
+        common += _count_common(one[i:i_end], other[j:j_end], least[pair] - common - above)
+        common += _count_common(one[k:k_end], other[m:m_end], least[pair] - common)
         found[pair] = common if common >= least[pair] else -1
     return found
 
 
 @compile_nogil
-def _common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
+def _count_common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
     """How many values two sorted arrays share; less, once it is sure that fewer than `least`."""
     i, j, common = 0, 0, 0
     while i < len(one) and j < len(other) and common + min(len(one) - i, len(other) - j) >= least:
@@ -91,7 +91,9 @@ def _common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> i
 
 
 @compile_nogil
-def _first_not_below(values: NDArray[np.uint32], start: int, end: int, least: np.uint32) -> int:
+def _find_first_not_below(
+    values: NDArray[np.uint32], start: int, end: int, least: np.uint32
+) -> int:
     """Where in a sorted partition of `values` those from `least` up begin."""
     while start < end:
         middle = (start + end) // 2
@@ -102,19 +104,19 @@ def _first_not_below(values: NDArray[np.uint32], start: int, end: int, least: np
     return start
 
 
-def least_common(
+def compute_least_common(
     measure: Measure, floor: float, one: NDArray[np.int64], other: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """[pairs] as many common shingles as documents of these numbers have at similarity `floor`.
 
-    One less, so that no rounding loses a pair: `similarities` decides.
+    One less, so that no rounding loses a pair: `compute_similarities` decides.
     """
     whole = np.minimum(one, other) if measure == "containment" else (one + other) / (1 + floor)
     least = np.ceil(floor * whole)
     return np.maximum(least.astype(np.int64) - 1, 0)
 
 
-def similarities(
+def compute_similarities(
     measure: Measure,
     common: NDArray[np.int64],
     one: NDArray[np.int64],
@@ -125,7 +127,7 @@ def similarities(
     return np.maximum(common, 0) / whole
 
 
-def together(
+def gather_shingles(
     shingles: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint32]:
     """The shingles of some documents out of those of many, one document after the other."""
@@ -141,7 +143,7 @@ def write_together(
     ends: NDArray[np.int64],
     found: NDArray[np.uint32],
 ) -> None:
-    """What `together` gives, to the beginning of `found`."""
+    """What `gather_shingles` gives, to the beginning of `found`."""
     at = 0
     for document in range(len(starts)):
         length = ends[document] - starts[document]

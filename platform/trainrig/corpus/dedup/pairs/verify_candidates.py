@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from trainrig.corpus.dedup.pairs.document_reference import (
     DOCUMENT_KEY,
     SplitIndex,
-    fields_of,
+    deduplicate_names,
     find,
     find_positions,
     find_splits,
-    one_each,
+    select_fields,
 )
 from trainrig.corpus.dedup.pairs.evidence import PAIR
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 from trainrig.corpus.dedup.pairs.verify import (
     Measure,
-    common_shingles,
-    least_common,
-    similarities,
-    together,
+    compute_least_common,
+    compute_similarities,
+    count_common_shingles,
+    gather_shingles,
     write_together,
 )
 from trainrig.corpus.dedup.signatures.signature_file import load_columns
@@ -63,7 +63,7 @@ def gather_sets(
     names = np.empty(len(refs), SET)
     names["ref"] = refs
     spans = []
-    for split_index, chosen in _by_split(refs):
+    for split_index, chosen in _iterate_splits(refs):
         there = load_columns(split_indexes[split_index].signatures, ["shingles", "ends"])
         places = find_positions(refs[chosen])
         ends = there["ends"][places]
@@ -99,13 +99,13 @@ class RemoteShingles:
         sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
 
-    def shingles(self) -> Iterator[NDArray[np.uint32]]:
+    def iterate_shingles(self) -> Iterator[NDArray[np.uint32]]:
         """Those for each reader."""
         starts, ends = self.own.starts, self.own.ends
         for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
             if first < end:
                 chosen = self.nth[first:end]
-                yield together(self.own.shingles, starts[chosen], ends[chosen])
+                yield gather_shingles(self.own.shingles, starts[chosen], ends[chosen])
 
 
 def fetch_shingles(
@@ -131,7 +131,7 @@ class CandidatePairs:
         return cls(np.take(pairs["a"], by_b), np.take(pairs["b"], by_b))
 
 
-def alike(
+def find_alike_pairs(
     met: CandidatePairs, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
 ) -> tuple[Rows, Rows]:
     """The pairs that are alike from `floor` up, in order, and the names of all their documents.
@@ -145,7 +145,7 @@ def alike(
     own_refs = np.ascontiguousarray(own.names["ref"])
     own_starts, own_ends = own.starts, own.ends
     compared = np.zeros(len(met.seconds), bool)
-    found, names = [np.empty(0, PAIR)], [fields_of(own.names, DOCUMENT_KEY)]
+    found, names = [np.empty(0, PAIR)], [select_fields(own.names, DOCUMENT_KEY)]
     for other in others:
         if not len(other.names):
             continue
@@ -161,16 +161,16 @@ def alike(
             one, b = met.firsts[some][there], b[there]
             a, _ = find(own_refs, one)
             sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
-            common = common_shingles(
+            common = count_common_shingles(
                 own.shingles,
                 own_starts[a],
                 own_ends[a],
                 _make_read_only(other.shingles),
                 other_starts[b],
                 other_ends[b],
-                least_common(measure, floor, *sizes),
+                compute_least_common(measure, floor, *sizes),
             )
-            likeness = similarities(measure, common, *sizes)
+            likeness = compute_similarities(measure, common, *sizes)
             enough = (common >= 0) & (likeness >= floor)
             rows = np.empty(np.count_nonzero(enough), PAIR)
             rows["a"], rows["b"] = one[enough], refs[b[enough]]
@@ -178,14 +178,14 @@ def alike(
             found.append(rows)
             of_use[b[enough]] = True
         if other is not own:
-            names.append(fields_of(other.names[of_use], DOCUMENT_KEY))
+            names.append(select_fields(other.names[of_use], DOCUMENT_KEY))
     rows = np.concatenate(found)
     found.clear()
     rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
-    return rows, one_each(np.concatenate(names))
+    return rows, deduplicate_names(np.concatenate(names))
 
 
-def _by_split(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
+def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
     """Each split index that refs in order speak of, and where they do."""
     there, starts = np.unique(find_splits(refs), return_index=True)
     bounds = [*starts.tolist(), len(refs)]

@@ -16,7 +16,7 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     MARK,
     SYLLABLE,
     WORD,
-    letters,
+    build_letter_table,
 )
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import IDEOGRAMS_A_WORD, SYLLABLES_A_WORD
@@ -31,14 +31,14 @@ _BLOCK = 4096  # shingles permuted at once: 128 rows of them are 4 MB
 _UNSPACED = IDEOGRAM | SYLLABLE
 
 
-def signatures_by_datasketch(texts: NormalisedTexts, settings: MinHash) -> NDArray[np.uint64]:
+def compute_datasketch_signatures(texts: NormalisedTexts, settings: MinHash) -> NDArray[np.uint64]:
     """[texts, bands x rows]."""
     rows = settings.bands * settings.rows
     empty = datasketch.MinHash(rows, settings.seed, scheme=SCHEMES[settings.scheme])
     found = np.empty((len(texts.starts) - 1, rows), np.uint64)
     for number, (start, end) in enumerate(zip(texts.starts, texts.starts[1:], strict=False)):
         text = texts.data[start:end].tobytes().decode("utf-8", "surrogatepass")
-        words = words_of(text, settings.shingle_words)
+        words = split_words(text, settings.shingle_words)
         one = empty.copy()
         last = max(0, len(words) - settings.shingle_words)
         for first in range(0, last + 1, _BLOCK):
@@ -49,10 +49,12 @@ def signatures_by_datasketch(texts: NormalisedTexts, settings: MinHash) -> NDArr
     return found
 
 
-def words_of(text: str, shingle_words: int) -> list[str]:
+def split_words(text: str, shingle_words: int) -> list[str]:
     """The words whose hashes `shingles_of` goes by: for scripts without spaces, a run each."""
     lower = text.lower()
-    flags = letters()[np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), np.uint32)]
+    flags = build_letter_table()[
+        np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), np.uint32)
+    ]
     if not (flags & np.uint32(_UNSPACED)).any():
         return re.findall(r"\w+", lower)
     words, place, of = [], 0, flags.tolist()

@@ -54,7 +54,7 @@ _COMPOSED = (  # all but ideograms and the syllables of Hangul
 
 
 @functools.cache
-def letters() -> NDArray[np.uint32]:
+def build_letter_table() -> NDArray[np.uint32]:
     """The table, by code point; a tenth of a second when first asked for."""
     every = "".join(map(chr, range(_ASSIGNED)))
     for capital in CAPITALS:
@@ -94,7 +94,7 @@ def _list_composable() -> list[int]:
 
 
 @compile_nogil
-def letter_at(
+def read_letter(
     data: NDArray[np.uint8], place: int, table: NDArray[np.uint32]
 ) -> tuple[np.uint32, int]:
     """The entry of the UTF-8 character at `place`, and where the next one starts."""

@@ -12,8 +12,8 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     CODE,
     SPACE,
     UNSETTLED,
-    letter_at,
-    letters,
+    build_letter_table,
+    read_letter,
 )
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
@@ -21,17 +21,25 @@ DIGEST = 16  # bytes
 _BLANK = np.uint8(32)
 
 
-def text_digest(text: str) -> bytes:
+def hash_text(text: str) -> bytes:
     """That of one text."""
-    return text_digests(NormalisedTexts.of([text])).tobytes()
+    return hash_texts(NormalisedTexts.of([text])).tobytes()
 
 
-def text_digests(texts: NormalisedTexts) -> NDArray[np.uint8]:
+def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
     """[texts, 16] BLAKE2b-128 of each in NFC, lower case, each run of white space one blank."""
-    folded = np.empty(_room(texts), np.uint8)
+    folded = np.empty(_estimate_room(texts), np.uint8)
     ends = np.empty(len(texts.starts) - 1, np.int64)
     unsettled = np.empty(len(ends), np.bool_)
-    _fold(texts.data, texts.starts, letters(), _ascii(), folded, ends, unsettled)
+    _fold(
+        texts.data,
+        texts.starts,
+        build_letter_table(),
+        _build_ascii_table(),
+        folded,
+        ends,
+        unsettled,
+    )
     digests = []
     start, whole = 0, folded.data
     for end, is_unsettled in zip(ends.tolist(), unsettled.tolist(), strict=True):
@@ -45,15 +53,15 @@ def text_digests(texts: NormalisedTexts) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST)
 
 
-def _room(texts: NormalisedTexts) -> int:
+def _estimate_room(texts: NormalisedTexts) -> int:
     # Lower case makes three bytes of some letters of two; a blank is written before it is dropped.
     return int(texts.starts[-1] - texts.starts[0]) * 3 // 2 + 1
 
 
 @functools.cache
-def _ascii() -> NDArray[np.uint8]:
+def _build_ascii_table() -> NDArray[np.uint8]:
     """[128] each ASCII character in lower case, white space as a blank."""
-    table = letters()[:128]
+    table = build_letter_table()[:128]
     found = np.where(table & SPACE, _BLANK, table & CODE).astype(np.uint8)
     found.setflags(write=False)
     return found
@@ -84,7 +92,7 @@ def _fold(
                 after_space = is_space
                 place += 1
                 continue
-            letter, place = letter_at(data, place, table)
+            letter, place = read_letter(data, place, table)
             if letter & SPACE:
                 folded[filled] = _BLANK
                 filled += 1 - after_space

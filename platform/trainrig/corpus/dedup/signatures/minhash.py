@@ -19,7 +19,7 @@ def match_probability(similarity: float, bands: int, rows: int) -> float:
     return float(1 - (1 - similarity**rows) ** bands)
 
 
-def steepest(threshold: float, permutations: int, recall: float) -> tuple[int, int]:
+def choose_banding(threshold: float, permutations: int, recall: float) -> tuple[int, int]:
     """The bands and rows that find a share `recall` of the pairs at the threshold, and few below.
 
     As many rows as can be: the curve rises the steeper. Then as many bands as are left, since more
@@ -37,11 +37,11 @@ def steepest(threshold: float, permutations: int, recall: float) -> tuple[int, i
     return permutations // rows, rows
 
 
-def _rows(given: dict[str, Any]) -> int:
-    return steepest(given["threshold"], given["permutations"], given["recall"])[1]
+def _choose_rows(given: dict[str, Any]) -> int:
+    return choose_banding(given["threshold"], given["permutations"], given["recall"])[1]
 
 
-def _bands(given: dict[str, Any]) -> int:
+def _compute_bands(given: dict[str, Any]) -> int:
     bands: int = given["permutations"] // given["rows"]
     return max(1, bands)
 
@@ -65,9 +65,9 @@ class MinHash(Settings):
     # Smallest share to find of the pairs just at the threshold.
     recall: float = Field(default=0.95, gt=0, lt=1)
     # Hashes in a band; by default the most that still reach `recall`.
-    rows: int = Field(default_factory=_rows, ge=1)
+    rows: int = Field(default_factory=_choose_rows, ge=1)
     # Bands of a signature; by default as many as the permutations make.
-    bands: int = Field(default_factory=_bands, ge=1)
+    bands: int = Field(default_factory=_compute_bands, ge=1)
     shingle_words: int = Field(default=5, ge=1, le=64)  # words of a shingle
     # "fast": 32-bit hashes by our own kernel. The others give the very values of datasketch, in its
     # schemes affine32 and affine64, or of its 1.x.
@@ -82,7 +82,7 @@ class MinHash(Settings):
                 f"{self.bands} bands of {self.rows} rows take {needed} permutations, more than "
                 f"{self.permutations}; set permutations = {needed}, or leave bands and rows out"
             )
-        found = self.candidate_probability(self.threshold)
+        found = self.compute_candidate_probability(self.threshold)
         if found < self.recall and not {"bands", "rows"} <= self.model_fields_set:
             raise ValueError(
                 f"{self.bands} bands of {self.rows} rows find {found:.1%} of the pairs at the "
@@ -90,12 +90,12 @@ class MinHash(Settings):
             )
         return self
 
-    def candidate_probability(self, similarity: float) -> float:
+    def compute_candidate_probability(self, similarity: float) -> float:
         """How likely two texts of this Jaccard similarity are to share a band key."""
         return match_probability(similarity, self.bands, self.rows)
 
 
-def curve(settings: MinHash) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def compute_match_curve(settings: MinHash) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Jaccard similarities from 0 to 1 by hundredths, and how likely each shares a band key."""
     similarities = np.arange(101) / 100
     return similarities, 1 - (1 - similarities**settings.rows) ** settings.bands

@@ -27,8 +27,8 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     MARK,
     SYLLABLE,
     WORD,
-    letter_at,
-    letters,
+    build_letter_table,
+    read_letter,
 )
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
@@ -47,10 +47,12 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd: words that change places change th
 
 def shingle(text: str, words: int) -> NDArray[np.uint32]:
     """The sorted hashes of all runs of `words` words in `text`, each once."""
-    return shingles_of(NormalisedTexts.of([text]), words)[0]
+    return shingle_texts(NormalisedTexts.of([text]), words)[0]
 
 
-def shingles_of(texts: NormalisedTexts, words: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def shingle_texts(
+    texts: NormalisedTexts, words: int
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Those of many texts, one after the other, and where those of each text end."""
     lengths = np.diff(texts.starts)
     # A word takes two bytes at least, with what parts it from the next.
@@ -58,12 +60,21 @@ def shingles_of(texts: NormalisedTexts, words: int) -> tuple[NDArray[np.uint32],
     found = np.empty(room, np.uint32)
     longest = int(lengths.max(initial=0)) // 2 + 2  # one is written before it is dropped
     hashes, ends = np.empty(longest, np.uint64), np.empty(len(lengths), np.int64)
-    _shingle(texts.data, texts.starts, letters(), _ascii(), words, hashes, found, ends)
+    _shingle(
+        texts.data,
+        texts.starts,
+        build_letter_table(),
+        _build_ascii_table(),
+        words,
+        hashes,
+        found,
+        ends,
+    )
     begin = 0
     for end in ends.tolist():  # numpy sorts many values at once: in a third of a loop's time
         found[begin:end].sort()
         begin = end
-    _once(found, ends)
+    _deduplicate(found, ends)
     return found[: ends[-1] if len(ends) else 0].copy(), ends
 
 
@@ -96,22 +107,22 @@ def _shingle(
     filled = 0
     for text in range(len(ends)):
         here = data[starts[text] : starts[text + 1]]
-        number = _words(here, table, ascii_table, words, hashes)
-        filled += _n_grams(hashes[:number], words, found[filled:])
+        number = _hash_words(here, table, ascii_table, words, hashes)
+        filled += _hash_n_grams(hashes[:number], words, found[filled:])
         ends[text] = filled
 
 
 @functools.cache
-def _ascii() -> NDArray[np.uint8]:
+def _build_ascii_table() -> NDArray[np.uint8]:
     """[128] each ASCII character in lower case; 0 where it is part of no word."""
-    table = letters()[:128]
+    table = build_letter_table()[:128]
     found = np.where(table & WORD, table & CODE, 0).astype(np.uint8)
     found.setflags(write=False)
     return found
 
 
 @compile_nogil
-def _words(
+def _hash_words(
     text: NDArray[np.uint8],
     table: NDArray[np.uint32],
     ascii_table: NDArray[np.uint8],
@@ -135,7 +146,7 @@ def _words(
             continue
         if byte < 0xC0:
             continue  # in a character that was seen already
-        letter, _ = letter_at(text, place, table)
+        letter, _ = read_letter(text, place, table)
         if letter & (WORD | IDEOGRAM | SYLLABLE) == WORD:
             word = (word ^ np.uint64(letter & CODE)) * _PRIME
             inside = ~_NONE
@@ -160,13 +171,13 @@ def _hash_unspaced_word(
 ) -> np.uint64:
     """The hash, not mixed yet, of the word that the letter at `place` starts in a script without
     spaces."""
-    letter, place = letter_at(text, place, table)
+    letter, place = read_letter(text, place, table)
     script = letter & (IDEOGRAM | SYLLABLE)
     a_word = IDEOGRAMS_A_WORD if script == IDEOGRAM else SYLLABLES_A_WORD
     ahead = words * a_word - words
     found = (_SEED ^ np.uint64(letter & CODE)) * _PRIME
     while place < len(text):
-        letter, place = letter_at(text, place, table)
+        letter, place = read_letter(text, place, table)
         if letter & MARK == 0:
             if letter & script == 0 or ahead == 0:
                 break
@@ -176,7 +187,7 @@ def _hash_unspaced_word(
 
 
 @compile_nogil
-def _n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) -> int:
+def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) -> int:
     """Write 32 bits of each sum of `words` hashes in a row, weighed by their place; how many."""
     weight, total = np.uint64(1), np.uint64(0)
     for place in range(min(words, len(hashes))):
@@ -192,7 +203,7 @@ def _n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) 
 
 
 @compile_nogil
-def _once(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
+def _deduplicate(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
     """Leave each of a text's values, which are sorted, once; `ends` moves up accordingly."""
     begin, kept = _NONE, _NONE  # places without a sign: they need not be looked at
     for text in range(len(ends)):

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.signatures.exact import DIGEST, text_digests
+from trainrig.corpus.dedup.signatures.exact import DIGEST, hash_texts
 from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import shingles_of
-from trainrig.corpus.dedup.signatures.signature import band_keys, signatures
+from trainrig.corpus.dedup.signatures.shingles import shingle_texts
+from trainrig.corpus.dedup.signatures.signature import compute_band_keys, compute_signatures
 from trainrig.corpus.dedup.signatures.signature_file import load_columns, save_columns
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
-from trainrig.corpus.urls.key import url_key
+from trainrig.corpus.urls.key import compute_url_key
 
 _BLOCK = 2**22  # bytes of text signed at a time: what is worked in takes some ten times as many
 
@@ -57,13 +57,13 @@ class Signatures:
         texts: NormalisedTexts,
         settings: MinHash,
     ) -> "Signatures":
-        keys, shingles, ends = keys_and_shingles(texts, settings)
-        digests = [text_digests(texts.part(*block)) for block in texts.blocks(_BLOCK)]
+        keys, shingles, ends = compute_keys_and_shingles(texts, settings)
+        digests = [hash_texts(texts.slice_texts(*block)) for block in texts.find_blocks(_BLOCK)]
         return cls(
             ids=np.array(ids, dtype=np.str_),
             characters=characters,
             digests=np.concatenate([np.empty((0, DIGEST), np.uint8), *digests]),
-            urls=np.frombuffer(b"".join(map(url_key, urls)), np.uint8).reshape(-1, DIGEST),
+            urls=np.frombuffer(b"".join(map(compute_url_key, urls)), np.uint8).reshape(-1, DIGEST),
             keys=keys,
             shingles=shingles,
             ends=ends,
@@ -89,34 +89,34 @@ class Signatures:
         """What `save` wrote, mapped: only what is looked at is read. Raises DataError."""
         return cls(**load_columns(path))
 
-    def shingles_of(self, document: int) -> NDArray[np.uint32]:
+    def slice_shingles(self, document: int) -> NDArray[np.uint32]:
         """The shingles of one document."""
         start = self.ends[document - 1] if document else 0
         return self.shingles[start : self.ends[document]]
 
 
-def keys_and_shingles(
+def compute_keys_and_shingles(
     texts: NormalisedTexts, settings: MinHash
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
     """Band keys [texts, bands]; all shingles, one text after the other; where each text's end."""
     keys = [np.empty((0, settings.bands), np.uint64)]
     shingles = [np.empty(0, np.uint32)]
     ends = [np.zeros(1, np.int64)]
-    for first, end in texts.blocks(_BLOCK):
-        block = texts.part(first, end)
-        found, ends_here = shingles_of(block, settings.shingle_words)
-        keys.append(band_keys(_signatures(block, found, ends_here, settings), settings))
+    for first, end in texts.find_blocks(_BLOCK):
+        block = texts.slice_texts(first, end)
+        found, ends_here = shingle_texts(block, settings.shingle_words)
+        keys.append(compute_band_keys(_sign_texts(block, found, ends_here, settings), settings))
         shingles.append(found)
         ends.append(ends[-1][-1] + ends_here)
     return np.concatenate(keys), np.concatenate(shingles), np.concatenate(ends)[1:]
 
 
-def _signatures(
+def _sign_texts(
     texts: NormalisedTexts, shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
 ) -> NDArray[np.uint32] | NDArray[np.uint64]:
     if settings.scheme == "fast":
-        return signatures(shingles, ends, settings)
+        return compute_signatures(shingles, ends, settings)
     # brings scipy
-    from trainrig.corpus.dedup.signatures.by_datasketch import signatures_by_datasketch
+    from trainrig.corpus.dedup.signatures.by_datasketch import compute_datasketch_signatures
 
-    return signatures_by_datasketch(texts, settings)
+    return compute_datasketch_signatures(texts, settings)

@@ -12,7 +12,7 @@ _LARGEST = np.uint32(0xFFFFFFFF)
 _STEP = 0x9E3779B97F4A7C15
 
 
-def signatures(
+def compute_signatures(
     shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
 ) -> NDArray[np.uint32]:
     """[texts, bands x rows] of many sets, one after the other in `shingles`, by scheme "fast".
@@ -20,22 +20,22 @@ def signatures(
     A permutation is a x + b modulo 2^32 with an odd a, one to one on shingles, which are hashes.
     """
     rows = settings.bands * settings.rows
-    multipliers, increments = permutations(rows, settings.seed)
+    multipliers, increments = build_permutations(rows, settings.seed)
     found = np.empty((len(ends), len(multipliers)), np.uint32)
-    _least(shingles, ends, multipliers, increments, found)
+    _find_least(shingles, ends, multipliers, increments, found)
     return found[:, :rows]
 
 
-def band_keys(
+def compute_band_keys(
     signatures: NDArray[np.uint32] | NDArray[np.uint64], settings: MinHash
 ) -> NDArray[np.uint64]:
     """[texts, bands]. The band's number is in the key: no band meets another's."""
     keys = np.empty((len(signatures), settings.bands), np.uint64)
-    _band_keys(np.ascontiguousarray(signatures, np.uint64), settings.rows, keys)
+    _hash_bands(np.ascontiguousarray(signatures, np.uint64), settings.rows, keys)
     return keys
 
 
-def permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def build_permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Multipliers and increments, `number` of them and some to fill the last `_WIDTH`."""
     whole = -(-number // _WIDTH) * _WIDTH
     values = np.array(
@@ -49,7 +49,7 @@ def permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np
 
 
 @compile_nogil
-def _least(
+def _find_least(
     shingles: NDArray[np.uint32],
     ends: NDArray[np.int64],
     multipliers: NDArray[np.uint32],
@@ -81,7 +81,7 @@ def _least(
 
 
 @compile_nogil
-def _band_keys(signatures: NDArray[np.uint64], rows: int, keys: NDArray[np.uint64]) -> None:
+def _hash_bands(signatures: NDArray[np.uint64], rows: int, keys: NDArray[np.uint64]) -> None:
     for text in range(len(keys)):
         for band in range(keys.shape[1]):
             key = finalise_hash(np.uint64(band + 1))

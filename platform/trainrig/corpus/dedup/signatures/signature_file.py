@@ -43,8 +43,8 @@ def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     columns = {
         "id": pa.array(arrays["ids"].tolist(), pa.string()),
         "characters": pa.array(arrays["characters"].astype(np.int64)),
-        "digest": _binary(arrays["digests"]),
-        "url": _binary(arrays["urls"]),
+        "digest": _convert_to_binary(arrays["digests"]),
+        "url": _convert_to_binary(arrays["urls"]),
         "keys": pa.FixedSizeListArray.from_arrays(pa.array(keys.ravel()), keys.shape[1]),
         "ends": pa.array(ends),
         "shingles": pa.LargeListArray.from_arrays(
@@ -88,11 +88,11 @@ def _open_signatures(path: str, whole: bool) -> Iterator[pa.NativeFile]:
         return
     # Closed at once: thousands of files are looked into, and a process may hold about 1024 open.
     # What is mapped stays so for as long as an array needs it.
-    with pa.memory_map(str(storage.local_path(path))) as mapped:
+    with pa.memory_map(str(storage.fetch_local_path(path))) as mapped:
         yield mapped
 
 
-def _binary(digests: NDArray[np.uint8]) -> pa.Array:
+def _convert_to_binary(digests: NDArray[np.uint8]) -> pa.Array:
     data = pa.py_buffer(np.ascontiguousarray(digests, np.uint8))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_DIGEST), len(digests), [None, data])
 

@@ -50,11 +50,11 @@ class NormalisedTexts(NamedTuple):
         lowered = [text.lower() for text in strings.filter(mask).to_pylist()]
         return _of_buffers(pc.replace_with_mask(strings, mask, pa.array(lowered, _STRING)))
 
-    def part(self, first: int, end: int) -> "NormalisedTexts":
+    def slice_texts(self, first: int, end: int) -> "NormalisedTexts":
         """The texts `first` to `end`."""
         return NormalisedTexts(self.data, self.starts[first : end + 1])
 
-    def blocks(self, size: int) -> list[tuple[int, int]]:
+    def find_blocks(self, size: int) -> list[tuple[int, int]]:
         """First and end of runs of texts, each of at most `size` bytes or of one text."""
         cuts = [0]
         while cuts[-1] < len(self.starts) - 1:

@@ -18,11 +18,11 @@ repeat. Into how many splits, ranges, partitions and arrays the work is cut chan
 """
 
 from trainrig.corpus.dedup.substrings.counting import (
+    choose_anchor_range_count,
     count_anchors,
     find_repeated_anchors,
-    ranges_for,
 )
-from trainrig.corpus.dedup.substrings.pieces import gather_pieces, partitions_for
+from trainrig.corpus.dedup.substrings.pieces import choose_partition_count, gather_pieces
 from trainrig.corpus.dedup.substrings.repeats import find_repeats
 from trainrig.corpus.dedup.substrings.report import RepeatedText, read_repeated_texts
 from trainrig.corpus.dedup.substrings.settings import EXACT_SUBSTRINGS, ExactSubstrings
@@ -32,12 +32,12 @@ __all__ = [
     "EXACT_SUBSTRINGS",
     "ExactSubstrings",
     "RepeatedText",
+    "choose_anchor_range_count",
+    "choose_partition_count",
     "count_anchors",
     "cut_substrings",
     "find_repeated_anchors",
     "find_repeats",
     "gather_pieces",
-    "partitions_for",
-    "ranges_for",
     "read_repeated_texts",
 ]

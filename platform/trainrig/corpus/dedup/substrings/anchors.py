@@ -35,21 +35,21 @@ class Anchors:
     ends_A: NDArray[np.int64]  # of its last window: the bytes [begin, end) are all of them
 
 
-def anchors_of(texts: Bytes, window: int) -> Anchors:
+def find_anchors(texts: Bytes, window: int) -> Anchors:
     """The anchors of `texts`; documents shorter than a window have none."""
     gram = window // 2
     # Twice the expected number, then as many as there can be: all anchors may differ.
     room = 1024 + 4 * len(texts.data) // (window - gram + 1)
     while True:
         columns = [np.empty(room, kind) for kind in (np.uint64, *[np.int64] * 4)]
-        count = _anchors(texts.data, texts.starts_D1, window, gram, *columns)
+        count = _fill_anchors(texts.data, texts.starts_D1, window, gram, *columns)
         if count <= room:
             return Anchors(*(column[:count] for column in columns))
         room = count
 
 
 @compile_nogil
-def _anchors(
+def _fill_anchors(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     window: int,

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from trainrig.corpus.dedup import key_file
-from trainrig.corpus.dedup.substrings.anchors import anchors_of
-from trainrig.corpus.dedup.substrings.flat import bytes_of
+from trainrig.corpus.dedup.substrings.anchors import find_anchors
+from trainrig.corpus.dedup.substrings.flat import encode_texts
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 
 ANCHOR = np.dtype([("key", "<u8"), ("count", "<i8")])
@@ -23,9 +23,9 @@ def count_anchors(
     counted = [np.empty(0, ANCHOR)]
     size = 0
     for texts in batches:
-        data = bytes_of(texts)
+        data = encode_texts(texts)
         size += len(data.data)
-        anchors = anchors_of(data, settings.min_bytes)
+        anchors = find_anchors(data, settings.min_bytes)
         records = np.empty(len(anchors.keys_A), ANCHOR)
         records["key"], records["count"] = anchors.keys_A, anchors.counts_A
         counted.append(key_file.merge_records(records))
@@ -46,6 +46,6 @@ def find_repeated_anchors(paths: Sequence[str], part: int, parts: int, path: str
     return {"repeated": len(repeated), "copies": int(repeated["count"].sum())}
 
 
-def ranges_for(distinct: int, memory: int) -> int:
+def choose_anchor_range_count(distinct: int, memory: int) -> int:
     """Into how many ranges to cut so many `distinct` anchors of all splits, for bytes of memory."""
-    return key_file.parts_for(distinct, ANCHOR, memory)
+    return key_file.choose_part_count(distinct, ANCHOR, memory)

@@ -24,7 +24,7 @@ class Bytes:
         return cls(np.concatenate(data), np.cumsum(np.concatenate(lengths)))
 
 
-def bytes_of(texts: Sequence[str]) -> Bytes:
+def encode_texts(texts: Sequence[str]) -> Bytes:
     """`texts` as bytes. Lone surrogates are three bytes each, as any such character."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     starts = np.zeros(len(texts) + 1, np.int64)

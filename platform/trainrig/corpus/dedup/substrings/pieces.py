@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.corpus.dedup import key_file, sliced_file
 from trainrig.corpus.dedup.sliced_file import Records
-from trainrig.corpus.dedup.substrings.anchors import Anchors, anchors_of
+from trainrig.corpus.dedup.substrings.anchors import Anchors, find_anchors
 from trainrig.corpus.dedup.substrings.counting import ANCHOR
-from trainrig.corpus.dedup.substrings.flat import Bytes, bytes_of, copy_spans
+from trainrig.corpus.dedup.substrings.flat import Bytes, copy_spans, encode_texts
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 
 Batch = tuple[Sequence[str], NDArray[np.int64]]
@@ -36,7 +36,7 @@ LONGEST = 2**24  # windows of a piece; a longer one is cut into some that share 
 BYTES_EACH = 11
 
 
-def texts_of(path: str) -> str:
+def name_texts_file(path: str) -> str:
     """Where the texts of the pieces at `path` are."""
     return f"{path}.bytes"
 
@@ -55,19 +55,21 @@ def gather_pieces(
     """
     encoded, numbers = [], [np.empty(0, np.int64)]
     for texts, numbers_of in batches:
-        encoded.append(bytes_of(texts))
+        encoded.append(encode_texts(texts))
         numbers.append(numbers_of)
     data = Bytes.concatenate(encoded)
-    pieces, bounds = _pieces(anchors_of(data, settings.min_bytes), repeated, partitions, settings)
+    pieces, bounds = _find_pieces(
+        find_anchors(data, settings.min_bytes), repeated, partitions, settings
+    )
     pieces["number"] = np.concatenate(numbers)[pieces["document"]]
     begins = data.starts_D1[pieces["document"]] + pieces["start"]
     gathered = copy_spans(data.data, begins, begins + pieces["length"])
-    storage.write(texts_of(path), gathered.data)
+    storage.write(name_texts_file(path), gathered.data)
     sliced_file.save(path, pieces, bounds)
     return {"pieces": len(pieces), "bytes": len(gathered)}
 
 
-def partitions_for(copies: int, settings: ExactSubstrings) -> int:
+def choose_partition_count(copies: int, settings: ExactSubstrings) -> int:
     """Into how many partitions to put the pieces of so many `copies` of anchors (phase 2).
 
     One, if all of them fit into the suffix array of one worker: in several, pieces of neighbouring
@@ -75,15 +77,15 @@ def partitions_for(copies: int, settings: ExactSubstrings) -> int:
     """
     window = settings.min_bytes
     expected = copies * (window + window // 4)  # an anchor stands for a quarter window, on average
-    return max(1, -(-expected // most_bytes(settings)))
+    return max(1, -(-expected // compute_most_bytes(settings)))
 
 
-def most_bytes(settings: ExactSubstrings) -> int:
+def compute_most_bytes(settings: ExactSubstrings) -> int:
     """How much text a suffix array may be made of."""
     return min(settings.memory // BYTES_EACH, 2**31 - 1)
 
 
-def _pieces(
+def _find_pieces(
     anchors: Anchors, repeated: Sequence[str], partitions: int, settings: ExactSubstrings
 ) -> tuple[Records, NDArray[np.int64]]:
     """The pieces but for `number`, by partition and place; where each partition's begin."""

@@ -23,7 +23,7 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import sliced_file
 from trainrig.corpus.dedup.sliced_file import Records
 from trainrig.corpus.dedup.substrings.flat import copy_spans
-from trainrig.corpus.dedup.substrings.pieces import PIECE, most_bytes, texts_of
+from trainrig.corpus.dedup.substrings.pieces import PIECE, compute_most_bytes, name_texts_file
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
@@ -41,7 +41,7 @@ def find_repeats(
     than two pieces need), 80 bytes for each piece of the partition. Returns `bytes` of text
     compared, and the number of suffix `arrays`.
     """
-    chunks, size = _chunks(pieces, partition, most_bytes(settings))
+    chunks, size = _plan_chunks(pieces, partition, compute_most_bytes(settings))
     found = [np.empty(0, SPAN)]
     for first, chunk in enumerate(chunks):
         others = chunks[first + 1 :]
@@ -49,10 +49,10 @@ def find_repeats(
             break  # has met all of them, and itself, in their arrays
         one = _Text.of(pieces, chunk)
         if not others:
-            found.append(_repeats(one, settings.min_bytes))
+            found.append(_find_repeated_spans(one, settings.min_bytes))
         for other in others:
-            both = one.beside(_Text.of(pieces, other))
-            found.append(_repeats(both, settings.min_bytes))
+            both = one.join_with(_Text.of(pieces, other))
+            found.append(_find_repeated_spans(both, settings.min_bytes))
     spans = unite_spans(np.concatenate(found))
     bounds = np.searchsorted(spans["split"], np.arange(len(pieces) + 1))
     sliced_file.save(path, spans, bounds.astype(np.int64))
@@ -68,14 +68,14 @@ class _Part:
     end: int
 
 
-def _chunks(pieces: Sequence[str], partition: int, most: int) -> tuple[list[list[_Part]], int]:
+def _plan_chunks(pieces: Sequence[str], partition: int, most: int) -> tuple[list[list[_Part]], int]:
     """The pieces of a partition in chunks of which any two fit into one array; bytes of all.
 
     In one chunk, if all fit. A chunk is longer than half an array by up to one piece.
     """
     begins, lengths = [], []
     for path in pieces:
-        bounds = sliced_file.bounds_of(path)
+        bounds = sliced_file.read_bounds(path)
         begins.append(int(bounds[partition]))
         lengths.append(sliced_file.load(path, PIECE, partition, partition + 1)["length"])
     size = sum(int(each.sum()) for each in lengths)
@@ -108,7 +108,7 @@ class _Text:
         held, data, before = [], [], 0
         for part in parts:
             path = paths[part.split]
-            bounds = len(sliced_file.bounds_of(path))
+            bounds = len(sliced_file.read_bounds(path))
             read = sliced_file.load_records(path, PIECE, bounds, part.begin, part.end)
             records = np.empty(len(read), _HELD)
             for name in PIECE.names or ():
@@ -117,11 +117,13 @@ class _Text:
             begin, end = int(read["at"][0]), int(read["at"][-1] + read["length"][-1])
             records["at"] += before - begin
             held.append(records)
-            data.append(np.frombuffer(storage.read_range(texts_of(path), begin, end), np.uint8))
+            data.append(
+                np.frombuffer(storage.read_range(name_texts_file(path), begin, end), np.uint8)
+            )
             before += end - begin
         return cls._lay_out(np.concatenate(held), np.concatenate(data))
 
-    def beside(self, other: "_Text") -> "_Text":
+    def join_with(self, other: "_Text") -> "_Text":
         """The pieces of both."""
         theirs = other.pieces.copy()
         theirs["at"] += len(self.data)
@@ -145,7 +147,7 @@ class _Text:
         return cls(merged, data)
 
 
-def _repeats(text: _Text, window: int) -> Records:
+def _find_repeated_spans(text: _Text, window: int) -> Records:
     """The spans of `text` that were there before: windows, united."""
     import pydivsufsort  # slow to import, and few curations need it
 
@@ -154,7 +156,7 @@ def _repeats(text: _Text, window: int) -> Records:
     order = pydivsufsort.divsufsort(text.data)
     state = _mark(text.data, order, bounds, window)
     del order
-    piece, begins, ends = _runs(state, bounds, window)
+    piece, begins, ends = _unite_repeats(state, bounds, window)
     spans = np.empty(len(piece), SPAN)
     spans["split"], spans["document"] = pieces["split"][piece], pieces["document"][piece]
     spans["start"] = pieces["start"][piece] + begins
@@ -228,7 +230,7 @@ def _compare(
 
 
 @compile_nogil
-def _runs(
+def _unite_repeats(
     state: NDArray[np.uint8], bounds: NDArray[np.int64], window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The united repeats: piece, and begin and end in bytes of the piece."""

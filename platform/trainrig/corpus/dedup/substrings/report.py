@@ -48,8 +48,8 @@ def read_repeated_texts(
     `paths` are those of phase 5. Reads a range of keys at a time, of about `memory` bytes; equals
     go by their other number, then by their text.
     """
-    distinct = sum(int(sliced_file.bounds_of(path)[-1]) for path in paths)
-    parts = key_file.parts_for(distinct, REPEATED_TEXT, memory)
+    distinct = sum(int(sliced_file.read_bounds(path)[-1]) for path in paths)
+    parts = key_file.choose_part_count(distinct, REPEATED_TEXT, memory)
     frequent: list[RepeatedText] = []
     long: list[RepeatedText] = []
     for part in range(parts):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import sliced_file
 from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
-from trainrig.corpus.dedup.substrings.flat import bytes_of
+from trainrig.corpus.dedup.substrings.flat import encode_texts
 from trainrig.corpus.dedup.substrings.report import save_repeated_texts
 from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
@@ -35,11 +35,11 @@ def cut_substrings(
     cut: list[bytes] = []
     documents = size = 0
     for texts in batches:
-        data = bytes_of(texts)
+        data = encode_texts(texts)
         first, end = np.searchsorted(spans["document"], [documents, documents + len(texts)])
         own = np.array(spans["document"][first:end]) - documents
         base = data.starts_D1[own]
-        begins, ends, starts, stops = _whole(
+        begins, ends, starts, stops = _align_to_characters(
             data.data,
             data.starts_D1,
             own,
@@ -66,7 +66,7 @@ def cut_substrings(
 
 
 @compile_nogil
-def _whole(
+def _align_to_characters(
     data: NDArray[np.uint8],
     document_starts: NDArray[np.int64],
     documents: NDArray[np.int64],

@@ -70,7 +70,7 @@ class PageBlocks:
 
     def __init__(self, html: bytes, title: str) -> None:
         data = np.frombuffer(html, np.uint8)
-        keys, topics = _word_table()
+        keys, topics = _build_word_table()
         title_bits = np.zeros(_TITLE_BITS, np.bool_)
         mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
         room = html.count(b"\n") + 2
@@ -85,7 +85,7 @@ class PageBlocks:
 
 
 @compile_nogil
-def word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
+def update_word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
     """FNV-1a with one more byte, folded to lower case (ASCII, and Latin-1 as UTF-8 writes it)."""
     if 65 <= byte <= 90 or (before == 0xC3 and 0x80 <= byte <= 0x9E):
         byte |= 32
@@ -105,7 +105,7 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
     for i in range(len(text) + 1):
         byte = int(text[i]) if i < len(text) else 32
         if is_word_byte(byte):
-            hash_ = word_hash(hash_, byte, before)
+            hash_ = update_word_hash(hash_, byte, before)
             length += 1
         elif length:
             bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(len(bits) - 1)] = True
@@ -118,13 +118,13 @@ def hash_of(text: NDArray[np.uint8]) -> np.uint64:
     """The hash of `text` as one word."""
     hash_, before = _FNV_START, 0
     for i in range(len(text)):
-        hash_ = word_hash(hash_, int(text[i]), before)
+        hash_ = update_word_hash(hash_, int(text[i]), before)
         before = int(text[i])
     return hash_
 
 
 @functools.cache
-def _word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """Hashes of the words of TOPICS by open addressing (0 is free), and their topics as bits."""
     keys = np.zeros(_SLOTS, np.uint64)
     topics = np.zeros(_SLOTS, np.int32)
@@ -140,7 +140,7 @@ def _word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
 
 
 @compile_nogil
-def after_tag(html: NDArray[np.uint8], i: int) -> int:
+def skip_tag(html: NDArray[np.uint8], i: int) -> int:
     """The first byte after the tag that `i` is in. A ">" within quotation marks does not end it."""
     quote = 0
     while i < len(html) and (quote or html[i] != 62):
@@ -153,7 +153,7 @@ def after_tag(html: NDArray[np.uint8], i: int) -> int:
 
 
 @compile_nogil
-def after_entity(html: NDArray[np.uint8], i: int) -> int:
+def skip_entity(html: NDArray[np.uint8], i: int) -> int:
     """The first byte after the entity whose "&" stands before `i`; `i` itself if it is none."""
     for at in range(i, min(i + 10, len(html))):
         if html[at] == 59:
@@ -211,7 +211,7 @@ def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
 
 
 @compile_nogil
-def kind_of(code: bool, heading: int, list_depth: int, paragraph: bool) -> int:
+def choose_kind(code: bool, heading: int, list_depth: int, paragraph: bool) -> int:
     """The kind of a block that begins inside these elements."""
     if code:
         return CODE
@@ -249,7 +249,7 @@ def cut_into_blocks(
             first = int(html[at]) if at < end else 0
             second = int(html[at + 1]) if at + 1 < end else 0
             third = int(html[at + 2]) if at + 2 < end else 0
-            i = after_tag(html, i)
+            i = skip_tag(html, i)
             alone = not (97 <= second <= 122)  # a name of one letter
             if first == 97 and alone:  # a
                 link = not closing
@@ -270,13 +270,13 @@ def cut_into_blocks(
             byte = 32
         elif byte == 38:  # &: an entity stands for one sign, the quotation mark or another
             at = i
-            i = after_entity(html, i)
+            i = skip_entity(html, i)
             if i > at:
                 byte = 34 if html[at] == 113 else 38
         if is_word_byte(byte):
             if length == 0:
                 capital = is_capital(byte, int(html[i]) if i < end else 0)
-            hash_ = word_hash(hash_, byte, before)
+            hash_ = update_word_hash(hash_, byte, before)
             length += 1
         elif length:
             count_word(row, hash_, keys, topics, title_bits)
@@ -319,7 +319,7 @@ def cut_into_blocks(
             space = False
             if row[CHARACTERS] == 0:
                 row[LIST_DEPTH] = list_depth
-                row[KIND] = kind_of(code, heading, list_depth, paragraph)
+                row[KIND] = choose_kind(code, heading, list_depth, paragraph)
             row[CHARACTERS] += 1
             row[LINK_CHARACTERS] += link
             last_but_one = last

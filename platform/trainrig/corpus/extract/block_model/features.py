@@ -31,7 +31,7 @@ _CONTEXT: Final = 27
 FEATURES: Final = WIDTH + 3 + 2 * _REACH * _ABOUT_NEIGHBOUR + _CONTEXT
 
 
-def features(blocks: PageBlocks) -> NDArray[np.int32]:
+def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
     """[N, FEATURES] of the blocks of one page."""
     result = np.zeros((len(blocks.numbers), FEATURES), np.int32)
     if len(result):

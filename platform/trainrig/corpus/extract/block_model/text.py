@@ -23,14 +23,14 @@ _TAG = re.compile(r"""<(?:[^>"']++|"[^"]*+"|'[^']*+')*+>""")
 _BETWEEN = "\0"  # blocks; no page has it
 
 
-def lines_of(page: bytes, blocks: PageBlocks) -> list[str]:
+def extract_lines(page: bytes, blocks: PageBlocks) -> list[str]:
     """The text of each block, without tags and entities."""
-    return _lines(page, blocks.spans, blocks.numbers[:, KIND])
+    return _clean_lines(page, blocks.spans, blocks.numbers[:, KIND])
 
 
-def text_of(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bullets: bool) -> str:
+def format_blocks(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bullets: bool) -> str:
     """Lines of text in order, with a blank line wherever the page had one between two of them."""
-    lines = iter(_lines(page, blocks.spans[kept], blocks.numbers[kept, KIND]))
+    lines = iter(_clean_lines(page, blocks.spans[kept], blocks.numbers[kept, KIND]))
     parts: list[str] = []
     gap = False
     rows = blocks.numbers[:, (KIND, GAP, LIST_DEPTH, OPENS)].tolist()
@@ -48,7 +48,7 @@ def text_of(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bullets: b
     return "".join(parts)
 
 
-def _lines(page: bytes, spans: NDArray[np.int64], kinds: NDArray[np.int32]) -> list[str]:
+def _clean_lines(page: bytes, spans: NDArray[np.int64], kinds: NDArray[np.int32]) -> list[str]:
     """The text at each of `spans`; all in one go, as starting an expression costs more than it."""
     if not len(spans):
         return []

@@ -58,7 +58,7 @@ class Trees:
             np.where(is_leaf, values, 0).astype(np.int32),
         )
 
-    def odds(self, features: NDArray[np.int32]) -> NDArray[np.int32]:
+    def compute_odds(self, features: NDArray[np.int32]) -> NDArray[np.int32]:
         """[N] log-odds, times SCALE, for [N, F] features."""
         result = np.zeros(len(features), np.int32)
         add_up(

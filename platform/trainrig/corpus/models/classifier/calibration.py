@@ -43,7 +43,7 @@ def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
         curve = (columns * (chance * (1 - chance))) @ columns.T + _PRIOR * np.eye(2)
         step = np.linalg.solve(curve, gradient)
         size = 1.0
-        while size > 1e-6 and (now := _loss(at - size * step, columns, targets)) > loss:
+        while size > 1e-6 and (now := _compute_loss(at - size * step, columns, targets)) > loss:
             size /= 2
         at, before, loss = at - size * step, loss, now
         if before - loss < 1e-12 * abs(loss):
@@ -51,13 +51,13 @@ def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
     return Sigmoid(float(at[0]) / scale, float(at[1]))
 
 
-def _loss(at: Reals, columns: Reals, targets: Reals) -> float:
+def _compute_loss(at: Reals, columns: Reals, targets: Reals) -> float:
     logits = at @ columns
     likely = targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits)
     return float(likely.sum() + _PRIOR * (at @ at) / 2)
 
 
-def area(scores: Reals, labels: Labels) -> float:
+def compute_area(scores: Reals, labels: Labels) -> float:
     """The area under the ROC curve: how often a wanted text scores above another (ties a half)."""
     wanted, others = int(labels.sum()), int((~labels).sum())
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
@@ -73,7 +73,7 @@ class Bin(NamedTuple):
     texts: int
 
 
-def reliability(scores: Reals, labels: Labels) -> list[Bin]:
+def compute_reliability(scores: Reals, labels: Labels) -> list[Bin]:
     """The reliability curve: tenths of the probabilities that have texts."""
     place = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
     return [
@@ -96,7 +96,7 @@ class AtThreshold(NamedTuple):
     kept: float  # share of all
 
 
-def thresholds(scores: Reals, labels: Labels) -> list[AtThreshold]:
+def measure_at_thresholds(scores: Reals, labels: Labels) -> list[AtThreshold]:
     """The trade of precision and recall, from 0.1 to 0.9."""
     found = []
     for least in THRESHOLDS:

@@ -15,13 +15,13 @@ HEIGHT = 300  # CSS pixels
 LEAST_AREA = 0.7  # of an area under the curve below which the page warns
 
 
-def classifier_page(facts: Mapping[str, Any]) -> str:
+def render_classifier_page(facts: Mapping[str, Any]) -> str:
     """The page as HTML text."""
     half = next(each for each in facts["thresholds"] if each["least"] == 0.5)
     learnt = facts["positives"]["learnt"] + facts["negatives"]["learnt"]
     page = report.ReportPage(
         title="Classifier of texts",
-        verdict=_verdict(facts, half),
+        verdict=_build_verdict(facts, half),
         figures=(
             KeyFigure("area under the curve", f"{facts['auc']:.4f}", "", "1 is without error"),
             KeyFigure("precision", f"{half['precision']:.3f}", "", "at a probability of 0.5"),
@@ -31,8 +31,10 @@ def classifier_page(facts: Mapping[str, Any]) -> str:
             ),
         ),
         sections=(
-            Section("reliability", "What a probability is worth", (reliability_chart(facts),)),
-            Section("thresholds", "What a threshold keeps", (_thresholds(facts),)),
+            Section(
+                "reliability", "What a probability is worth", (build_reliability_chart(facts),)
+            ),
+            Section("thresholds", "What a threshold keeps", (_build_threshold_table(facts),)),
         ),
         commands=(
             report.PageCommand(
@@ -47,10 +49,10 @@ def classifier_page(facts: Mapping[str, Any]) -> str:
             "Files": {"report.json": "all numbers of this page"},
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdict:
+def _build_verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdict:
     sentence = (
         f"Of {facts['measured_texts']:,} texts that it did not learn from, it keeps "
         f"{half['recall']:.1%} of the wanted ones at 0.5, and {half['precision']:.1%} of what it "
@@ -65,7 +67,7 @@ def _verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdict:
     return Verdict(sentence, "warning", (warning,))
 
 
-def reliability_chart(facts: Mapping[str, Any]) -> Chart:
+def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
     """Observed shares over predicted probabilities."""
     curve = facts["reliability"]
     gap = sum(each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve)
@@ -93,7 +95,7 @@ def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
     return ax
 
 
-def _thresholds(facts: Mapping[str, Any]) -> ReportTable:
+def _build_threshold_table(facts: Mapping[str, Any]) -> ReportTable:
     rows = facts["thresholds"]
     return ReportTable(
         "Texts with at least this probability, of those measured",

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import build_batch
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, mix_bits
-from trainrig.corpus.signals.text_arrays.words import words_of
+from trainrig.corpus.signals.text_arrays.words import split_words
 
 Weights = NDArray[np.float32]
 
@@ -33,9 +33,9 @@ class Features(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
 
 
-def features_of(texts: Sequence[str], languages: Sequence[str]) -> Features:
+def extract_features(texts: Sequence[str], languages: Sequence[str]) -> Features:
     """The words of `texts`, cut by the rules of their languages ("" for none known)."""
-    words = words_of(batch_of(texts), languages)
+    words = split_words(build_batch(texts), languages)
     return Features(words.hashes_W, words.firsts_D1)
 
 
@@ -46,11 +46,11 @@ def concatenate_features(parts: Sequence[Features]) -> Features:
     return Features(np.concatenate([part.hashes_W for part in parts]), firsts)
 
 
-def evidence(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
+def compute_evidence(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
     """The weights of each text's n-grams, up to `words` words, added up, by the root of their
     number; NaN for a text without any."""
     found = np.full(len(features.firsts_D1) - 1, np.nan)
-    _evidence(*features, weights_B, words, found)
+    _fill_evidence(*features, weights_B, words, found)
     return found
 
 
@@ -80,28 +80,28 @@ def learn(
 
 
 @compile_nogil
-def _bucket(key: np.uint64, buckets: int) -> np.int64:
+def _find_bucket(key: np.uint64, buckets: int) -> np.int64:
     return np.int64(mix_bits(key) & np.uint64(buckets - 1))
 
 
 @compile_nogil
-def _evidence_of(
+def _sum_evidence(
     hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
 ) -> tuple[float, int]:
     total, count = 0.0, 0
     for place in range(begin, end):
         key = hashes[place]
-        total += weights[_bucket(key, len(weights))]
+        total += weights[_find_bucket(key, len(weights))]
         count += 1
         for after in range(place + 1, min(place + words, end)):
             key = key * PRIME ^ hashes[after]
-            total += weights[_bucket(key, len(weights))]
+            total += weights[_find_bucket(key, len(weights))]
             count += 1
     return total / np.sqrt(max(count, 1)), count
 
 
 @compile_nogil
-def _evidence(
+def _fill_evidence(
     hashes: NDArray[np.uint64],
     firsts: NDArray[np.int64],
     weights: Weights,
@@ -110,7 +110,7 @@ def _evidence(
 ) -> None:
     for text in range(len(found)):
         end = min(firsts[text + 1], firsts[text] + LONGEST)
-        total, count = _evidence_of(hashes, firsts[text], end, weights, words)
+        total, count = _sum_evidence(hashes, firsts[text], end, weights, words)
         if count:
             found[text] = total
 
@@ -130,7 +130,7 @@ def _learn(
         text = order[step]
         begin = firsts[text]
         end = min(firsts[text + 1], begin + LONGEST)
-        total = _evidence_of(hashes, begin, end, weights, words)[0]
+        total = _sum_evidence(hashes, begin, end, weights, words)[0]
         error = 1.0 / (1.0 + np.exp(-total)) - labels[text]
         # The gradient is the error by the root of the number of n-grams. That number is left out: a
         # word of a long text learns as fast as one of a short text.
@@ -138,11 +138,11 @@ def _learn(
         change = rates[step] * error
         for place in range(begin, end):
             key = hashes[place]
-            bucket = _bucket(key, len(weights))
+            bucket = _find_bucket(key, len(weights))
             squares[bucket] += square
             weights[bucket] -= np.float32(change / np.sqrt(squares[bucket]))
             for after in range(place + 1, min(place + words, end)):
                 key = key * PRIME ^ hashes[after]
-                bucket = _bucket(key, len(weights))
+                bucket = _find_bucket(key, len(weights))
                 squares[bucket] += square
                 weights[bucket] -= np.float32(change / np.sqrt(squares[bucket]))

@@ -13,17 +13,17 @@ from trainrig.corpus.language import identify_all
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 from trainrig.corpus.models.classifier.calibration import (
     Sigmoid,
-    area,
+    compute_area,
+    compute_reliability,
     fit_sigmoid,
-    reliability,
-    thresholds,
+    measure_at_thresholds,
 )
 from trainrig.corpus.models.classifier.linear import (
     Features,
     Weights,
+    compute_evidence,
     concatenate_features,
-    evidence,
-    features_of,
+    extract_features,
     learn,
 )
 from trainrig.corpus.models.scores import Scores, quantise_scores
@@ -64,7 +64,7 @@ class ClassifierModel:
         They are those of the mix of texts that it learnt from. A language only says how words are
         cut.
         """
-        raw = evidence(features_of(texts, languages), self.weights_B, self.words)
+        raw = compute_evidence(extract_features(texts, languages), self.weights_B, self.words)
         return quantise_scores(self.sigmoid(raw))
 
     def save(self, path: str) -> None:
@@ -100,7 +100,10 @@ def train(
         learning.rate,
         learning.seed,
     )
-    raw = [np.nan_to_num(evidence(side.held, weights, learning.words)) for side in (wanted, others)]
+    raw = [
+        np.nan_to_num(compute_evidence(side.held, weights, learning.words))
+        for side in (wanted, others)
+    ]
     scores = np.concatenate(raw)
     truths = np.repeat([True, False], [len(side) for side in raw])
     # Every second text of each kind: they are in the order of the files.
@@ -111,9 +114,9 @@ def train(
         "positives": {"learnt": wanted.count, "held_out": len(raw[0])},
         "negatives": {"learnt": others.count, "held_out": len(raw[1])},
         "measured_texts": len(truths),
-        "auc": round(area(probabilities, truths), 6),
-        "reliability": [each._asdict() for each in reliability(probabilities, truths)],
-        "thresholds": [each._asdict() for each in thresholds(probabilities, truths)],
+        "auc": round(compute_area(probabilities, truths), 6),
+        "reliability": [each._asdict() for each in compute_reliability(probabilities, truths)],
+        "thresholds": [each._asdict() for each in measure_at_thresholds(probabilities, truths)],
     }
     return ClassifierModel(weights, learning.words, sigmoid, facts)
 
@@ -124,12 +127,14 @@ class _Sided:
     def __init__(self, name: str, texts: Iterable[str], learning: Learning) -> None:
         learnt: list[Features] = []
         held: list[Features] = []
-        for batch in _batches(text for text in texts if not text.isspace() and text):
+        for batch in _iterate_batches(text for text in texts if not text.isspace() and text):
             out = [_is_held_out(text, learning.held_out) for text in batch]
             languages, _ = identify_all(batch)
             for into, of in ((learnt, False), (held, True)):
                 chosen = [number for number, each in enumerate(out) if each is of]
-                into.append(features_of([batch[n] for n in chosen], [languages[n] for n in chosen]))
+                into.append(
+                    extract_features([batch[n] for n in chosen], [languages[n] for n in chosen])
+                )
         if not learnt:
             raise DataError(f"{name}: no text, so there is nothing to learn from; name some")
         self.learnt, self.held = concatenate_features(learnt), concatenate_features(held)
@@ -147,7 +152,7 @@ def _is_held_out(text: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _iterate_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     for text in texts:
         batch.append(text)

@@ -24,15 +24,15 @@ class Classifier(Settings):
     # Column to write the probability to.
     column: str = Field(default="quality", pattern=r"^[a-z][a-z0-9_]*$")
 
-    def content(self) -> dict[str, str]:
+    def read_content_keys(self) -> dict[str, str]:
         """What the scores depend on besides these settings. Raises FileNotFoundError."""
-        return {"path": storage.content_key(self.path)}
+        return {"path": storage.compute_content_key(self.path)}
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """The probability of each text, in steps of 1/10000. Raises DataError for a bad model."""
-        return _model(self.path).score(texts, languages)
+        return _load_model(self.path).score(texts, languages)
 
 
 @functools.cache
-def _model(path: str) -> ClassifierModel:
+def _load_model(path: str) -> ClassifierModel:
     return ClassifierModel.open(path)

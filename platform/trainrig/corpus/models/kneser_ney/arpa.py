@@ -25,7 +25,7 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
     SPECIAL,
     UNKNOWN,
     Ids,
-    contexts_of,
+    find_contexts,
     in_order,
     pack,
 )
@@ -53,7 +53,7 @@ def _write(file: BinaryIO, trie: Trie, words: NDArray[np.object_]) -> None:
         file.write(b"ngram %d=%d\n" % (order, size))
     for order in range(1, trie.order + 1):
         file.write(b"\n\\%d-grams:\n" % order)
-        for ids_nM, logs, back_offs in trie.grams(order):
+        for ids_nM, logs, back_offs in trie.iterate_grams(order):
             grams = map(b" ".join, zip(*words[ids_nM], strict=True))
             rows = zip(grams, logs.tolist(), back_offs.tolist(), strict=True)
             if order < trie.order:
@@ -71,21 +71,21 @@ class _Level(NamedTuple):
 
 def read_arpa(path: str) -> tuple[Trie, list[str]]:
     """The model and its vocabulary, `<unk>`, `<s>` and `</s>` first. Raises DataError."""
-    with _lines(path) as lines:
-        sizes = _sizes(path, lines)
+    with _open_lines(path) as lines:
+        sizes = _read_sizes(path, lines)
         ids = {word.encode(): number for number, word in enumerate(SPECIAL)}
-        levels = [_level(path, lines, n, size, ids) for n, size in enumerate(sizes, 1)]
+        levels = [_read_level(path, lines, n, size, ids) for n, size in enumerate(sizes, 1)]
     vocabulary = [word.decode("utf-8", "replace") for word in ids]
-    levels[0] = _lowest(levels[0], len(ids))
+    levels[0] = _index_lowest(levels[0], len(ids))
     for n in range(len(levels) - 1, 1, -1):
         levels[n - 1] = _with_parts(levels[n - 1], levels[n])
     for n in range(1, len(levels)):
         levels[n] = _fill_by_backoff(levels[n], levels[n - 1])
-    return _trie(levels), vocabulary
+    return _build_trie(levels), vocabulary
 
 
 @contextmanager
-def _lines(path: str) -> Iterator[Iterator[tuple[int, bytes]]]:
+def _open_lines(path: str) -> Iterator[Iterator[tuple[int, bytes]]]:
     try:
         with storage.open_read(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -98,7 +98,7 @@ def _lines(path: str) -> Iterator[Iterator[tuple[int, bytes]]]:
         raise DataError(f"{path}: torn ({error}); get or write it again") from None
 
 
-def _sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
+def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
     for _, line in itertools.islice(lines, 100):
         if line == b"\\data\\":
             break
@@ -123,7 +123,7 @@ def _sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
     return sizes
 
 
-def _level(
+def _read_level(
     path: str, lines: Iterator[tuple[int, bytes]], order: int, size: int, ids: dict[bytes, int]
 ) -> _Level:
     level = _Level(np.empty((order, size), np.uint32), np.empty(size), np.zeros(size))
@@ -142,7 +142,7 @@ def _level(
         try:
             level.logs_M[place] = float(fields[0])
             for nth in range(order):
-                level.words_nM[nth, place] = _id(ids, fields[nth + 1], new=order == 1)
+                level.words_nM[nth, place] = _find_id(ids, fields[nth + 1], new=order == 1)
             level.back_offs_M[place] = float(fields[order + 1]) if fields[order + 1 :] else 0.0
         except (ValueError, IndexError):
             raise DataError(
@@ -158,7 +158,7 @@ def _level(
     return level
 
 
-def _id(ids: dict[bytes, int], word: bytes, new: bool) -> int:
+def _find_id(ids: dict[bytes, int], word: bytes, new: bool) -> int:
     if not new:
         return ids[word]
     return ids.setdefault(b"<unk>" if word == b"<UNK>" else word, len(ids))
@@ -169,7 +169,7 @@ def _shorten_line(line: bytes) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _lowest(level: _Level, vocabulary: int) -> _Level:
+def _index_lowest(level: _Level, vocabulary: int) -> _Level:
     """The words by their ids. Words that are given, not predicted, may have any value."""
     logs = np.full(vocabulary, NEVER)
     logs[BEGIN] = 0.0
@@ -214,14 +214,14 @@ def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
     return level._replace(logs_M=logs)
 
 
-def _trie(levels: Sequence[_Level]) -> Trie:
+def _build_trie(levels: Sequence[_Level]) -> Trie:
     sorted_levels = []
     for level in levels:
         order = in_order(pack(level.words_nM))
         words, logs, back_offs = level
         sorted_levels.append(_Level(words[:, order], logs[order], back_offs[order]))
     parents = [
-        contexts_of(level.words_nM, below.words_nM)
+        find_contexts(level.words_nM, below.words_nM)
         for below, level in itertools.pairwise(sorted_levels)
     ]
     return Trie.of(

@@ -55,12 +55,14 @@ class Counter:
         ]
         if not runs:
             return np.empty((self._order, 0), np.uint32), np.empty(0, np.int64)
-        merged = [_merge(pieces) for pieces in _ranges(runs, self._chunk)]
+        merged = [_merge(pieces) for pieces in _cut_ranges(runs, self._chunk)]
         high, low, counts = (np.concatenate(parts) for parts in zip(*merged, strict=True))
         return unpack(NgramKeys(high, low), self._order), counts.astype(np.int64)
 
     def _write(self) -> None:
-        grams = np.concatenate([_grams(stream, self._order) for stream in self._waiting], axis=1)
+        grams = np.concatenate(
+            [_list_grams(stream, self._order) for stream in self._waiting], axis=1
+        )
         keys = pack(grams)
         rows = np.stack([*keys, np.ones(len(keys.high_M), np.uint64)])
         np.save(self._folder / f"{self._written}.npy", _merge([rows]))
@@ -68,7 +70,7 @@ class Counter:
         self._written += 1
 
 
-def _grams(stream: Ids, order: int) -> Ids:
+def _list_grams(stream: Ids, order: int) -> Ids:
     """The n-grams [n, M] that end in each word but `<s>`, last word first."""
     grams = np.empty((order, len(stream)), np.uint32)
     grams[0] = stream
@@ -80,7 +82,7 @@ def _grams(stream: Ids, order: int) -> Ids:
     return grams[:, stream != BEGIN]
 
 
-def _ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
+def _cut_ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
     """The runs cut into ranges of high keys, each of about `size` rows in all."""
     rows = sum(run.shape[1] for run in runs)
     sample = np.sort(np.concatenate([run[0, :: max(1, run.shape[1] // SAMPLED)] for run in runs]))

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.models.kneser_ney.levels import Level, Places
-from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, Counts, Ids, contexts_of, in_order, pack
+from trainrig.corpus.models.kneser_ney.ngrams import (
+    BEGIN,
+    Counts,
+    Ids,
+    find_contexts,
+    in_order,
+    pack,
+)
 from trainrig.corpus.models.kneser_ney.trie import NEVER, Trie
 
 Reals = NDArray[np.float64]
@@ -31,7 +38,7 @@ class Estimated(NamedTuple):
     fallback: list[int]  # the orders whose discounts are FALLBACK
 
 
-def discounts_of(counts_M: Counts) -> tuple[float, float, float] | None:
+def estimate_discounts(counts_M: Counts) -> tuple[float, float, float] | None:
     """What to take from counts of 1, 2, and 3 or more; None where too few n-grams came so often."""
     t = [int(np.count_nonzero(counts_M == k)) for k in range(5)]
     if not (t[1] and t[2] and t[3]):
@@ -49,16 +56,16 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
     Discounts are those of all n-grams; the mass of what is left out goes to the back-off. `least`
     must not fall, so that an n-gram that stays has all its parts.
     """
-    found = [discounts_of(level.counts_M) for level in levels]
+    found = [estimate_discounts(level.counts_M) for level in levels]
     discounts = [each or FALLBACK for each in found]
-    lowest = _lowest(levels[0], discounts[0])
+    lowest = _estimate_lowest(levels[0], discounts[0])
     probabilities = [lowest]  # of each level, in suffix order
     back_offs: list[Reals] = []  # of each level but the highest, in prefix order
     below = _Sorted(levels[0].words_nM, np.arange(len(lowest)), np.arange(0))
     tables = [below]
     for level, discount, need in zip(levels[1:], discounts[1:], least[1:], strict=True):
         table = _sort_level(level, below)
-        shares, back_off = _shares(level, table, discount, need, below.words_nM.shape[1])
+        shares, back_off = _compute_shares(level, table, discount, need, below.words_nM.shape[1])
         of_context = np.empty_like(shares)
         of_context[table.places_M] = back_off[table.contexts_M]
         probabilities.append(shares + of_context * probabilities[-1][level.shorter_M])
@@ -69,7 +76,7 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
         np.ones(level.words_nM.shape[1], np.bool_) if n == 0 else level.seen_M >= least[n]
         for n, level in enumerate(levels)
     ]
-    trie = _trie(tables, probabilities, back_offs, stay)
+    trie = _build_trie(tables, probabilities, back_offs, stay)
     return Estimated(trie, discounts, [n for n, each in enumerate(found, 1) if each is None])
 
 
@@ -84,10 +91,10 @@ class _Sorted(NamedTuple):
 def _sort_level(level: Level, below: _Sorted) -> _Sorted:
     places = in_order(pack(level.words_nM))
     words = level.words_nM[:, places]
-    return _Sorted(words, places, contexts_of(words, below.words_nM))
+    return _Sorted(words, places, find_contexts(words, below.words_nM))
 
 
-def _lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
+def _estimate_lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
     """Probabilities of single words. That of `<s>`, which is given, is 1 by convention."""
     total = max(1, int(level.counts_M.sum()))
     taken = _look_up_discounts(level.counts_M, discount)
@@ -101,7 +108,7 @@ def _look_up_discounts(counts_M: Counts, discount: tuple[float, float, float]) -
     return np.array([0.0, *discount])[np.minimum(counts_M, 3)]
 
 
-def _shares(
+def _compute_shares(
     level: Level, table: _Sorted, discount: tuple[float, float, float], need: int, contexts: int
 ) -> tuple[Reals, Reals]:
     """What each n-gram has of its context's mass before interpolation, in suffix order; and what
@@ -117,7 +124,7 @@ def _shares(
     return shares, back_off
 
 
-def _trie(
+def _build_trie(
     tables: Sequence[_Sorted],
     probabilities: Sequence[Reals],
     back_offs: Sequence[Reals],

@@ -23,14 +23,14 @@ class Level(NamedTuple):
     shorter_M: Places  # where the level below has each, less its first word
 
 
-def levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Level]:
+def build_levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Level]:
     """The levels of orders 1, 2, … n, by what `Counter.sum_counts` gave.
 
     The lowest has all `vocabulary` words, also those that never came.
     """
     order = len(backward_nM)
     found: list[Level] = []
-    firsts = _firsts(backward_nM)
+    firsts = _find_firsts(backward_nM)
     # Whether a row has an n-gram of this order, and where: none holds <s> after its first word.
     there = np.ones(len(seen_M), np.bool_)
     below = np.empty(0, np.int64)
@@ -40,21 +40,21 @@ def levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Level]:
         groups = np.flatnonzero(firsts[n - 1])
         held = there[groups]
         starts = groups[held]
-        seen = _sums(seen_M, groups)[held]
+        seen = _sum_groups(seen_M, groups)[held]
         counts = seen
         if n < order:
-            before = _sums(firsts[n].astype(np.int64), groups)[held]
+            before = _sum_groups(firsts[n].astype(np.int64), groups)[held]
             counts = np.where(backward_nM[n - 1][starts] == BEGIN, seen, before)
         words = backward_nM[n - 1 :: -1][:, starts]
         level = Level(words, counts, seen, below[starts] if n > 1 else starts)
-        found.append(_whole(level, vocabulary) if n == 1 else level)
+        found.append(_complete_level(level, vocabulary) if n == 1 else level)
         below = np.cumsum(firsts[n - 1] & there) - 1
         if n == 1:
             below = backward_nM[0].astype(np.int64)  # the lowest level is indexed by word
     return found
 
 
-def _firsts(backward_nM: Ids) -> list[NDArray[np.bool_]]:
+def _find_firsts(backward_nM: Ids) -> list[NDArray[np.bool_]]:
     """For each order, which rows differ from the one before in their last words of that number."""
     found = []
     new = np.zeros(backward_nM.shape[1], np.bool_)
@@ -66,11 +66,11 @@ def _firsts(backward_nM: Ids) -> list[NDArray[np.bool_]]:
     return found
 
 
-def _sums(values_M: Counts, starts: Places) -> Counts:
+def _sum_groups(values_M: Counts, starts: Places) -> Counts:
     return np.add.reduceat(values_M, starts) if len(starts) else values_M[:0]
 
 
-def _whole(level: Level, vocabulary: int) -> Level:
+def _complete_level(level: Level, vocabulary: int) -> Level:
     words = np.arange(vocabulary, dtype=np.uint32)
     counts, seen = np.zeros((2, vocabulary), np.int64)
     counts[level.words_nM[0]] = level.counts_M

@@ -60,7 +60,7 @@ def in_order(keys: NgramKeys) -> NDArray[np.int64]:
     return np.lexsort((keys.low_M, keys.high_M))
 
 
-def contexts_of(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
+def find_contexts(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
     """Where each of sorted n-grams, less its last word, stands among sorted ones that hold all."""
     contexts = words_nM[:-1]
     new = np.ones(contexts.shape[1], np.bool_)

@@ -67,7 +67,7 @@ class Trie(NamedTuple):
         _score(self.words_T, self.logs_T, self.back_offs_C, self.children_C1, stream, found)
         return found
 
-    def grams(self, order: int) -> Iterator[tuple[Ids, Logs, Logs]]:
+    def iterate_grams(self, order: int) -> Iterator[tuple[Ids, Logs, Logs]]:
         """The n-grams of one order, some at a time: words [n, M], logarithms, back-offs."""
         first, last = int(self.levels[order - 1]), int(self.levels[order])
         step = 1_000_000
@@ -84,7 +84,7 @@ class Trie(NamedTuple):
 
 
 @compile_nogil
-def _child(words: Ids, begin: np.int64, end: np.int64, word: np.int64) -> np.int64 | int:
+def _find_child(words: Ids, begin: np.int64, end: np.int64, word: np.int64) -> np.int64 | int:
     """The node among `begin` to `end` that ends with `word`, or -1."""
     last = end
     while begin < end:
@@ -120,7 +120,7 @@ def _score(
         matched = 1
         while matched <= known:
             node = nodes[matched - 1]
-            child = _child(words, np.int64(children[node]), np.int64(children[node + 1]), word)
+            child = _find_child(words, np.int64(children[node]), np.int64(children[node + 1]), word)
             if child < 0:
                 break
             longer[matched] = child

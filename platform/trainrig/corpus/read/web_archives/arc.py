@@ -8,7 +8,7 @@ import re
 from datetime import datetime
 
 from trainrig.corpus.read.raw_page import RawPage
-from trainrig.corpus.read.web_archives.http import charset, media_type, response
+from trainrig.corpus.read.web_archives.http import parse_charset, parse_media_type, parse_response
 from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader
 from trainrig.corpus.read.web_archives.transfer import BadBody
 
@@ -29,7 +29,7 @@ class _Arc:
     many_lines = False
     apart = True
 
-    def head(self, head: bytes) -> RecordHeader:
+    def parse_head(self, head: bytes) -> RecordHeader:
         found = self.start.match(head)
         if found is None:
             raise NoRecord("bad_head")
@@ -37,21 +37,21 @@ class _Arc:
         ordinary = found.group(_URL).startswith(b"filedesc:")
         return RecordHeader(length, ordinary, fields=found)
 
-    def page(self, head: RecordHeader, block: bytes) -> RawPage:
+    def parse_page(self, head: RecordHeader, block: bytes) -> RawPage:
         url = head.fields.group(_URL).decode("utf-8", "replace")
         if not url.lower().startswith(("http:", "https:")):
             raise BadBody("not_a_page")
-        stated, body = response(block)
+        stated, body = parse_response(block)
         # What the line says of the type is what the server said, less its charset.
-        content_type = media_type(stated or head.fields.group(_TYPE).decode("latin-1"))
-        date = _iso_date(head.fields.group(_DATE).decode())
-        return RawPage(url, content_type, body, date, charset(stated))
+        content_type = parse_media_type(stated or head.fields.group(_TYPE).decode("latin-1"))
+        date = _format_date(head.fields.group(_DATE).decode())
+        return RawPage(url, content_type, body, date, parse_charset(stated))
 
 
 GRAMMAR = _Arc()
 
 
-def _iso_date(digits: str) -> str:
+def _format_date(digits: str) -> str:
     """`20080430204825` as WARC writes it; "" for what is no date."""
     try:
         return f"{datetime.strptime(digits[:14].ljust(14, '0'), '%Y%m%d%H%M%S'):%Y-%m-%dT%H:%M:%SZ}"

@@ -48,7 +48,7 @@ def read_archive(
     `magic` is the first bytes of the file. One that is packed as one stream has one start, at 0.
     """
     if magic.startswith(ZSTD_MAGIC):
-        yield from _records(Frames(stream), name, grammar) if begin == 0 else ()
+        yield from _iterate_records(Frames(stream), name, grammar) if begin == 0 else ()
     elif magic.startswith(MAGIC):
         yield from _PackedArchive(stream, name, grammar).read(begin, end)
     else:
@@ -57,10 +57,10 @@ def read_archive(
 
 def has_a_member_for_each_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
     """Whether a second gzip member that starts a record is seen behind the first."""
-    return find_member(stream, 1, _starts(grammar)) is not None
+    return find_member(stream, 1, _build_start_test(grammar)) is not None
 
 
-def _starts(grammar: ArchiveGrammar) -> Callable[[bytes], bool]:
+def _build_start_test(grammar: ArchiveGrammar) -> Callable[[bytes], bool]:
     return lambda unpacked: grammar.start.match(unpacked.lstrip()) is not None
 
 
@@ -72,7 +72,7 @@ class _Archive(abc.ABC):
         """What the starts in [begin, end) own."""
         at: _Start
         if begin <= LOOK_BACK:
-            at, reason = self.first()
+            at, reason = self.find_first()
             if begin == 0 and (at is None or reason):
                 yield Unreadable(self.name, "not_an_archive" if at is None else str(reason))
         else:
@@ -81,7 +81,7 @@ class _Archive(abc.ABC):
             at = yield from self.own(at, begin, end)
 
     @abc.abstractmethod
-    def first(self) -> tuple[_Start, str | None]:
+    def find_first(self) -> tuple[_Start, str | None]:
         """The first start, and the reason to count what is before it by, if anything is."""
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class _Archive(abc.ABC):
 
 
 class _PlainArchive(_Archive):
-    def first(self) -> tuple[_Start, str | None]:
+    def find_first(self) -> tuple[_Start, str | None]:
         at = self.find(0)
         self.stream.seek(0)
         blank = at is not None and at < LONGEST_LINE and not self.stream.read(at).strip()
@@ -127,22 +127,22 @@ class _PlainArchive(_Archive):
         while True:
             before = records.start
             try:
-                head = records.next()
+                head = records.read_next()
             except NoRecord as none:
                 if not none.args:
-                    held = self.unreadable(before, "wrong_content_length")
+                    held = self.build_unreadable(before, "wrong_content_length")
                 if held and before >= begin:
                     yield held
                 if none.args and end is not None and records.start >= end:
                     return None
                 if none.args and records.start >= begin:
-                    yield self.unreadable(records.start, str(none))
+                    yield self.build_unreadable(records.start, str(none))
                 return self.find(records.start + 1)
             if head is None and records.short:
                 following = self.find(before + 1)
                 if before >= begin:
                     reason = "truncated" if following is None else "wrong_content_length"
-                    yield self.unreadable(before, reason)
+                    yield self.build_unreadable(before, reason)
                 return following
             if held:
                 yield held
@@ -150,7 +150,7 @@ class _PlainArchive(_Archive):
                 return None
             held = self.classify_record(records, head) if records.start >= begin else None
 
-    def unreadable(self, position: int, reason: str) -> Unreadable:
+    def build_unreadable(self, position: int, reason: str) -> Unreadable:
         return Unreadable(f"{self.name}: record at byte {position}", reason)
 
     def classify_record(self, records: Records, head: RecordHeader) -> _Found | None:
@@ -163,12 +163,12 @@ class _PackedArchive(_Archive):
     def __init__(self, stream: BinaryIO, name: str, grammar: ArchiveGrammar) -> None:
         super().__init__(stream, name, grammar)
         self.packed = Packed(stream, 0)
-        self.starts = _starts(grammar)
-        self.opened: Member | None = None  # the one that `next_start` found, not read yet
+        self.starts = _build_start_test(grammar)
+        self.opened: Member | None = None  # the one that `find_next_start` found, not read yet
 
-    def first(self) -> tuple[_Start, str | None]:
+    def find_first(self) -> tuple[_Start, str | None]:
         self.packed.move(0)
-        return self.next_start()
+        return self.find_next_start()
 
     def find(self, position: int) -> _Start:
         return find_member(self.stream, position, self.starts)
@@ -179,16 +179,16 @@ class _PackedArchive(_Archive):
             self.packed.move(at)
             member = Member(self.packed)
         if at >= begin:
-            yield from _records(member, self.name, self.grammar)
+            yield from _iterate_records(member, self.name, self.grammar)
         member.drain()
         if member.state != "whole":
             return self.find(at + 1)
-        following, reason = self.next_start()
+        following, reason = self.find_next_start()
         if reason and at >= begin:
             yield Unreadable(f"{self.name}: behind the record at byte {at}", reason)
         return following
 
-    def next_start(self) -> tuple[_Start, str | None]:
+    def find_next_start(self) -> tuple[_Start, str | None]:
         """The next start from where reading is, and the reason to count what lies before it by."""
         reason = None
         while magic := self.packed.peek(len(MAGIC)):
@@ -212,22 +212,24 @@ class _PackedArchive(_Archive):
         return None, reason
 
 
-def _records(stream: Member | Frames, name: str, grammar: ArchiveGrammar) -> Iterator[_Found]:
+def _iterate_records(
+    stream: Member | Frames, name: str, grammar: ArchiveGrammar
+) -> Iterator[_Found]:
     """The records of one packed stream, most often a single one. Reads the stream to its end."""
     records = Records(stream.open_stream(), grammar)
     held: _Found | None = None
     number, begun, lost = 0, "", False
     try:
-        while (head := records.next()) is not None:
+        while (head := records.read_next()) is not None:
             if held:
                 yield held
             number += 1
-            held = _classify_record(records, grammar, head, _where(name, stream, number))
+            held = _classify_record(records, grammar, head, _describe_place(name, stream, number))
     except NoRecord as none:
         begun, lost = str(none), not none.args
     short = records.short
     stream.drain()
-    last = _where(name, stream, max(1, number))
+    last = _describe_place(name, stream, max(1, number))
     if stream.state == "broken":
         yield Unreadable(last, stream.damage)
     elif short or (lost and number):
@@ -238,10 +240,10 @@ def _records(stream: Member | Frames, name: str, grammar: ArchiveGrammar) -> Ite
         # Cut behind its only record, a stream has lost nothing but what keeps records apart.
         if begun or number == 0 or (stream.state == "cut" and number > 1):
             reason = "truncated" if stream.state == "cut" else begun or "not_a_record"
-            yield Unreadable(_where(name, stream, number + 1), reason)
+            yield Unreadable(_describe_place(name, stream, number + 1), reason)
 
 
-def _where(name: str, stream: Member | Frames, number: int) -> str:
+def _describe_place(name: str, stream: Member | Frames, number: int) -> str:
     if number == 1:
         return f"{name}: record at byte {stream.start}"
     return f"{name}: record {number} of those packed together at byte {stream.start}"
@@ -259,6 +261,6 @@ def _classify_record(
     if records.short:
         return None
     try:
-        return grammar.page(head, block)
+        return grammar.parse_page(head, block)
     except BadBody as bad:
         return Unreadable(where, str(bad))

@@ -23,7 +23,7 @@ class Response(NamedTuple):
     body: bytes  # unpacked
 
 
-def response(block: bytes) -> Response:
+def parse_response(block: bytes) -> Response:
     """The response in `block`. Raises BadBody: "not_http", "not_http_200", or what `unpack` has."""
     end = _END.search(block)
     head, body = (block, b"") if end is None else (block[: end.start()], block[end.end() :])
@@ -39,13 +39,13 @@ def response(block: bytes) -> Response:
     return Response(headers["content-type"], unpack(body, transfer, content, LARGEST_BODY))
 
 
-def media_type(stated: str) -> str:
+def parse_media_type(stated: str) -> str:
     """The media type in a Content-Type header: "text/html"; "" where there is none."""
     found = _MEDIA_TYPE.match(stated.strip().lower())
     return found.group() if found else ""
 
 
-def charset(stated: str) -> str | None:
+def parse_charset(stated: str) -> str | None:
     """The charset in a Content-Type header."""
     found = _CHARSET.search(stated)
     return found.group(1) if found else None

@@ -116,13 +116,13 @@ class Member(io.RawIOBase):
 def find_member(stream: BinaryIO, position: int, wanted: Callable[[bytes], bool]) -> int | None:
     """Where the first member at or after `position` begins of whose first bytes `wanted` is true,
     or None."""
-    for found in _places(stream, position, MAGIC):
-        if wanted(_head(stream, found)):
+    for found in _iterate_places(stream, position, MAGIC):
+        if wanted(_read_head(stream, found)):
             return found
     return None
 
 
-def _head(stream: BinaryIO, position: int) -> bytes:
+def _read_head(stream: BinaryIO, position: int) -> bytes:
     stream.seek(position)
     return _unpack_member_head(stream.read(HEAD))
 
@@ -135,7 +135,7 @@ def _unpack_member_head(member: bytes) -> bytes:
         return b""
 
 
-def _places(stream: BinaryIO, position: int, sign: bytes) -> Iterator[int]:
+def _iterate_places(stream: BinaryIO, position: int, sign: bytes) -> Iterator[int]:
     """Where `sign` stands at or after `position`. The stream may be moved between two of them."""
     kept = b""
     while True:

@@ -36,10 +36,10 @@ class ArchiveGrammar(Protocol):
     many_lines: bool  # a head goes on until a blank line
     apart: bool  # a record begins on a line of its own
 
-    def head(self, head: bytes) -> RecordHeader:
+    def parse_head(self, head: bytes) -> RecordHeader:
         """What the lines of a head say. Raises NoRecord("bad_head")."""
 
-    def page(self, head: RecordHeader, block: bytes) -> RawPage:
+    def parse_page(self, head: RecordHeader, block: bytes) -> RawPage:
         """The page in a record's block. Raises BadBody with the reason if it holds none."""
 
 
@@ -53,7 +53,7 @@ class Records:
         self._began = self._position = position
         self._left = 0  # bytes of the last record's block that are still to be read
 
-    def next(self) -> RecordHeader | None:
+    def read_next(self) -> RecordHeader | None:
         """The next record's head, or None at the end. Raises NoRecord."""
         self.skip()
         apart = self._position == self._began or not self._grammar.apart
@@ -68,11 +68,11 @@ class Records:
             raise NoRecord("truncated") if cut and not line.endswith(b"\n") else NoRecord
         self.start = self._position
         self._position += len(line)
-        head = self._grammar.head(self._rest_of_head(line) if self._grammar.many_lines else line)
+        head = self._grammar.parse_head(self._read_head(line) if self._grammar.many_lines else line)
         self._left = head.length
         return head
 
-    def _rest_of_head(self, line: bytes) -> bytes:
+    def _read_head(self, line: bytes) -> bytes:
         """The lines from `line` on to a blank one."""
         signature, lines = self._grammar.signature, [line]
         while (line := self._stream.readline(_LONGEST_HEAD)).strip():

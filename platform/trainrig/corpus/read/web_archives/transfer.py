@@ -89,15 +89,15 @@ def _decompress(body: bytes, coding: str, limit: int) -> bytes:
         return _inflate(body, 31, limit) if body.startswith(_GZIP_MAGIC[:2]) else body
     elif coding == "deflate":
         # RFC 9110 says zlib's format; many servers send it bare.
-        return _if_packed(body, lambda: _inflate(body, 15 if _is_zlib(body) else -15, limit))
+        return _unpack_or_keep(body, lambda: _inflate(body, 15 if _is_zlib(body) else -15, limit))
     elif coding == "br":
-        return _if_packed(body, lambda: _read_all(BrotliReader(io.BytesIO(body)), limit))
+        return _unpack_or_keep(body, lambda: _read_all(BrotliReader(io.BytesIO(body)), limit))
     elif coding == "zstd" and body[:4] == _ZSTD_MAGIC:
         return _read_all(ZstdReader(io.BytesIO(body)), limit)
     return body
 
 
-def _if_packed(body: bytes, unpacked: Callable[[], bytes]) -> bytes:
+def _unpack_or_keep(body: bytes, unpacked: Callable[[], bytes]) -> bytes:
     """`unpacked()`; where that fails, `body` if it is markup: stored unpacked, as most are."""
     try:
         return unpacked()

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from trainrig import storage
-from trainrig.corpus.read.files import first_bytes
+from trainrig.corpus.read.files import read_first_bytes
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.web_archives.archive import read_archive
-from trainrig.corpus.read.web_archives.http import charset, media_type, response
+from trainrig.corpus.read.web_archives.http import parse_charset, parse_media_type, parse_response
 from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader
 from trainrig.corpus.read.web_archives.transfer import BadBody
 from trainrig.errors import DataError
@@ -39,8 +39,8 @@ class _Warc:
     many_lines = True
     apart = False
 
-    def head(self, head: bytes) -> RecordHeader:
-        fields = _fields(head)
+    def parse_head(self, head: bytes) -> RecordHeader:
+        fields = _parse_fields(head)
         kind = fields.get("warc-type", "").lower()
         if not kind:
             raise NoRecord("bad_head")
@@ -53,7 +53,7 @@ class _Warc:
             return RecordHeader(number, reason=kind if kind in _REFERRING else "unknown_type")
         return RecordHeader(number, fields=fields)
 
-    def page(self, head: RecordHeader, block: bytes) -> RawPage:
+    def parse_page(self, head: RecordHeader, block: bytes) -> RawPage:
         fields: Mapping[str, str] = head.fields
         url = fields.get("warc-target-uri", "")
         if url.startswith("<") and url.endswith(">"):  # the WARC 1.0 grammar, taken literally
@@ -62,15 +62,15 @@ class _Warc:
             raise BadBody("not_a_page")
         stated, body = fields.get("content-type", ""), block
         if fields["warc-type"].lower() == "response":
-            stated, body = response(block)
+            stated, body = parse_response(block)
         date = fields.get("warc-date", "")
-        return RawPage(url, media_type(stated), body, date, charset(stated))
+        return RawPage(url, parse_media_type(stated), body, date, parse_charset(stated))
 
 
 GRAMMAR = _Warc()
 
 
-def _fields(head: bytes) -> dict[str, str]:
+def _parse_fields(head: bytes) -> dict[str, str]:
     """The fields that are asked for, names in lower case, the first of equals."""
     if b"\n " in head or b"\n\t" in head:  # a line that begins with a space goes on
         head = _GOES_ON.sub(b" ", head)
@@ -93,7 +93,7 @@ def read_warc(path: str) -> Iterator[RawPage | Unreadable]:
     "too_large".
     """
     with storage.open_read(path) as stream:
-        yield from read_archive(stream, path.rpartition("/")[2], GRAMMAR, first_bytes(path, 4))
+        yield from read_archive(stream, path.rpartition("/")[2], GRAMMAR, read_first_bytes(path, 4))
 
 
 def write_warc(path: str, pages: Iterable[RawPage]) -> None:

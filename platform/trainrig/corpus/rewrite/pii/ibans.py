@@ -41,14 +41,14 @@ def find(views: Views) -> Iterator[FindPosition]:
         start, at = at, at + 1
         length = LENGTHS.get(text[start : start + 2].upper())
         if length and _START.match(text, start):
-            whole = _pattern(length, text[start].isupper()).match(text, start)
+            whole = _compile_pattern(length, text[start].isupper()).match(text, start)
             if whole and _is_iban(whole.group().replace(" ", "")):
                 at = whole.end()
                 yield whole.span()
 
 
 @functools.cache
-def _pattern(length: int, capitals: bool) -> re.Pattern[str]:
+def _compile_pattern(length: int, capitals: bool) -> re.Pattern[str]:
     sign = "[A-Z0-9]" if capitals else "[a-z0-9]"
     return re.compile(rf"(?:{sign} ?){{{length - 1}}}{sign}(?!\w)")
 

@@ -28,7 +28,7 @@ class PII(Settings):
     # Finds above which the document is dropped; None: any number is masked.
     max_per_document: Annotated[int | None, EXTENDABLE] = Field(default=None, ge=0)
 
-    def limits(self) -> Iterator[Limit]:
+    def iterate_limits(self) -> Iterator[Limit]:
         """How many finds a document may have."""
         if self.max_per_document is not None:
             yield Limit("too_many", "pii_finds", most=self.max_per_document)
@@ -64,7 +64,7 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
         for kind, finders in _FINDERS.items():
             for find in finders if kind in settings.kinds else ():
                 if found := sorted(find(views)):
-                    spans += [_span(kind, text, start, end, key) for start, end in found]
+                    spans += [_build_span(kind, text, start, end, key) for start, end in found]
                     views = Views(_blot(views.text, found))
     if not spans:
         return text, ()
@@ -76,7 +76,7 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     return "".join([*pieces, text[at:]]), tuple(spans)
 
 
-def _span(kind: Kind, text: str, start: int, end: int, key: bytes) -> MaskedSpan:
+def _build_span(kind: Kind, text: str, start: int, end: int, key: bytes) -> MaskedSpan:
     value = text[start:end].encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(value, digest_size=8, key=key).hexdigest()
     return MaskedSpan(kind, start, end - start, digest)

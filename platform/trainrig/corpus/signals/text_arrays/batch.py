@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.text_arrays.characters import characters
+from trainrig.corpus.signals.text_arrays.characters import build_character_tables
 
 
 class TextBatch(NamedTuple):
@@ -18,13 +18,13 @@ class TextBatch(NamedTuple):
     starts_D1: NDArray[np.int64]  # [D + 1] where each text starts; the last is C
 
 
-def batch_of(texts: Sequence[str]) -> TextBatch:
+def build_batch(texts: Sequence[str]) -> TextBatch:
     """The flat arrays of `texts`. Lone surrogates are characters of no class."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts[1:])
     classes = np.empty(len(codes), np.uint16)
-    _look_up(codes, characters().classes, classes)
+    _look_up(codes, build_character_tables().classes, classes)
     return TextBatch(codes, classes, starts)
 
 

@@ -29,12 +29,12 @@ class Seen(NamedTuple):
 
 def allocate_seen(most: int) -> Seen:
     """Room for `most` keys, half filled at the most."""
-    size = int(table_size(max(1, most)))
+    size = int(compute_table_size(max(1, most)))
     return Seen(np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int32))
 
 
 @compile_nogil
-def table_size(keys: int) -> int:
+def compute_table_size(keys: int) -> int:
     """The power of two from twice as many places as `keys`."""
     size = 2
     while size < 2 * keys:

@@ -49,7 +49,7 @@ def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
 
 
 @compile_nogil
-def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
+def find_phrases(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
     """The flags of all phrases from `start` to `end`; `lower` is the table of small letters."""
     found = 0
     for place in range(start, end):

@@ -15,7 +15,7 @@ _FULL_WIDTH = 0x3000  # the first code point of those
 
 
 @compile_nogil
-def sentences_in(
+def count_sentences(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
 ) -> int:
     """Sentences of the line from `start` to `end`, with no white space at its ends."""

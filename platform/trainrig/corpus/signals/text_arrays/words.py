@@ -21,7 +21,7 @@ from trainrig.corpus.signals.text_arrays.characters import (
     LETTER,
     SIGMA,
     SPACE,
-    characters,
+    build_character_tables,
 )
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, find_unspaced_end
@@ -37,7 +37,7 @@ class BatchWords(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
 
 
-def words_of(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
+def split_words(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
     """The words of the texts, one language each."""
     room = len(batch.codes_C)
     hashes = np.empty(room, np.uint64)
@@ -46,7 +46,7 @@ def words_of(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
     lettered = np.empty(room, np.bool_)
     firsts = np.zeros(len(batch.starts_D1), np.int64)
     unspaced = are_unspaced(languages)
-    lower = characters().lower
+    lower = build_character_tables().lower
     _split_text_words(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
     count = int(firsts[-1])
     return BatchWords(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)

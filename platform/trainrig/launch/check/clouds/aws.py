@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.hardware import Hardware
-from trainrig.launch.check.clouds.ec2_shape import node_schema
-from trainrig.launch.check.clouds.expiry import tag_problems
-from trainrig.launch.check.document import Found, at, entries, table
+from trainrig.launch.check.clouds.ec2_shape import build_node_schema
+from trainrig.launch.check.clouds.expiry import check_tags
+from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
 from trainrig.launch.check.pools import INSTANCE, MARKET
-from trainrig.launch.check.ray_file import node_types
-from trainrig.launch.check.shape import differences
+from trainrig.launch.check.ray_file import list_node_types
+from trainrig.launch.check.shape import find_differences
 
 Where = tuple[str | int, ...]
 TAGS = ("trainrig:cluster", "trainrig:expires")
@@ -17,25 +17,25 @@ RAYS_OWN = "ray-autoscaler-v1"  # role and profile that Ray makes with all of EC
 HOPS = 2  # from a container to the metadata service and back: one more than from the machine
 
 
-def aws_problems(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
+def check_aws(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
     """What is wrong with a cluster file whose provider is AWS, beside what Ray's rules say."""
-    yield from _provider(table(data.get("provider")))
+    yield from _check_provider(ensure_table(data.get("provider")))
     profiles: dict[str, str] = {}
-    for name, each in node_types(data).items():
+    for name, each in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = table(each.get("node_config"))
-        yield from differences(config, node_schema(), where)
-        yield from _machine(config, each, where, hardware)
-        yield from _metadata(config, where)
-        yield from _disks(config, where)
-        yield from _network(config, where)
-        yield from _tags(config, where, data.get("cluster_name"))
-        yield from _profile(config, where)
+        config = ensure_table(each.get("node_config"))
+        yield from find_differences(config, build_node_schema(), where)
+        yield from _check_machine(config, each, where, hardware)
+        yield from _check_metadata(config, where)
+        yield from _check_disks(config, where)
+        yield from _check_network(config, where)
+        yield from _check_tags(config, where, data.get("cluster_name"))
+        yield from _check_profile(config, where)
         profiles[name] = str(at(config, "IamInstanceProfile", "Arn") or "")
     yield from _check_shared_profile(profiles, data.get("head_node_type"))
 
 
-def _provider(provider: dict[str, Any]) -> Iterator[Found]:
+def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     if provider.get("cache_stopped_nodes", True) is not False:
         what = "stopped machines keep their disks, which cost; write false"
         yield ("provider", "cache_stopped_nodes"), what
@@ -47,16 +47,16 @@ def _provider(provider: dict[str, Any]) -> Iterator[Found]:
     for zone in filter(None, zones.split(",")):
         if region and not zone.startswith(str(region)):
             yield ("provider", "availability_zone"), f"'{zone}' is not in region {region}"
-    for index, rule in enumerate(entries(at(provider, "security_group", "IpPermissions"))):
+    for index, rule in enumerate(ensure_list(at(provider, "security_group", "IpPermissions"))):
         if "0.0.0.0/0" in str(rule) or "::/0" in str(rule):
             where = ("provider", "security_group", "IpPermissions", index)
             yield where, "open to all the world; name the addresses that you log in from"
 
 
-def _machine(
+def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    instance, labels = config.get("InstanceType"), table(node_type.get("labels"))
+    instance, labels = config.get("InstanceType"), ensure_table(node_type.get("labels"))
     if instance is None:
         yield where, "`InstanceType` is missing"
         return
@@ -76,25 +76,27 @@ def _machine(
             (*where, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior"),
             f"{behaviour}: no notice to save in, or disks that go on costing; write terminate",
         )
-    yield from resource_problems(table(node_type.get("resources")), str(instance), where, hardware)
+    yield from check_resources(
+        ensure_table(node_type.get("resources")), str(instance), where, hardware
+    )
 
 
-def resource_problems(
+def check_resources(
     resources: dict[str, Any], instance: str, where: Where, hardware: Hardware
 ) -> Iterator[Found]:
     """A node must not promise more than its machine has: work for it would wait for ever."""
     offer = hardware.instances.get(instance)
     if offer is None:
         return
-    has = {"CPU": offer.vcpus, "GPU": hardware.accelerators(instance)}
+    has = {"CPU": offer.vcpus, "GPU": hardware.count_accelerators(instance)}
     for kind, count in has.items():
         asked = resources.get(kind, 0)
         if isinstance(asked, int) and asked > count:
             yield (*where[:-1], "resources", kind), f"{asked}, but {instance} has {count}"
 
 
-def _metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    options, here = table(config.get("MetadataOptions")), (*where, "MetadataOptions")
+def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    options, here = ensure_table(config.get("MetadataOptions")), (*where, "MetadataOptions")
     if options.get("HttpTokens") != "required":
         what = "version 1 gives credentials to any request; write HttpTokens: required"
         yield (*here, "HttpTokens"), what
@@ -105,12 +107,15 @@ def _metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
         yield (*here, "HttpEndpoint"), "without it no notice is heard; write enabled"
 
 
-def _disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    disks = entries(config.get("BlockDeviceMappings"))
+def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    disks = ensure_list(config.get("BlockDeviceMappings"))
     if not disks:
         yield where, "no BlockDeviceMappings; the image's own disk is small and not encrypted"
     for index, disk in enumerate(disks):
-        ebs, here = table(table(disk).get("Ebs")), (*where, "BlockDeviceMappings", index, "Ebs")
+        ebs, here = (
+            ensure_table(ensure_table(disk).get("Ebs")),
+            (*where, "BlockDeviceMappings", index, "Ebs"),
+        )
         if not ebs:
             continue
         if ebs.get("Encrypted") is not True:
@@ -121,10 +126,10 @@ def _disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
             yield here, "gp3 is faster and cheaper than what comes without; write VolumeType: gp3"
 
 
-def _network(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    cards = entries(config.get("NetworkInterfaces"))
+def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    cards = ensure_list(config.get("NetworkInterfaces"))
     for index, card in enumerate(cards):
-        if table(card).get("AssociatePublicIpAddress") is True:
+        if ensure_table(card).get("AssociatePublicIpAddress") is True:
             here = (*where, "NetworkInterfaces", index, "AssociatePublicIpAddress")
             yield here, "a public address; write false"
     for key in ("SubnetIds", "SecurityGroupIds"):
@@ -132,23 +137,23 @@ def _network(config: dict[str, Any], where: Where) -> Iterator[Found]:
             yield where, f"`{key}` is missing; Ray would choose, and may choose a public one"
 
 
-def _tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[Found]:
+def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[Found]:
     given: dict[str, tuple[int, dict[str, Any]]] = {}
-    for index, each in enumerate(entries(config.get("TagSpecifications"))):
-        pairs = [table(pair) for pair in entries(table(each).get("Tags"))]
+    for index, each in enumerate(ensure_list(config.get("TagSpecifications"))):
+        pairs = [ensure_table(pair) for pair in ensure_list(ensure_table(each).get("Tags"))]
         tags = {str(pair.get("Key")): pair.get("Value") for pair in pairs}
-        given[str(table(each).get("ResourceType"))] = (index, tags)
+        given[str(ensure_table(each).get("ResourceType"))] = (index, tags)
     for kind in ("instance", "volume"):
         if kind not in given:
             yield where, f"no TagSpecifications of ResourceType {kind}; what leaks is found by tags"
             continue
         index, tags = given[kind]
         here = (*where, "TagSpecifications", index, "Tags")
-        yield from tag_problems(tags, here, cluster, TAGS)
+        yield from check_tags(tags, here, cluster, TAGS)
 
 
-def _profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    profile = table(config.get("IamInstanceProfile"))
+def _check_profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    profile = ensure_table(config.get("IamInstanceProfile"))
     name = str(profile.get("Arn") or profile.get("Name") or "")
     if not name:
         yield where, f"no IamInstanceProfile; Ray would make {RAYS_OWN}, with all of EC2 and S3"

@@ -26,26 +26,26 @@ _SCALARS = {
 
 
 @functools.cache
-def node_schema() -> dict[str, Any]:
+def build_node_schema() -> dict[str, Any]:
     """What `node_config` of an AWS node type may hold. Reading the model takes about a second."""
     import botocore.session
 
     model = botocore.session.get_session().get_service_model(SERVICE)
-    schema = _schema(model.shape_for(REQUEST))
+    schema = _convert_to_schema(model.shape_for(REQUEST))
     known = {name: each for name, each in schema["properties"].items() if name not in SET_BY_RAY}
     schema["properties"] = known | OF_RAY
     schema.pop("required", None)
     return schema
 
 
-def _schema(shape: Any) -> dict[str, Any]:
+def _convert_to_schema(shape: Any) -> dict[str, Any]:
     if shape.type_name == "structure":
-        members = {name: _schema(member) for name, member in shape.members.items()}
+        members = {name: _convert_to_schema(member) for name, member in shape.members.items()}
         schema = {"type": "object", "properties": members, "additionalProperties": False}
         return schema | ({"required": shape.required_members} if shape.required_members else {})
     if shape.type_name == "list":
-        return {"type": "array", "items": _schema(shape.member)}
+        return {"type": "array", "items": _convert_to_schema(shape.member)}
     if shape.type_name == "map":
-        return {"type": "object", "additionalProperties": _schema(shape.value)}
+        return {"type": "object", "additionalProperties": _convert_to_schema(shape.value)}
     schema = {"type": _SCALARS[shape.type_name]}
     return schema | ({"enum": list(shape.enum)} if getattr(shape, "enum", None) else {})

@@ -10,7 +10,7 @@ from trainrig.launch.check.document import Found
 EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}h)$")
 
 
-def tag_problems(
+def check_tags(
     tags: Mapping[str, Any], where: tuple[str | int, ...], cluster: Any, names: tuple[str, str]
 ) -> Iterator[Found]:
     """`names`: what the cloud calls the tags of the cluster and of the time that it expires."""

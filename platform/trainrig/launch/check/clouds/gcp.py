@@ -7,12 +7,12 @@ from importlib import resources
 from typing import Any
 
 from trainrig.hardware import Hardware
-from trainrig.launch.check.clouds.aws import Where, resource_problems
-from trainrig.launch.check.clouds.expiry import tag_problems
-from trainrig.launch.check.document import Found, at, entries, table
+from trainrig.launch.check.clouds.aws import Where, check_resources
+from trainrig.launch.check.clouds.expiry import check_tags
+from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
 from trainrig.launch.check.pools import INSTANCE, MARKET
-from trainrig.launch.check.ray_file import node_types
-from trainrig.launch.check.shape import differences
+from trainrig.launch.check.ray_file import list_node_types
+from trainrig.launch.check.shape import find_differences
 
 LABELS = ("trainrig-cluster", "trainrig-expires")
 DEFAULT_ACCOUNT = "-compute@developer.gserviceaccount.com"  # may do almost all in its project
@@ -20,28 +20,28 @@ RAYS_ACCOUNT = "ray-autoscaler-sa-v1"
 
 
 @functools.cache
-def node_schema() -> dict[str, Any]:
+def load_node_schema() -> dict[str, Any]:
     """What `node_config` of a machine may hold. Where it is from, the file says."""
     text = resources.files("trainrig.launch.check").joinpath("schemas/gcp_instance.json")
     schema: dict[str, Any] = json.loads(text.read_text())
     return {"$ref": "#/definitions/Instance", "definitions": schema["definitions"]}
 
 
-def gcp_problems(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
+def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
     """What is wrong with a cluster file whose provider is GCP, beside what Ray's rules say."""
-    yield from _provider(table(data.get("provider")))
+    yield from _check_provider(ensure_table(data.get("provider")))
     accounts: dict[str, str] = {}
-    for name, each in node_types(data).items():
+    for name, each in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = table(each.get("node_config"))
-        yield from differences(config, node_schema(), where)
-        yield from _machine(config, each, where, hardware)
-        yield from _scheduling(config, each, where, hardware)
-        yield from _disks(config, where)
-        yield from _network(config, where)
-        labels, here = table(config.get("labels")), (*where, "labels")
-        yield from tag_problems(labels, here, data.get("cluster_name"), LABELS)
-        yield from _account(config, where)
+        config = ensure_table(each.get("node_config"))
+        yield from find_differences(config, load_node_schema(), where)
+        yield from _check_machine(config, each, where, hardware)
+        yield from _check_scheduling(config, each, where, hardware)
+        yield from _check_disks(config, where)
+        yield from _check_network(config, where)
+        labels, here = ensure_table(config.get("labels")), (*where, "labels")
+        yield from check_tags(labels, here, data.get("cluster_name"), LABELS)
+        yield from _check_account(config, where)
         accounts[name] = str(at(config, "serviceAccounts", 0, "email") or "")
     head = accounts.get(str(data.get("head_node_type")))
     for name, account in accounts.items():
@@ -50,7 +50,7 @@ def gcp_problems(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
             yield here, "the head's own account, which may rent machines; workers need not"
 
 
-def _provider(provider: dict[str, Any]) -> Iterator[Found]:
+def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     for key in ("project_id", "region", "availability_zone"):
         if not provider.get(key):
             yield ("provider",), f"`{key}` is missing"
@@ -64,10 +64,10 @@ def _provider(provider: dict[str, Any]) -> Iterator[Found]:
         yield ("provider", "cache_stopped_nodes"), what
 
 
-def _machine(
+def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    machine, labels = config.get("machineType"), table(node_type.get("labels"))
+    machine, labels = config.get("machineType"), ensure_table(node_type.get("labels"))
     if machine is None:
         yield where, "`machineType` is missing"
         return
@@ -75,14 +75,14 @@ def _machine(
     if labels.get(INSTANCE, short) != short:
         what = f"'{labels[INSTANCE]}', but machineType is '{short}'; costs go by the label"
         yield (*where[:-1], "labels", INSTANCE), what
-    yield from resource_problems(table(node_type.get("resources")), short, where, hardware)
+    yield from check_resources(ensure_table(node_type.get("resources")), short, where, hardware)
 
 
-def _scheduling(
+def _check_scheduling(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    scheduling, here = table(config.get("scheduling")), (*where, "scheduling")
-    market = table(node_type.get("labels")).get(MARKET)
+    scheduling, here = ensure_table(config.get("scheduling")), (*where, "scheduling")
+    market = ensure_table(node_type.get("labels")).get(MARKET)
     is_spot = scheduling.get("provisioningModel") == "SPOT"
     if scheduling.get("preemptible") is True:
         yield (*here, "preemptible"), "ends after 24 hours whatever runs; provisioningModel: SPOT"
@@ -99,32 +99,32 @@ def _scheduling(
     if scheduling.get("automaticRestart") is not False:
         yield (*here, "automaticRestart"), "a spot machine cannot be restarted; write false"
     machine = str(config.get("machineType"))
-    has_gpus = machine in hardware.instances and hardware.accelerators(machine) > 0
+    has_gpus = machine in hardware.instances and hardware.count_accelerators(machine) > 0
     if has_gpus and scheduling.get("onHostMaintenance") != "TERMINATE":
         yield (*here, "onHostMaintenance"), "GPUs cannot move while they run; write TERMINATE"
 
 
-def _disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    disks = entries(config.get("disks"))
-    if not any(table(disk).get("boot") is True for disk in disks):
+def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    disks = ensure_list(config.get("disks"))
+    if not any(ensure_table(disk).get("boot") is True for disk in disks):
         yield where, "no disk of `disks` is the one to boot from; write boot: true"
     for index, disk in enumerate(disks):
-        if table(disk).get("autoDelete") is not True:
+        if ensure_table(disk).get("autoDelete") is not True:
             yield (*where, "disks", index), "stays when the machine goes; write autoDelete: true"
 
 
-def _network(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    cards = entries(config.get("networkInterfaces"))
+def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    cards = ensure_list(config.get("networkInterfaces"))
     if not cards:
         yield where, "`networkInterfaces` is missing; Ray would choose, with a public address"
     for index, card in enumerate(cards):
-        if table(card).get("accessConfigs"):
+        if ensure_table(card).get("accessConfigs"):
             here = (*where, "networkInterfaces", index, "accessConfigs")
             yield here, "a public address; leave it out"
 
 
-def _account(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    accounts = entries(config.get("serviceAccounts"))
+def _check_account(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    accounts = ensure_list(config.get("serviceAccounts"))
     email = str(at(accounts, 0, "email") or "")
     if not email:
         yield where, "no serviceAccounts; the machine would be the project's default, which may all"

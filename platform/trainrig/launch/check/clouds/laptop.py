@@ -4,30 +4,30 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.hardware import OWN
-from trainrig.launch.check.document import Found, entries, table
+from trainrig.launch.check.document import Found, ensure_list, ensure_table
 from trainrig.launch.check.pools import INSTANCE, MARKET
-from trainrig.launch.check.ray_file import node_types
+from trainrig.launch.check.ray_file import list_node_types
 
 
-def laptop_problems(data: dict[str, Any]) -> Iterator[Found]:
+def check_laptop(data: dict[str, Any]) -> Iterator[Found]:
     """What is wrong with a cluster file whose provider is this machine, beside Ray's rules."""
-    provider = table(data.get("provider"))
+    provider = ensure_table(data.get("provider"))
     if provider.get("disable_node_updaters") is not True:
         yield ("provider", "disable_node_updaters"), "there is nobody to log in to; write true"
-    if not table(data.get("auth")).get("ssh_user"):
+    if not ensure_table(data.get("auth")).get("ssh_user"):
         yield (), "`auth.ssh_user` is missing; Ray's monitor ends without one, whatever it is"
     if data.get("docker"):
         yield ("docker",), "raylets of this machine run as they are; leave it out"
-    for name, each in node_types(data).items():
+    for name, each in list_node_types(data).items():
         where = ("available_node_types", name)
-        if table(each.get("node_config")):
+        if ensure_table(each.get("node_config")):
             yield (*where, "node_config"), "no machine is rented here; write {}"
-        labels = table(each.get("labels"))
+        labels = ensure_table(each.get("labels"))
         if (instance := labels.get(INSTANCE, OWN)) != OWN:
             yield (*where, "labels", INSTANCE), f"'{instance}' is not rented here; write {OWN}"
         if labels.get(MARKET) == "spot":
             yield (*where, "labels", MARKET), "nobody takes this machine back; write on-demand"
-    for index, command in enumerate(entries(data.get("head_start_ray_commands"))):
+    for index, command in enumerate(ensure_list(data.get("head_start_ray_commands"))):
         if "ray start" in str(command) and "--node-ip-address=127.0.0.1" not in str(command):
             where_it_is = ("head_start_ray_commands", index)
             yield where_it_is, "Ray would listen to the network; --node-ip-address=127.0.0.1"

@@ -5,11 +5,11 @@ from typing import Any
 
 from trainrig.config import Location
 from trainrig.launch.check.clouds.expiry import EXPIRY
-from trainrig.launch.check.document import Found, at, entries, table
-from trainrig.launch.check.kubernetes.pods import pod_problems
+from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
+from trainrig.launch.check.kubernetes.pods import check_pod_template
 from trainrig.launch.check.kubernetes.quantities import number
 from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, PricedPool
-from trainrig.launch.check.ray_file import LONGEST_IDLE, label_problems
+from trainrig.launch.check.ray_file import LONGEST_IDLE, check_labels
 
 WHOSE, UNTIL = "trainrig.io/cluster", "trainrig.io/expires"
 GPU = "nvidia.com/gpu"
@@ -18,44 +18,44 @@ GPU = "nvidia.com/gpu"
 def cluster_spec(data: Any) -> tuple[dict[str, Any], Location]:
     """The RayClusterSpec of a RayCluster or a RayJob, and where it is."""
     where: Location = ("spec", "rayClusterSpec") if at(data, "kind") == "RayJob" else ("spec",)
-    return table(at(data, *where)), where
+    return ensure_table(at(data, *where)), where
 
 
-def groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
+def iterate_groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
     """The head and the groups of workers: name, spec, where."""
     spec, where = cluster_spec(data)
     if "headGroupSpec" in spec:
-        yield HEAD, table(spec["headGroupSpec"]), (*where, "headGroupSpec")
-    for index, each in enumerate(entries(spec.get("workerGroupSpecs"))):
-        name = str(table(each).get("groupName", index))
-        yield name, table(each), (*where, "workerGroupSpecs", index)
+        yield HEAD, ensure_table(spec["headGroupSpec"]), (*where, "headGroupSpec")
+    for index, each in enumerate(ensure_list(spec.get("workerGroupSpecs"))):
+        name = str(ensure_table(each).get("groupName", index))
+        yield name, ensure_table(each), (*where, "workerGroupSpecs", index)
 
 
-def ray_cluster_problems(data: Any) -> Iterator[Found]:
+def check_ray_cluster(data: Any) -> Iterator[Found]:
     """What is wrong with the cluster in a RayCluster or a RayJob, beside its shape."""
     spec, where = cluster_spec(data)
-    yield from _whose(table(data))
-    yield from _token(spec, where)
-    yield from _autoscaler(spec, where)
+    yield from _check_owner(ensure_table(data))
+    yield from _check_token(spec, where)
+    yield from _check_autoscaler(spec, where)
     names: set[str] = set()
-    for name, group, here in groups(data):
+    for name, group, here in iterate_groups(data):
         if name in names:
             yield (*here, "groupName"), f"a second group called '{name}'"
         names.add(name)
-        yield from label_problems(table(group.get("labels")), (*here, "labels"), name)
-        yield from _head(group, here) if name == HEAD else _bounds(group, here)
-        yield from pod_problems(group, here, name)
+        yield from check_labels(ensure_table(group.get("labels")), (*here, "labels"), name)
+        yield from _check_head(group, here) if name == HEAD else _check_bounds(group, here)
+        yield from check_pod_template(group, here, name)
     if names <= {HEAD}:
         yield (*where, "workerGroupSpecs"), "no group of workers; nothing would ever run"
 
 
-def kuberay_pools(data: Any) -> list[PricedPool]:
+def list_kuberay_pools(data: Any) -> list[PricedPool]:
     """A pool for the head and for each group of workers."""
-    return [_pool(name, group) for name, group, _ in groups(data)]
+    return [_build_pool(name, group) for name, group, _ in iterate_groups(data)]
 
 
-def _pool(name: str, group: dict[str, Any]) -> PricedPool:
-    labels = table(group.get("labels"))
+def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
+    labels = ensure_table(group.get("labels"))
     limits = at(group, "template", "spec", "containers", 0, "resources", "limits")
     least, most = group.get("minReplicas"), group.get("maxReplicas")
     hosts = group.get("numOfHosts", 1)
@@ -63,21 +63,21 @@ def _pool(name: str, group: dict[str, Any]) -> PricedPool:
         name=name,
         instance=str(labels.get(INSTANCE, "")),
         market=str(labels.get(MARKET, "")),
-        least=1 if name == HEAD else _whole(least) * _whole(hosts),
-        most=1 if name == HEAD else _whole(most) * _whole(hosts),
-        cpus=0.0 if name == HEAD else number(table(limits).get("cpu")) or 0.0,
-        gpus=number(table(limits).get(GPU)) or 0.0,
+        least=1 if name == HEAD else _parse_count(least) * _parse_count(hosts),
+        most=1 if name == HEAD else _parse_count(most) * _parse_count(hosts),
+        cpus=0.0 if name == HEAD else number(ensure_table(limits).get("cpu")) or 0.0,
+        gpus=number(ensure_table(limits).get(GPU)) or 0.0,
     )
 
 
-def _whole(value: Any) -> int:
+def _parse_count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _whose(data: dict[str, Any]) -> Iterator[Found]:
-    metadata = table(data.get("metadata"))
-    name, labels = metadata.get("name"), table(metadata.get("labels"))
-    until = table(metadata.get("annotations")).get(UNTIL)
+def _check_owner(data: dict[str, Any]) -> Iterator[Found]:
+    metadata = ensure_table(data.get("metadata"))
+    name, labels = metadata.get("name"), ensure_table(metadata.get("labels"))
+    until = ensure_table(metadata.get("annotations")).get(UNTIL)
     if not name:
         yield ("metadata",), "`name` is missing"
     if labels.get(WHOSE) != name:
@@ -90,8 +90,8 @@ def _whose(data: dict[str, Any]) -> Iterator[Found]:
         yield ("metadata", "annotations", UNTIL), what
 
 
-def _token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
-    options = table(spec.get("authOptions"))
+def _check_token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
+    options = ensure_table(spec.get("authOptions"))
     if options.get("mode") != "token":
         here = (*where, "authOptions", "mode") if options else where
         yield here, "whoever reaches the head commands it; write authOptions: { mode: token, … }"
@@ -105,8 +105,8 @@ def _token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
         yield (*head, "enableIngress"), "the dashboard would face the network; false"
 
 
-def _autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
-    options, here = table(spec.get("autoscalerOptions")), (*where, "autoscalerOptions")
+def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
+    options, here = ensure_table(spec.get("autoscalerOptions")), (*where, "autoscalerOptions")
     if spec.get("enableInTreeAutoscaling") is not True:
         yield (*where, "enableInTreeAutoscaling"), "groups stay at their replicas; write true"
     if options.get("version") != "v2":
@@ -119,15 +119,15 @@ def _autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
         yield (*here, "idleTimeoutSeconds"), what
 
 
-def _head(group: dict[str, Any], where: Location) -> Iterator[Found]:
-    cpus = table(group.get("rayStartParams")).get("num-cpus")
-    of_resources = table(group.get("resources")).get("CPU")
+def _check_head(group: dict[str, Any], where: Location) -> Iterator[Found]:
+    cpus = ensure_table(group.get("rayStartParams")).get("num-cpus")
+    of_resources = ensure_table(group.get("resources")).get("CPU")
     if cpus != "0" and of_resources != "0":
         what = 'the head must have num-cpus: "0"; a task there can take the cluster down'
         yield (*where, "rayStartParams", "num-cpus"), what
 
 
-def _bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
+def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
     least, most = group.get("minReplicas"), group.get("maxReplicas")
     replicas = group.get("replicas", least)
     if not isinstance(least, int) or not isinstance(most, int):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
-from trainrig.launch.check.document import Found, nearest, table
-from trainrig.launch.check.shape import differences
+from trainrig.launch.check.document import Found, ensure_table, suggest_nearest
+from trainrig.launch.check.shape import find_differences
 
 RAY = ("RayCluster", "RayJob")
 # What belongs to a cluster, and the version of the API that it is of. A Secret does not: its values
@@ -24,18 +24,18 @@ BESIDE = {
 
 
 @functools.cache
-def _definitions() -> dict[str, Any]:
+def _load_definitions() -> dict[str, Any]:
     file = resources.files("trainrig.launch.check").joinpath("schemas/kubernetes.json")
     found: dict[str, Any] = json.loads(file.read_text())["definitions"]
     return found
 
 
-def kubernetes_differences(data: Any) -> Iterator[Found]:
+def find_kubernetes_differences(data: Any) -> Iterator[Found]:
     """What in one document is not as its kind has it."""
-    kind = table(data).get("kind")
+    kind = ensure_table(data).get("kind")
     if kind in RAY or kind in BESIDE:
-        yield from differences(
-            data, {"$ref": f"#/definitions/{kind}", "definitions": _definitions()}
+        yield from find_differences(
+            data, {"$ref": f"#/definitions/{kind}", "definitions": _load_definitions()}
         )
         if kind in BESIDE and data.get("apiVersion") != BESIDE[kind]:
             yield ("apiVersion",), f"'{data.get('apiVersion')}'; {kind} is of {BESIDE[kind]}"
@@ -44,4 +44,4 @@ def kubernetes_differences(data: Any) -> Iterator[Found]:
     else:
         choices = [*RAY, *BESIDE]
         found = "`kind` is missing" if kind is None else f"no kind '{kind}' in a cluster file"
-        yield (() if kind is None else ("kind",)), found + nearest(str(kind or ""), choices)
+        yield (() if kind is None else ("kind",)), found + suggest_nearest(str(kind or ""), choices)

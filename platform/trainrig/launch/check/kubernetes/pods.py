@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.config import Location
-from trainrig.launch.check.containers import image_problems
-from trainrig.launch.check.document import Found, at, entries, table
+from trainrig.launch.check.containers import check_image
+from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
 from trainrig.launch.check.kubernetes.quantities import number
 from trainrig.launch.check.pools import HEAD, MARKET
 from trainrig.launch.check.spot_agent import AGENT
@@ -17,27 +17,27 @@ GRACE_TOLD = re.compile(r"--grace[ =](\d+)")
 LEAST_GRACE = 15  # s: all that GKE gives on spot
 
 
-def pod_problems(group: dict[str, Any], where: Location, name: str) -> Iterator[Found]:
+def check_pod_template(group: dict[str, Any], where: Location, name: str) -> Iterator[Found]:
     """Of the pod template of a group, the head's or one of workers."""
-    spec, here = table(at(group, "template", "spec")), (*where, "template", "spec")
-    containers = entries(spec.get("containers"))
+    spec, here = ensure_table(at(group, "template", "spec")), (*where, "template", "spec")
+    containers = ensure_list(spec.get("containers"))
     if not containers:
         yield here, "no container; the first of them runs Ray"
         return
-    ray, of_ray = table(containers[0]), (*here, "containers", 0)
-    yield from image_problems(ray.get("image"), (*of_ray, "image"))
-    yield from _resources(ray, of_ray)
+    ray, of_ray = ensure_table(containers[0]), (*here, "containers", 0)
+    yield from check_image(ray.get("image"), (*of_ray, "image"))
+    yield from _check_resources(ray, of_ray)
     yield from _check_shared_memory(spec, here, ray, of_ray)
-    yield from _rights(spec, here, ray, of_ray)
-    yield from _probes(ray, of_ray)
+    yield from _check_rights(spec, here, ray, of_ray)
+    yield from _check_probes(ray, of_ray)
     if name != HEAD:
-        yield from _worker(group, spec, here)
-        if table(group.get("labels")).get(MARKET) == "spot":
-            yield from _spot(spec, here, ray, of_ray)
+        yield from _check_worker(group, spec, here)
+        if ensure_table(group.get("labels")).get(MARKET) == "spot":
+            yield from _check_spot(spec, here, ray, of_ray)
 
 
-def _resources(ray: dict[str, Any], where: Location) -> Iterator[Found]:
-    limits, requests = (table(at(ray, "resources", key)) for key in ("limits", "requests"))
+def _check_resources(ray: dict[str, Any], where: Location) -> Iterator[Found]:
+    limits, requests = (ensure_table(at(ray, "resources", key)) for key in ("limits", "requests"))
     for kind in ("cpu", "memory"):
         if kind not in limits:
             yield (*where, "resources"), f"no limit of {kind}; Ray takes the whole machine for its"
@@ -49,32 +49,34 @@ def _resources(ray: dict[str, Any], where: Location) -> Iterator[Found]:
 def _check_shared_memory(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
-    mounts = {str(table(each).get("name")): each for each in entries(ray.get("volumeMounts"))}
+    mounts = {
+        str(ensure_table(each).get("name")): each for each in ensure_list(ray.get("volumeMounts"))
+    }
     mount = next((n for n, each in mounts.items() if each.get("mountPath") == SHARED_MEMORY), None)
     if mount is None:
         what = f"nothing is mounted at {SHARED_MEMORY}; Kubernetes' 64 MB do not hold Ray's objects"
         yield (*of_ray, "volumeMounts"), what
-    for index, volume in enumerate(entries(spec.get("volumes"))):
+    for index, volume in enumerate(ensure_list(spec.get("volumes"))):
         empty, here = at(volume, "emptyDir"), (*where, "volumes", index, "emptyDir")
         if mount is None or at(volume, "name") != mount or empty is None:
             continue
-        if table(empty).get("medium") != "Memory":
+        if ensure_table(empty).get("medium") != "Memory":
             yield here, f"{SHARED_MEMORY} must be memory; write medium: Memory"
-        size = number(table(empty).get("sizeLimit"))
+        size = number(ensure_table(empty).get("sizeLimit"))
         memory = number(at(ray, "resources", "limits", "memory"))
         if size is not None and memory is not None and size >= memory:
             what = f"{empty['sizeLimit']} counts in the container's memory, and leaves none of it"
             yield (*here, "sizeLimit"), what
-    volumes = {at(volume, "name") for volume in entries(spec.get("volumes"))}
-    for index, each in enumerate(entries(ray.get("volumeMounts"))):
+    volumes = {at(volume, "name") for volume in ensure_list(spec.get("volumes"))}
+    for index, each in enumerate(ensure_list(ray.get("volumeMounts"))):
         if at(each, "name") not in volumes:
             yield (*of_ray, "volumeMounts", index, "name"), f"no volume '{at(each, 'name')}'"
 
 
-def _rights(
+def _check_rights(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
-    own, pods = table(ray.get("securityContext")), table(spec.get("securityContext"))
+    own, pods = ensure_table(ray.get("securityContext")), ensure_table(spec.get("securityContext"))
     if (own.get("runAsNonRoot", pods.get("runAsNonRoot"))) is not True:
         yield (*where, "securityContext"), "may run as root; write runAsNonRoot: true"
     if own.get("allowPrivilegeEscalation") is not False:
@@ -87,28 +89,30 @@ def _rights(
             yield (*where, key), "shares what is the machine's; leave it out"
 
 
-def _probes(ray: dict[str, Any], where: Location) -> Iterator[Found]:
+def _check_probes(ray: dict[str, Any], where: Location) -> Iterator[Found]:
     for key in ("readinessProbe", "livenessProbe"):
         if key not in ray:
             yield where, f"no {key}; a node that hangs would be taken for one that works"
 
 
-def _worker(group: dict[str, Any], spec: dict[str, Any], where: Location) -> Iterator[Found]:
+def _check_worker(group: dict[str, Any], spec: dict[str, Any], where: Location) -> Iterator[Found]:
     if spec.get("restartPolicy") != "Never":
         what = "autoscaler v2 makes new pods itself; one restarted in place is lost to it: Never"
         yield (*where, "restartPolicy"), what
     gpus = number(at(spec, "containers", 0, "resources", "limits", GPU))
-    keys = {str(table(each).get("key")) for each in entries(spec.get("tolerations"))}
+    keys = {str(ensure_table(each).get("key")) for each in ensure_list(spec.get("tolerations"))}
     if gpus and GPU not in keys:
         what = f"no toleration of {GPU}; machines with GPUs turn away pods without one"
         yield (*where, "tolerations"), what
 
 
-def _spot(
+def _check_spot(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
-    tolerated = [str(table(each).get("key")) for each in entries(spec.get("tolerations"))]
-    chosen = {**table(spec.get("nodeSelector"))}
+    tolerated = [
+        str(ensure_table(each).get("key")) for each in ensure_list(spec.get("tolerations"))
+    ]
+    chosen = {**ensure_table(spec.get("nodeSelector"))}
     affinity = str(at(spec, "affinity", "nodeAffinity") or "")
     words = " ".join([*chosen, *map(str, chosen.values()), affinity]).lower()
     if "spot" not in words:
@@ -120,7 +124,7 @@ def _spot(
     if not isinstance(grace, int) or grace < LEAST_GRACE:
         what = f"{grace} s to save in and leave; write {LEAST_GRACE} or more"
         yield (*where, "terminationGracePeriodSeconds"), what.replace("None s", "30 s by default")
-    command = " ".join(map(str, entries(at(ray, "lifecycle", "preStop", "exec", "command"))))
+    command = " ".join(map(str, ensure_list(at(ray, "lifecycle", "preStop", "exec", "command"))))
     if AGENT not in command:
         what = f"no preStop that drains the node: python -m {AGENT} --provider kubernetes --now"
         yield (*of_ray, "lifecycle"), what

@@ -6,20 +6,20 @@ from typing import Any
 
 import yaml
 
-from trainrig.launch.check.document import Found, at, table
+from trainrig.launch.check.document import Found, at, ensure_table
 
 RUNS_US = re.compile(r"(-m trainrig[\w.]*|\btrainrig) ")
 
 
-def ray_job_problems(data: Any) -> Iterator[Found]:
+def check_ray_job(data: Any) -> Iterator[Found]:
     """What is wrong with the job itself."""
-    spec = table(at(data, "spec"))
+    spec = ensure_table(at(data, "spec"))
     if not spec.get("entrypoint"):
         yield ("spec",), "`entrypoint` is missing; it is what runs"
     elif not RUNS_US.search(str(spec["entrypoint"])):
         yield ("spec", "entrypoint"), "runs nothing of trainrig's"
-    yield from _retries(spec)
-    yield from _end(spec)
+    yield from _check_retries(spec)
+    yield from _check_end(spec)
     environment = spec.get("runtimeEnvYAML")
     if isinstance(environment, str):
         try:
@@ -30,7 +30,7 @@ def ray_job_problems(data: Any) -> Iterator[Found]:
         yield ("spec",), "`rayClusterSpec` is missing; there is no cluster to run on"
 
 
-def _retries(spec: dict[str, Any]) -> Iterator[Found]:
+def _check_retries(spec: dict[str, Any]) -> Iterator[Found]:
     if spec.get("backoffLimit", 0) != 0:
         what = "each retry of KubeRay's is a whole new cluster, whatever the cause; the run has"
         yield ("spec", "backoffLimit"), f"{what} retries of its own by cause: write 0"
@@ -39,7 +39,7 @@ def _retries(spec: dict[str, Any]) -> Iterator[Found]:
         yield ("spec", "submissionMode"), what
 
 
-def _end(spec: dict[str, Any]) -> Iterator[Found]:
+def _check_end(spec: dict[str, Any]) -> Iterator[Found]:
     if "deletionStrategy" in spec:
         for key in ("shutdownAfterJobFinishes", "ttlSecondsAfterFinished"):
             if key in spec:

@@ -24,12 +24,14 @@ class Compute:
             if cluster
             else f"labels.{CLUSTER_LABEL}:* OR labels.{RAY_LABEL}:*"
         )
-        found = ask([*self._gcloud("instances", "list"), f"--filter={ours}", "--format=json"])
+        found = ask(
+            [*self._build_command("instances", "list"), f"--filter={ours}", "--format=json"]
+        )
         loose = f"({ours}) AND -users:*"  # disks that no instance holds
-        disks = ask([*self._gcloud("disks", "list"), f"--filter={loose}", "--format=json"])
+        disks = ask([*self._build_command("disks", "list"), f"--filter={loose}", "--format=json"])
         return [
-            *(_machine("instance", each) for each in found),
-            *(_machine("disk", each) for each in disks),
+            *(_parse_machine("instance", each) for each in found),
+            *(_parse_machine("disk", each) for each in disks),
         ]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
@@ -44,14 +46,18 @@ class Compute:
                         and m.state != "STOPPING"
                     ]
                     if names:
-                        command = [*self._gcloud(f"{what}s", "delete"), *names, f"--zone={zone}"]
+                        command = [
+                            *self._build_command(f"{what}s", "delete"),
+                            *names,
+                            f"--zone={zone}",
+                        ]
                         tell([*command, "--quiet"], DELETED)
 
-    def _gcloud(self, *what: str) -> list[str]:
+    def _build_command(self, *what: str) -> list[str]:
         return ["gcloud", "compute", *what, f"--project={self._project}"]
 
 
-def _machine(kind: str, found: Mapping[str, Any]) -> CloudMachine:
+def _parse_machine(kind: str, found: Mapping[str, Any]) -> CloudMachine:
     labels = found.get("labels") or {}
     spot = (found.get("scheduling") or {}).get("provisioningModel") == "SPOT"
     return CloudMachine(

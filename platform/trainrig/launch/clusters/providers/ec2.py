@@ -23,9 +23,9 @@ class EC2:
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider."""
-        regions = self._regions or self._all_regions()
+        regions = self._regions or self._list_regions()
         with ThreadPoolExecutor(REGIONS_AT_ONCE) as threads:
-            found = list(threads.map(lambda region: self._in_region(region, cluster), regions))
+            found = list(threads.map(lambda region: self._list_region(region, cluster), regions))
         return [machine for each in found for machine in each]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
@@ -41,7 +41,7 @@ class EC2:
                     self._end_in(region, ids)
 
     def _end_in(self, region: str, ids: Mapping[str, list[str]]) -> None:
-        client = self._client(region)
+        client = self._open_client(region)
         if requests := ids.get("spot request"):  # first: an open one may still start an instance
             client.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
         if instances := ids.get("instance"):
@@ -49,21 +49,21 @@ class EC2:
         for volume in ids.get("volume", []):
             client.delete_volume(VolumeId=volume)
 
-    def _all_regions(self) -> Sequence[str]:
+    def _list_regions(self) -> Sequence[str]:
         with _said("the regions of the account (name some with --region)"):
-            found = self._client(None).describe_regions()["Regions"]
+            found = self._open_client(None).describe_regions()["Regions"]
         return [each["RegionName"] for each in found]
 
-    def _in_region(self, region: str, cluster: str | None) -> list[CloudMachine]:
+    def _list_region(self, region: str, cluster: str | None) -> list[CloudMachine]:
         with _said(region):
-            client = self._client(region)
+            client = self._open_client(region)
             return [
-                *_instances(client, region, cluster),
-                *_spot_requests(client, region, cluster),
-                *_volumes(client, region, cluster),
+                *_list_instances(client, region, cluster),
+                *_list_spot_requests(client, region, cluster),
+                *_list_volumes(client, region, cluster),
             ]
 
-    def _client(self, region: str | None) -> Any:
+    def _open_client(self, region: str | None) -> Any:
         import boto3
         from botocore.config import Config
 
@@ -75,17 +75,17 @@ class EC2:
         return self._clients[name]
 
 
-def _instances(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
+def _list_instances(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     """By either tag: one that was started without ours has Ray's."""
     seen = set()
-    for ours in _filters(cluster):
+    for ours in _build_filters(cluster):
         states = {"Name": "instance-state-name", "Values": LIVE}
         pages = client.get_paginator("describe_instances").paginate(Filters=[ours, states])
         for page in pages:
             for each in (i for r in page["Reservations"] for i in r["Instances"]):
                 if each["InstanceId"] not in seen:
                     seen.add(each["InstanceId"])
-                    yield _machine(
+                    yield _parse_machine(
                         each["InstanceId"],
                         "instance",
                         each["State"]["Name"],
@@ -96,9 +96,9 @@ def _instances(client: Any, region: str, cluster: str | None) -> Iterator[CloudM
                     )
 
 
-def _spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
+def _list_spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     seen = set()
-    for ours in _filters(cluster):
+    for ours in _build_filters(cluster):
         state = {"Name": "state", "Values": ["open"]}
         pages = client.get_paginator("describe_spot_instance_requests")
         for page in pages.paginate(Filters=[ours, state]):
@@ -106,28 +106,30 @@ def _spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[Cl
                 id_ = each["SpotInstanceRequestId"]
                 if id_ not in seen:
                     seen.add(id_)
-                    yield _machine(id_, "spot request", each["State"], region, each, market="spot")
+                    yield _parse_machine(
+                        id_, "spot request", each["State"], region, each, market="spot"
+                    )
 
 
-def _volumes(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
+def _list_volumes(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     """Those that no instance holds: the others go with theirs."""
     seen = set()
-    for ours in _filters(cluster):
+    for ours in _build_filters(cluster):
         status = {"Name": "status", "Values": ["available", "error"]}
         for page in client.get_paginator("describe_volumes").paginate(Filters=[ours, status]):
             for each in page["Volumes"]:
                 if each["VolumeId"] not in seen:
                     seen.add(each["VolumeId"])
-                    yield _machine(each["VolumeId"], "volume", each["State"], region, each)
+                    yield _parse_machine(each["VolumeId"], "volume", each["State"], region, each)
 
 
-def _filters(cluster: str | None) -> list[dict[str, Any]]:
+def _build_filters(cluster: str | None) -> list[dict[str, Any]]:
     if cluster is None:
         return [{"Name": "tag-key", "Values": [CLUSTER_TAG, RAY_TAG]}]
     return [{"Name": f"tag:{tag}", "Values": [cluster]} for tag in (CLUSTER_TAG, RAY_TAG)]
 
 
-def _machine(
+def _parse_machine(
     id_: str, kind: str, state: str, region: str, found: Mapping[str, Any], **more: str
 ) -> CloudMachine:
     tags = {tag["Key"]: tag["Value"] for tag in found.get("Tags") or []}

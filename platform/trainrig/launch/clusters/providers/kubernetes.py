@@ -21,7 +21,9 @@ class Kubernetes:
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider. Pods count for themselves: they may outlive what made them."""
         ours = f"{CLUSTER_LABEL}={cluster}" if cluster else CLUSTER_LABEL
-        return [_machine(each) for what in (OBJECTS, "pods") for each in self._get(what, ours)]
+        return [
+            _parse_machine(each) for what in (OBJECTS, "pods") for each in self._get(what, ours)
+        ]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
         """See Provider. With the object its pods go; those of an object that is gone one by one."""
@@ -60,7 +62,7 @@ def label_pods(document: dict[str, Any], cluster: str) -> dict[str, Any]:
     return document
 
 
-def _machine(found: Mapping[str, Any]) -> CloudMachine:
+def _parse_machine(found: Mapping[str, Any]) -> CloudMachine:
     about, status = found["metadata"], found.get("status") or {}
     labels, notes = about.get("labels") or {}, about.get("annotations") or {}
     state = status.get("phase") or status.get("jobDeploymentStatus") or status.get("state") or ""

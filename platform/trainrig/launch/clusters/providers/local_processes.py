@@ -40,7 +40,7 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(int(machine.id))
                 try:  # while we hold it no other process can get its number
-                    if _environment(int(machine.id)).get(MARK) == machine.cluster:
+                    if _read_environment(int(machine.id)).get(MARK) == machine.cluster:
                         signal.pidfd_send_signal(handle, number)
                 finally:
                     os.close(handle)
@@ -49,12 +49,12 @@ class Processes:
 def _find_marked() -> Iterator[CloudMachine]:
     for path in PROC.glob("[0-9]*"):
         pid = int(path.name)
-        environment = _environment(pid)
+        environment = _read_environment(pid)
         if MARK not in environment or pid == os.getpid():
             continue
         command = _read(path / "cmdline").split("\0")
         node = command[0].endswith("/raylet")
-        labels = _labels(environment) if node else {}
+        labels = _parse_labels(environment) if node else {}
         yield CloudMachine(
             str(pid),
             "node" if node else "process",
@@ -67,7 +67,7 @@ def _find_marked() -> Iterator[CloudMachine]:
         )
 
 
-def _environment(pid: int) -> dict[str, str]:
+def _read_environment(pid: int) -> dict[str, str]:
     """Empty for one that is another user's, has ended, or waits to be reaped."""
     words = _read(PROC / str(pid) / "environ").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
@@ -80,7 +80,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _labels(environment: Mapping[str, str]) -> dict[str, str]:
+def _parse_labels(environment: Mapping[str, str]) -> dict[str, str]:
     try:
         return dict(json.loads(environment.get(LABELS) or environment[HEAD_LABELS]))
     except (KeyError, ValueError):

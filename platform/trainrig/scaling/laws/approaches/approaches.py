@@ -13,9 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.approaches.envelope import Envelope, EnvelopeFit, curves, envelope_of
-from trainrig.scaling.laws.approaches.envelope import redrawn as redrawn_envelope
-from trainrig.scaling.laws.approaches.isoflop import IsoFlop, IsoFlopFit, fit_isoflops, redrawn
+from trainrig.scaling.laws.approaches.envelope import (
+    Envelope,
+    EnvelopeFit,
+    fit_envelope_to_curves,
+    interpolate_curves,
+    refit_envelope,
+)
+from trainrig.scaling.laws.approaches.isoflop import (
+    IsoFlop,
+    IsoFlopFit,
+    fit_isoflops,
+    refit_isoflops,
+)
 from trainrig.scaling.laws.approaches.kaplan import KaplanLaws, fit_kaplan
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.forms import Array
@@ -25,7 +35,7 @@ from trainrig.scaling.laws.regression.bootstrap import (
     Counts,
     Draws,
     bootstrap,
-    one_by_one,
+    make_refit,
 )
 from trainrig.scaling.laws.runs_table import RunsTable
 
@@ -40,7 +50,7 @@ class PowerLine:
     law: PowerLaw
     draws: Draws
 
-    def approach(self, name: str, note: str) -> Approach:
+    def build_approach(self, name: str, note: str) -> Approach:
         """As a law's file says it. D* = C / 6N*, so its exponent is 1 - a.
 
         Where too many draws have no line, the exponents stand without an interval, and it is said.
@@ -64,7 +74,7 @@ class PowerLine:
         )
 
 
-def isoflop_line(
+def fit_isoflop_line(
     runs: RunsTable, settings: IsoFlop, rules: Bootstrap
 ) -> tuple[PowerLine, IsoFlopFit]:
     """Approach 2. Raises DataError where there are not two bowls."""
@@ -72,21 +82,23 @@ def isoflop_line(
     budget = np.zeros(len(runs), dtype=np.int64)
     for number, bowl in enumerate(fit.bowls, 1):
         budget[list(bowl.rows)] = number
-    drawn = bootstrap(lambda counts: redrawn(fit, runs, counts), runs, rules, strata=budget)
+    drawn = bootstrap(lambda counts: refit_isoflops(fit, runs, counts), runs, rules, strata=budget)
     return PowerLine(fit.parameters, drawn), fit
 
 
-def envelope_line(
+def fit_envelope_line(
     runs: RunsTable, settings: Envelope, rules: Bootstrap
 ) -> tuple[PowerLine, EnvelopeFit]:
     """Approach 1. Raises DataError where too few sizes are ever best."""
-    drawn = curves(runs, settings)
-    fit = envelope_of(drawn)
-    of_each = bootstrap(lambda counts: redrawn_envelope(drawn, runs, counts), runs, _fewer(rules))
+    drawn = interpolate_curves(runs, settings)
+    fit = fit_envelope_to_curves(drawn)
+    of_each = bootstrap(
+        lambda counts: refit_envelope(drawn, runs, counts), runs, _limit_draws(rules)
+    )
     return PowerLine(fit.parameters, of_each), fit
 
 
-def frontier_laws(
+def fit_frontier_laws(
     runs: RunsTable, rules: Bootstrap
 ) -> tuple[KaplanLaws, dict[str, IntervalEstimate]]:
     """Kaplan's L(N), L(D) and L(C), and each one's alpha and x_c with intervals."""
@@ -96,31 +108,31 @@ def frontier_laws(
         each = (laws.parameters, laws.tokens, laws.flops)
         return [number for law in each for number in (law.alpha, law.scale)]
 
-    draws = bootstrap(_present(numbers, runs, 6), runs, _fewer(rules))
+    draws = bootstrap(_make_refit_of_present(numbers, runs, 6), runs, _limit_draws(rules))
     names = [f"L({x}).{y}" for x in ("N", "D", "C") for y in ("alpha", "scale")]
     found = zip(names, numbers(runs), draws.good.T, strict=True)
     return fit_kaplan(runs), {name: draws.estimate(value, drawn) for name, value, drawn in found}
 
 
-def by_each(
+def fit_approaches(
     runs: RunsTable, along: RunsTable, isoflop: IsoFlop, envelope: Envelope, rules: Bootstrap
 ) -> tuple[Approach, ...]:
     """Approaches 1 and 2, or what each of them lacks. `along` are the points of whole curves."""
 
     def by_envelope() -> Approach:
-        line, fit = envelope_line(along, envelope, rules)
+        line, fit = fit_envelope_line(along, envelope, rules)
         undecayed = int((along.state == "along").sum())
         mixed = f"{undecayed} points are from before the rate decayed; " if undecayed else ""
-        return line.approach("envelope", mixed + _list_refused(fit.refused))
+        return line.build_approach("envelope", mixed + _list_refused(fit.refused))
 
     def by_isoflop() -> Approach:
-        line, fit = isoflop_line(runs, isoflop, rules)
-        return line.approach("isoflop", _list_refused(fit.refused))
+        line, fit = fit_isoflop_line(runs, isoflop, rules)
+        return line.build_approach("isoflop", _list_refused(fit.refused))
 
-    return _or_why("envelope", by_envelope), _or_why("isoflop", by_isoflop)
+    return _try_approach("envelope", by_envelope), _try_approach("isoflop", by_isoflop)
 
 
-def _or_why(name: str, find: Callable[[], Approach]) -> Approach:
+def _try_approach(name: str, find: Callable[[], Approach]) -> Approach:
     try:
         return find()
     except DataError as why:
@@ -133,11 +145,11 @@ def _list_refused(refused: Sequence[LeftOut]) -> str:
     return "; ".join(f"left out {one.name}: {one.reason}" for one in refused)
 
 
-def _fewer(rules: Bootstrap) -> Bootstrap:
+def _limit_draws(rules: Bootstrap) -> Bootstrap:
     return rules.model_copy(update={"draws": min(rules.draws, COSTLY)})
 
 
-def _present(
+def _make_refit_of_present(
     fit: Callable[[RunsTable], Sequence[float]], runs: RunsTable, quantities: int
 ) -> Callable[[Counts], Array]:
     """Refit one by one to the rows that a draw took at all: an envelope knows no weights."""
@@ -154,7 +166,7 @@ def _present(
     return refit
 
 
-def optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
+def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
     """N*(C) of a table whose rows are optima already, one or more for each budget.
 
     Raises DataError where they are fewer than three.
@@ -167,4 +179,4 @@ def optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
         return [float(np.log(law.coefficient)), law.exponent]
 
     law = fit_power(runs.flops, runs.parameters)
-    return PowerLine(law, bootstrap(one_by_one(line, runs, 2), runs, rules))
+    return PowerLine(law, bootstrap(make_refit(line, runs, 2), runs, rules))

@@ -19,7 +19,7 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.law import LeftOut
-from trainrig.scaling.laws.regression.identifiability import levels
+from trainrig.scaling.laws.regression.identifiability import find_levels
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 Mask = NDArray[np.bool_]
@@ -56,7 +56,7 @@ class Curves:
     rows: tuple[Places, ...]  # of each curve: where its points are in the table
 
 
-def curves(runs: RunsTable, settings: Envelope | None = None) -> Curves:
+def interpolate_curves(runs: RunsTable, settings: Envelope | None = None) -> Curves:
     """Each trial's log loss, drawn straight from point to point over log C.
 
     Trials of a single point are drawn as one curve with those of their size. A point worse than
@@ -64,7 +64,7 @@ def curves(runs: RunsTable, settings: Envelope | None = None) -> Curves:
     curve has two points.
     """
     flops = runs.flops_6nd
-    drawn = tuple(rows for rows in _curves(runs) if np.ptp(flops[rows]) > 0)
+    drawn = tuple(rows for rows in _iterate_curve_rows(runs) if np.ptp(flops[rows]) > 0)
     if not drawn:
         raise DataError(
             "the envelope of training curves needs losses along the runs, at two places or more of "
@@ -73,10 +73,12 @@ def curves(runs: RunsTable, settings: Envelope | None = None) -> Curves:
     along = flops[np.concatenate(drawn)]
     grid = np.geomspace(along.min(), along.max(), (settings or Envelope()).points)
     sizes = np.array([np.median(runs.parameters[rows]) for rows in drawn])
-    return Curves(sizes, grid, np.array([_curve(runs, rows, grid) for rows in drawn]), drawn)
+    return Curves(
+        sizes, grid, np.array([_interpolate_curve(runs, rows, grid) for rows in drawn]), drawn
+    )
 
 
-def _curve(runs: RunsTable, rows: Places, flops: Floats) -> Floats:
+def _interpolate_curve(runs: RunsTable, rows: Places, flops: Floats) -> Floats:
     """[G] the loss at `flops`, between the points of `rows`; inf beyond them."""
     ordered = rows[np.lexsort((runs.loss[rows], runs.flops_6nd[rows]))]
     x, first = np.unique(np.log(runs.flops_6nd[ordered]), return_index=True)
@@ -84,23 +86,23 @@ def _curve(runs: RunsTable, rows: Places, flops: Floats) -> Floats:
     return np.asarray(np.exp(np.interp(np.log(flops), x, y, left=np.inf, right=np.inf)))
 
 
-def _curves(runs: RunsTable) -> Iterator[Places]:
+def _iterate_curve_rows(runs: RunsTable) -> Iterator[Places]:
     """The rows of each curve: a trial's, and of the other trials those of a size."""
     _, trial, counts = np.unique(runs.trial, return_inverse=True, return_counts=True)
     single = counts[trial] == 1
     for number in np.unique(trial[~single]):
         yield np.flatnonzero(trial == number)
-    size = np.searchsorted(levels(runs.parameters), runs.parameters, side="right")
+    size = np.searchsorted(find_levels(runs.parameters), runs.parameters, side="right")
     for number in np.unique(size[single]):
         yield np.flatnonzero(single & (size == number))
 
 
 def fit_envelope(runs: RunsTable, settings: Envelope | None = None) -> EnvelopeFit:
     """Approach 1 over all points of `runs`. Raises DataError where nothing is between sizes."""
-    return envelope_of(curves(runs, settings))
+    return fit_envelope_to_curves(interpolate_curves(runs, settings))
 
 
-def redrawn(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
+def refit_envelope(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """ln coefficient and exponent of N*(C) by each draw's counts [K, R]: [K, 2].
 
     How often a draw takes a row is nothing to an envelope; only whether it does. Curves that lost
@@ -115,23 +117,25 @@ def redrawn(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) -> Floats
             if len(there) < 2 or np.ptp(runs.flops_6nd[there]) == 0:
                 continue
             whole = len(there) == len(rows)
-            losses.append(drawn.loss[curve] if whole else _curve(runs, there, drawn.flops))
+            losses.append(
+                drawn.loss[curve] if whole else _interpolate_curve(runs, there, drawn.flops)
+            )
             kept.append(curve)
         if kept:
             left = Curves(drawn.sizes[kept], drawn.flops, np.array(losses), ())
             with contextlib.suppress(DataError):
-                law = envelope_of(left).parameters
+                law = fit_envelope_to_curves(left).parameters
                 line[:] = np.log(law.coefficient), law.exponent
     return found
 
 
-def envelope_of(drawn: Curves) -> EnvelopeFit:
+def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
     """The envelope of `drawn`. Raises DataError where too few sizes are ever best."""
     sizes, loss = drawn.sizes, drawn.loss
     ladder = np.unique(sizes)
     least = loss.min(axis=0)
     winner = sizes[np.argmin(loss, axis=0)]
-    inside = np.isfinite(least) & _between_edges(drawn.flops, winner, least, ladder)
+    inside = np.isfinite(least) & _select_between_edges(drawn.flops, winner, least, ladder)
     if (best_somewhere := len(np.unique(winner[inside]))) < LEAST_BEST:
         raise DataError(
             f"the envelope: of {len(ladder)} sizes, {best_somewhere} between the smallest and the "
@@ -145,11 +149,11 @@ def envelope_of(drawn: Curves) -> EnvelopeFit:
         flops=flops,
         best=best,
         loss=least[inside],
-        refused=_edges(drawn.flops, winner, np.isfinite(least), ladder),
+        refused=_list_edges(drawn.flops, winner, np.isfinite(least), ladder),
     )
 
 
-def _between_edges(flops: Floats, winner: Floats, least: Floats, ladder: Floats) -> Mask:
+def _select_between_edges(flops: Floats, winner: Floats, least: Floats, ladder: Floats) -> Mask:
     """[G] above the last compute that the smallest wins and below the first the largest wins.
 
     Between these, noise gives a size on either side of the best its turn; beyond them it can give
@@ -161,7 +165,7 @@ def _between_edges(flops: Floats, winner: Floats, least: Floats, ladder: Floats)
     return np.asarray((flops > smallest) & (flops < largest))
 
 
-def _edges(
+def _list_edges(
     flops: Floats, winner: Floats, known: NDArray[np.bool_], ladder: Floats
 ) -> tuple[LeftOut, ...]:
     edges = (("smallest", "smaller", ladder[0]), ("largest", "larger", ladder[-1]))

@@ -18,7 +18,7 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.law import LeftOut
-from trainrig.scaling.laws.regression.identifiability import levels
+from trainrig.scaling.laws.regression.identifiability import find_levels
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 LEAST_SIZES = 4  # three make a parabola that fits anything
@@ -66,11 +66,11 @@ def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit
     bowls: list[Bowl] = []
     refused: list[LeftOut] = []
     stray: list[int] = []
-    for rows in budgets(runs, rules):
-        if len(levels(runs.parameters[rows])) < LEAST_SIZES:
+    for rows in group_by_budget(runs, rules):
+        if len(find_levels(runs.parameters[rows])) < LEAST_SIZES:
             stray.append(len(rows))
             continue
-        found = _bowl(runs, rows, rules)
+        found = _fit_bowl(runs, rows, rules)
         if isinstance(found, Bowl):
             bowls.append(found)
         else:
@@ -94,13 +94,13 @@ def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit
     )
 
 
-def redrawn(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
+def refit_isoflops(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """ln coefficient and exponent of N*(C) for each draw's counts [K, R]: [K, 2].
 
     Each draw bends its own parabola through the rows of each bowl; a budget whose parabola has no
     lowest point inside is left out of that draw's line, and a draw without a line is NaN.
     """
-    log_best = np.stack([_redrawn_bowl(bowl, runs, counts) for bowl in fit.bowls], axis=1)
+    log_best = np.stack([_refit_bowl(bowl, runs, counts) for bowl in fit.bowls], axis=1)
     log_flops = np.log([bowl.flops for bowl in fit.bowls])
     known = np.isfinite(log_best)
     weight = known / np.maximum(known.sum(axis=1, keepdims=True), 1)
@@ -114,7 +114,7 @@ def redrawn(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) -> Floa
     return found
 
 
-def _redrawn_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
+def _refit_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """[K] log N* of each draw; NaN where its parabola has no lowest point inside."""
     rows = np.array(bowl.rows)
     log_n, loss, weight = np.log(runs.parameters[rows]), runs.loss[rows], counts[:, rows]
@@ -135,7 +135,7 @@ def _redrawn_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Flo
     return np.where(inside, best, np.nan)
 
 
-def budgets(runs: RunsTable, settings: IsoFlop | None = None) -> list[PLACES]:
+def group_by_budget(runs: RunsTable, settings: IsoFlop | None = None) -> list[PLACES]:
     """The rows of each budget, cheapest first: by the column `budget`, else by like 6ND.
 
     Groups of FLOPs are cut at the widest gap until each is within `same_budget`.
@@ -172,7 +172,7 @@ def _select_sizes(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
     return sizes[kept]
 
 
-def _bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
+def _fit_bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
     """The parabola of one budget, or why there is none."""
     flops = float(np.median(runs.flops_6nd[rows]))
     sizes = np.unique(runs.parameters[rows])

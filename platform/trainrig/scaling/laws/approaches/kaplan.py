@@ -64,7 +64,7 @@ def fit_kaplan(runs: RunsTable) -> KaplanLaws:
 def fit_frontier(runs: RunsTable, of: str) -> FrontierLaw:
     """The power law of loss in one column. Raises DataError for fewer than three points."""
     x = runs.flops_6nd if of == "flops" else getattr(runs, of)
-    rows = frontier(x, runs.loss)
+    rows = find_frontier(x, runs.loss)
     if len(rows) < LEAST_POINTS:
         raise DataError(
             f"L({of}): {len(rows)} of {len(runs)} runs are better than all with no more {of}, and "
@@ -74,7 +74,7 @@ def fit_frontier(runs: RunsTable, of: str) -> FrontierLaw:
     return FrontierLaw(of, fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows))
 
 
-def frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
+def find_frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
     """The rows whose loss is below that of every row with no more `x`, in the order of `x`."""
     order = np.lexsort((loss, x))  # of those with the same x, the best first
     before = np.r_[np.inf, np.minimum.accumulate(loss[order])[:-1]]

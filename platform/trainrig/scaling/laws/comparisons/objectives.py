@@ -18,8 +18,8 @@ import numpy as np
 
 from trainrig.config import Settings
 from trainrig.errors import DataError
-from trainrig.flops import six_n_d
-from trainrig.scaling.laws.figure_format import count
+from trainrig.flops import count_flops_6nd
+from trainrig.scaling.laws.figure_format import format_count
 from trainrig.scaling.laws.fit import Fitted
 from trainrig.scaling.laws.forms import Array, Form, Parametric
 from trainrig.scaling.laws.law import Interval, Law
@@ -103,21 +103,23 @@ def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
         )
         raise DataError(f"the sweeps share no compute to compare at, in FLOPs: {spans}")
     at = (float(np.sqrt(least * greatest)), greatest)
-    compared = tuple(_law_of(each, least, at) for each in fits)
+    compared = tuple(_build_law(each, least, at) for each in fits)
     return ObjectiveComparison(
         tokenizer=tokenizers.pop(),
         flops=at,
         objectives=compared,
-        tasks=tuple(_tasks(laws, [each.optima[-1] for each in compared])),
+        tasks=tuple(_predict_scores(laws, [each.optima[-1] for each in compared])),
     )
 
 
-def _law_of(fitted: Fitted, least: float, at: tuple[float, ...]) -> ObjectiveLaw:
+def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> ObjectiveLaw:
     law, runs = fitted.law, fitted.runs
     form = law.form
     assert isinstance(form, Parametric)
-    optima = tuple(best_at(form, runs, flops, law) for flops in at)
-    growth = [best_at(form, runs, flops) for flops in np.geomspace(least, at[-1], COMPUTES)]
+    optima = tuple(find_best_division(form, runs, flops, law) for flops in at)
+    growth = [
+        find_best_division(form, runs, flops) for flops in np.geomspace(least, at[-1], COMPUTES)
+    ]
     inside = [each for each in growth if not each.at_an_end]  # elsewhere the sizes decide, no law
     growth = inside if len(inside) >= FEWEST_INSIDE else growth
     computes = np.log([each.flops for each in growth])
@@ -136,31 +138,35 @@ def _law_of(fitted: Fitted, least: float, at: tuple[float, ...]) -> ObjectiveLaw
         parameters_exponent=slopes[0],
         tokens_exponent=slopes[1],
         compute_to_halve=_compute_to_halve(form),
-        compute_to_halve_interval=law.interval(_compute_to_halve),
+        compute_to_halve_interval=law.compute_interval(_compute_to_halve),
     )
 
 
-def best_at(form: Form, runs: RunsTable, flops: float, law: Law | None = None) -> BestDivision:
+def find_best_division(
+    form: Form, runs: RunsTable, flops: float, law: Law | None = None
+) -> BestDivision:
     """What is best at `flops`, counted as `runs` count; with an interval by the draws of `law`."""
     sizes = np.geomspace(runs.parameters.min(), runs.parameters.max(), SIZES)
-    tokens = flops / token_flops(runs, sizes)
+    tokens = flops / interpolate_token_flops(runs, sizes)
 
     def best(of: Form) -> int:
-        return int(np.argmin(of.loss(sizes, tokens)))
+        return int(np.argmin(of.compute_loss(sizes, tokens)))
 
     place = best(form)
-    found = law.interval(lambda drawn: float(sizes[best(drawn)])) if law is not None else None
+    found = (
+        law.compute_interval(lambda drawn: float(sizes[best(drawn)])) if law is not None else None
+    )
     return BestDivision(
         flops=flops,
         parameters=float(sizes[place]),
         tokens=float(tokens[place]),
-        loss=float(form.loss(sizes[place], tokens[place])),
+        loss=float(form.compute_loss(sizes[place], tokens[place])),
         parameters_interval=found,
         at_an_end=place in (0, SIZES - 1),
     )
 
 
-def token_flops(runs: RunsTable, parameters: Array) -> Array:
+def interpolate_token_flops(runs: RunsTable, parameters: Array) -> Array:
     """[M] operations of training on a token of text, of models of `parameters` [M]; where they are
     others from run to run of a size, the mean over its tokens."""
     sizes, which = np.unique(runs.parameters, return_inverse=True)
@@ -174,24 +180,24 @@ def _compute_to_halve(form: Form) -> float:
     return float(2 ** (1 / form.alpha + 1 / form.beta))
 
 
-def _tasks(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iterator[ExpectedScore]:
+def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iterator[ExpectedScore]:
     """Of the tasks that all were asked and have a law of, at the best division of each."""
     shared = set.intersection(*({each.task for each in law.tasks} for law in laws))
     for task in sorted(shared):
         for law, best in zip(laws, optima, strict=True):
             of = next(each for each in law.tasks if each.task == task)
-            by_six = six_n_d(best.parameters, best.tokens)
+            by_six = count_flops_6nd(best.parameters, best.tokens)
             yield ExpectedScore(
                 task=task,
                 objective=law.name,
                 flops=best.flops,
                 flops_6nd=by_six,
                 score=float(np.asarray(of.form.score([by_six]))[0]),
-                interval=of.interval(by_six),
+                interval=of.compute_interval(by_six),
             )
 
 
-def lines(found: ObjectiveComparison) -> Iterator[str]:
+def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
     """The comparison in words."""
     yield (
         "objectives on equal compute, each operation counted, by the parametric law of each; "
@@ -212,8 +218,9 @@ def lines(found: ObjectiveComparison) -> Iterator[str]:
             end = ", at an end of its sizes" if best.at_an_end else ""
             interval = f" {best.parameters_interval}" if best.parameters_interval else ""
             yield (
-                f"at {flops:.3g} FLOPs, {each.name}: {count(best.parameters)} parameters{interval} "
-                f"on {count(best.tokens)} tokens{end}; own loss {best.loss:.4f}"
+                f"at {flops:.3g} FLOPs, {each.name}: {format_count(best.parameters)} "
+                f"parameters{interval} on {format_count(best.tokens)} tokens{end}; own loss "
+                f"{best.loss:.4f}"
             )
     for score in found.tasks:
         yield (

@@ -27,11 +27,11 @@ from trainrig.scaling.laws.regression.bootstrap import Bootstrap, Draws, bootstr
 from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
 from trainrig.scaling.laws.regression.parametric import (
     ParametricFit,
-    above_the_floor,
+    fit_above_floor,
     fit_parametric,
 )
 from trainrig.scaling.laws.regression.regression import Fit, Regression
-from trainrig.scaling.laws.runs_table import RunsTable, together
+from trainrig.scaling.laws.runs_table import RunsTable, join_tables
 from trainrig.scaling.laws.screening import Exclusions, refuse_mixtures, screen
 
 
@@ -113,40 +113,45 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
     """
     swept = _screen_tables(tables, settings)
     apart = [
-        _of(name, fit_parametric, swept.runs_of(q), _how(settings))
+        _apply_to_recipe(name, fit_parametric, swept.select_runs(q), _build_fit_settings(settings))
         for q, name in enumerate(swept.names)
     ]
-    jointly = _regression(swept, settings).fit()
+    jointly = _build_regression(swept, settings).fit()
     shared = settings.share == "exponents"
-    laws = _laws(jointly.theta, swept) if shared else [fit.form for fit in apart]
-    at = settings.flops or _budgets(swept.runs)
+    laws = _build_laws(jointly.theta, swept) if shared else [fit.form for fit in apart]
+    at = settings.flops or _choose_budgets(swept.runs)
 
     def redrawn(counts: Counts) -> Array:
         if shared:
-            return _stack_differences(_laws(jointly.draws(counts), swept), at)
-        return _stack_differences(_redrawn_apart(apart, swept, counts), at)
+            return _stack_differences(_build_laws(jointly.refit_draws(counts), swept), at)
+        return _stack_differences(_refit_apart(apart, swept, counts), at)
 
     drawn = bootstrap(redrawn, swept.runs, settings.bootstrap, strata=swept.recipe)
     return Comparison(
         share=settings.share,
         recipes=tuple(
-            RecipeLaw(name=name, form=_plain(law), rows=len(swept.runs_of(q)), rows_left_out=out)
+            RecipeLaw(
+                name=name,
+                form=_convert_to_floats(law),
+                rows=len(swept.select_runs(q)),
+                rows_left_out=out,
+            )
             for q, (name, law, out) in enumerate(
                 zip(swept.names, laws, swept.left_out, strict=True)
             )
         ),
-        differences=_differences(swept.names[1:], at, _stack_differences(laws, at), drawn),
-        criterion_of_sharing=_criterion([jointly]) - _criterion(apart),
+        differences=_build_differences(swept.names[1:], at, _stack_differences(laws, at), drawn),
+        criterion_of_sharing=_compute_criterion([jointly]) - _compute_criterion(apart),
         tokenizer=next((str(name) for name in swept.runs.tokenizer if name), "unknown"),
         parameters_count=swept.runs.counts,
         flops=FittedRange(
-            least=float(swept.runs.flops_6nd.min()), greatest=max(_budgets(swept.runs))
+            least=float(swept.runs.flops_6nd.min()), greatest=max(_choose_budgets(swept.runs))
         ),
         draws_failed=drawn.failed,
     )
 
 
-def lines(found: Comparison) -> Iterator[str]:
+def describe_comparison(found: Comparison) -> Iterator[str]:
     """The comparison in words."""
     base, *_ = found.recipes
     exponents = "one pair of exponents for all" if found.share == "exponents" else "each its own"
@@ -163,12 +168,12 @@ def lines(found: Comparison) -> Iterator[str]:
             f"{f.beta:.4g}, {law.rows} runs{left_out}"
         )
     for each in found.differences:
-        yield _in_words(each, base.name)
+        yield _describe_difference(each, base.name)
     if found.draws_failed:
         yield f"{found.draws_failed} bootstrap draws have no fit and count in no interval"
 
 
-def _in_words(each: Difference, baseline: str) -> str:
+def _describe_difference(each: Difference, baseline: str) -> str:
     loss = f"{each.loss.value:+.4f} nats per token {each.loss.bootstrap or ''}".rstrip()
     if each.multiplier is None:
         worth = f"no compute gets {baseline} there"
@@ -190,15 +195,17 @@ class _Swept:
     recipe: Counts  # [R] the recipe's number
     left_out: tuple[tuple[LeftOut, ...], ...]
 
-    def runs_of(self, recipe: int) -> RunsTable:
+    def select_runs(self, recipe: int) -> RunsTable:
         return self.runs.select(self.recipe == recipe)
 
 
 def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swept:
     if len(tables) < 2:
         raise DataError("one recipe compares with nothing: name two tables, or two recipes of one")
-    screened = [_of(name, screen, table, settings.exclusions) for name, table in tables.items()]
-    runs = together([one.runs for one in screened])
+    screened = [
+        _apply_to_recipe(name, screen, table, settings.exclusions) for name, table in tables.items()
+    ]
+    runs = join_tables([one.runs for one in screened])
     # A recipe of its own for each is what is compared; a tokenizer of its own is not comparable.
     refuse_mixtures(replace(runs, recipe=np.full(len(runs), "", dtype=np.str_)))
     sizes = [len(one.runs) for one in screened]
@@ -209,7 +216,7 @@ def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swe
     return _Swept(replace(runs, trial=trial), tuple(tables), recipe, left_out)
 
 
-def _of(name: str, do: Callable[[RunsTable, S], T], runs: RunsTable, settings: S) -> T:
+def _apply_to_recipe(name: str, do: Callable[[RunsTable, S], T], runs: RunsTable, settings: S) -> T:
     """`do` the recipe's runs, and say whose they are if that cannot be."""
     try:
         return do(runs, settings)
@@ -217,11 +224,11 @@ def _of(name: str, do: Callable[[RunsTable, S], T], runs: RunsTable, settings: S
         raise DataError(f"{name}: {why}") from None
 
 
-def _how(settings: RecipeFit) -> ParametricFit:
+def _build_fit_settings(settings: RecipeFit) -> ParametricFit:
     return ParametricFit(loss=settings.loss, search=settings.search)
 
 
-def _regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
+def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
     """Log loss on ln A, ln B and ln E of each recipe, then the alpha and the beta of all."""
     log_n, log_d = _centre_logs(swept.runs.parameters), _centre_logs(swept.runs.tokens)
     recipes, rows = len(swept.names), len(swept.runs)
@@ -229,11 +236,11 @@ def _regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
     for term in range(3):
         designs[term, np.arange(rows), 3 * swept.recipe + term] = 1
     designs[0, :, -2], designs[1, :, -1] = -log_n, -log_d
-    how, starts = _how(settings), []
+    how, starts = _build_fit_settings(settings), []
     for alpha, beta, floor in itertools.product(how.exponents, how.exponents, how.floors):
         terms = np.stack([np.exp(-alpha * log_n), np.exp(-beta * log_d)], axis=1)
         of_each = [
-            above_the_floor(terms[swept.recipe == q], swept.runs_of(q).loss, floor)
+            fit_above_floor(terms[swept.recipe == q], swept.select_runs(q).loss, floor)
             for q in range(recipes)
         ]
         starts.append([*itertools.chain(*of_each), alpha, beta])
@@ -242,12 +249,12 @@ def _regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
         LogSumExp(designs),
         np.array(starts),
         settings.loss,
-        lambda theta: Recipes.model_construct(laws=tuple(_laws(theta, swept))),
+        lambda theta: Recipes.model_construct(laws=tuple(_build_laws(theta, swept))),
         settings.search,
     )
 
 
-def _laws(theta: Array, swept: _Swept) -> list[Parametric]:
+def _build_laws(theta: Array, swept: _Swept) -> list[Parametric]:
     """Each recipe's law of theta [..., 3 Q + 2]; constants are arrays where theta is of many."""
     middle = [float(np.log(v).mean()) for v in (swept.runs.parameters, swept.runs.tokens)]
     alpha, beta = theta[..., -2], theta[..., -1]
@@ -264,11 +271,12 @@ def _laws(theta: Array, swept: _Swept) -> list[Parametric]:
     return laws
 
 
-def _redrawn_apart(
+def _refit_apart(
     fits: Sequence[Fit[Parametric]], swept: _Swept, counts: Counts
 ) -> list[Parametric]:
     return [
-        fit.regression.forms(fit.draws(counts[:, swept.recipe == q])) for q, fit in enumerate(fits)
+        fit.regression.forms(fit.refit_draws(counts[:, swept.recipe == q]))
+        for q, fit in enumerate(fits)
     ]
 
 
@@ -277,7 +285,7 @@ def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Ar
     base, *others = laws
     found = []
     for law, at in itertools.product(others, flops):
-        here, there = base.optimum(at).loss, law.optimum(at).loss
+        here, there = base.compute_optimum(at).loss, law.compute_optimum(at).loss
         # At the optimum L = E + k C^-g with g = alpha beta / (alpha + beta), so m is closed.
         power = base.alpha * base.beta / (base.alpha + base.beta)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -286,7 +294,7 @@ def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Ar
     return np.stack([np.asarray(each, dtype=np.float64) for each in found], axis=-1)
 
 
-def _differences(
+def _build_differences(
     names: Sequence[str], flops: Sequence[float], values: Array, drawn: Draws
 ) -> tuple[Difference, ...]:
     found = []
@@ -316,12 +324,12 @@ def _estimate(drawn: Draws, value: float, values: Array) -> IntervalEstimate:
         return IntervalEstimate(value=value)
 
 
-def _budgets(runs: RunsTable) -> tuple[float, ...]:
+def _choose_budgets(runs: RunsTable) -> tuple[float, ...]:
     least, greatest = float(runs.flops_6nd.min()), float(runs.flops_6nd.max())
     return float(np.sqrt(least * greatest)), greatest
 
 
-def _criterion(fits: Sequence[Fit[Any]]) -> float:
+def _compute_criterion(fits: Sequence[Fit[Any]]) -> float:
     residuals = np.concatenate([fit.residuals for fit in fits])
     constants = sum(len(fit.theta) for fit in fits)
     return float(2 * len(residuals) * np.log(np.abs(residuals).mean()) + 2 * constants)
@@ -331,7 +339,7 @@ def _centre_logs(values: Array) -> Array:
     return np.asarray(np.log(values) - np.log(values).mean())
 
 
-def _plain(law: Parametric) -> Parametric:
+def _convert_to_floats(law: Parametric) -> Parametric:
     """The law with constants that are floats, and checked."""
     constants: dict[str, Any] = {name: float(value) for name, value in law.constants.items()}
     return Parametric(**constants)

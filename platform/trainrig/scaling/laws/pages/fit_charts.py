@@ -6,12 +6,17 @@ from functools import partial
 import numpy as np
 
 from trainrig import figures
-from trainrig.report import Cell, Chart, ReportTable, short
+from trainrig.report import Cell, Chart, ReportTable, format_short
 from trainrig.scaling.laws.approaches.envelope import EnvelopeFit
-from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, budgets
+from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, group_by_budget
 from trainrig.scaling.laws.forms import Array
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.pages.law_views import band, computes, power, surface
+from trainrig.scaling.laws.pages.law_views import (
+    compute_band,
+    compute_surface,
+    format_power,
+    space_computes,
+)
 from trainrig.scaling.laws.regression.profile import Profile
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plots.agreement import (
@@ -27,7 +32,7 @@ from trainrig.scaling.plots.profiles import Profiled, plot_profile
 TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all
 
 
-def agreement_chart(law: Law, runs: RunsTable) -> Chart:
+def chart_agreement(law: Law, runs: RunsTable) -> Chart:
     """Predicted against measured loss, those held out as the law of the rest predicts them."""
     predicted = _predict_losses(law, runs)
     kept = law.held_out
@@ -52,7 +57,7 @@ def agreement_chart(law: Law, runs: RunsTable) -> Chart:
         ),
         label="Predicted against measured loss of each run.",
         caption=caption,
-        table=_table(
+        table=_build_table(
             "Losses, nats per token",
             ("run", "parameters", "tokens", "measured", "predicted"),
             [
@@ -63,7 +68,7 @@ def agreement_chart(law: Law, runs: RunsTable) -> Chart:
     )
 
 
-def residual_charts(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
+def chart_residuals(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
     """The errors against parameters, and against tokens."""
     error = _predict_losses(law, runs) / runs.loss - 1
     kept = law.held_out.rows if law.held_out else ()
@@ -73,13 +78,13 @@ def residual_charts(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
         ("tokens", runs.tokens, np.array([row.tokens for row in kept])),
     )
     first, second = (
-        _residual_chart(unit, Residuals(sizes, error), Residuals(held, held_error))
+        _chart_residual(unit, Residuals(sizes, error), Residuals(held, held_error))
         for unit, sizes, held in sides
     )
     return first, second
 
 
-def _residual_chart(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
+def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
     least, most = np.quantile(fitted.size, (0.2, 0.8))
     few = fitted.error[fitted.size <= least].mean()
     many = fitted.error[fitted.size >= most].mean()
@@ -91,24 +96,28 @@ def _residual_chart(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
         label=f"Relative errors of the runs against {unit}.",
         caption=f"n = {len(fitted.size):,} runs. The title has the means of the fifth of runs at "
         "either end; a trend is what the form cannot say.",
-        table=_table("Errors", (unit, "predicted above measured, %"), list(rows)),
+        table=_build_table("Errors", (unit, "predicted above measured, %"), list(rows)),
     )
 
 
-def optimum_charts(
+def chart_optima(
     law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, Chart]:
     """N* and D* against compute, by the law with its band and by the other approaches."""
-    flops = computes(law)
-    sizes = band(law, flops, lambda best: best.parameters)
-    tokens = band(law, flops, lambda best: best.tokens)
+    flops = space_computes(law)
+    sizes = compute_band(law, flops, lambda best: best.parameters)
+    tokens = compute_band(law, flops, lambda best: best.tokens)
     return (
-        _optimum_chart(law, sizes, "parameters", _others(flops, isoflop, envelope, "parameters")),
-        _optimum_chart(law, tokens, "tokens", _others(flops, isoflop, envelope, "tokens")),
+        _chart_optimum(
+            law, sizes, "parameters", _collect_other_ways(flops, isoflop, envelope, "parameters")
+        ),
+        _chart_optimum(
+            law, tokens, "tokens", _collect_other_ways(flops, isoflop, envelope, "tokens")
+        ),
     )
 
 
-def _optimum_chart(law: Law, found: Band, quantity: str, others: Sequence[OtherWay]) -> Chart:
+def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherWay]) -> Chart:
     assert law.ranges is not None  # a fitted law has them
     span = law.ranges.flops
     slope = np.log(found.value[-1] / found.value[0]) / np.log(found.x[-1] / found.x[0])
@@ -118,9 +127,9 @@ def _optimum_chart(law: Law, found: Band, quantity: str, others: Sequence[OtherW
     ends = (found.low, found.high) if found.low is not None and found.high is not None else None
     rows: list[tuple[Cell, ...]] = [
         (
-            power(found.x[i], 3),
-            short(found.value[i]),
-            *((short(ends[0][i]), short(ends[1][i])) if ends else (None, None)),
+            format_power(found.x[i], 3),
+            format_short(found.value[i]),
+            *((format_short(ends[0][i]), format_short(ends[1][i])) if ends else (None, None)),
         )
         for i in few
     ]
@@ -137,13 +146,13 @@ def _optimum_chart(law: Law, found: Band, quantity: str, others: Sequence[OtherW
             300,
         ),
         label=f"The best {quantity} against compute, with a band.",
-        caption=f"Shaded: the computes of the runs, {power(span.least)} to "
-        f"{power(span.greatest)} FLOPs; beyond, the law extrapolates.{sure}",
-        table=_table(f"Best {quantity}", ("FLOPs", quantity, "low", "high"), rows),
+        caption=f"Shaded: the computes of the runs, {format_power(span.least)} to "
+        f"{format_power(span.greatest)} FLOPs; beyond, the law extrapolates.{sure}",
+        table=_build_table(f"Best {quantity}", ("FLOPs", quantity, "low", "high"), rows),
     )
 
 
-def _others(
+def _collect_other_ways(
     flops: Array, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None, quantity: str
 ) -> list[OtherWay]:
     found = []
@@ -159,20 +168,21 @@ def _others(
     return found
 
 
-def contour_chart(law: Law, runs: RunsTable) -> Chart:
+def chart_contours(law: Law, runs: RunsTable) -> Chart:
     """The surface of the loss, the runs on it, and the best way through."""
     assert law.ranges is not None  # a fitted law has them
     wide = 3.0  # times what was run, on either side
     sizes, seen = law.ranges.parameters, law.ranges.tokens
     ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
-    best = law.form.optimum(computes(law))
+    best = law.form.compute_optimum(space_computes(law))
     ratios = runs.tokens / runs.parameters
     return Chart(
-        f"The runs lie from {short(ratios.min())} to {short(ratios.max())} tokens a parameter",
+        f"The runs lie from {format_short(ratios.min())} to {format_short(ratios.max())} "
+        "tokens a parameter",
         figures.draw(
             partial(
                 plot_contours,
-                surface=surface(law.form, *ends),
+                surface=compute_surface(law.form, *ends),
                 frontier=(best.parameters, best.tokens),
                 runs=(runs.parameters, runs.tokens),
             ),
@@ -181,13 +191,13 @@ def contour_chart(law: Law, runs: RunsTable) -> Chart:
         label="Lines of equal loss over parameters and tokens.",
         caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Where no run is "
         "near, nothing but the form holds the lines.",
-        table=_table(
+        table=_build_table(
             "The best division of each compute",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             [
-                (power(c, 3), short(n), short(d), loss)
+                (format_power(c, 3), format_short(n), format_short(d), loss)
                 for c, n, d, loss in zip(
-                    computes(law)[::5],
+                    space_computes(law)[::5],
                     best.parameters[::5],
                     best.tokens[::5],
                     best.loss[::5].tolist(),
@@ -198,11 +208,11 @@ def contour_chart(law: Law, runs: RunsTable) -> Chart:
     )
 
 
-def isoflop_chart(runs: RunsTable, fit: IsoFlopFit) -> Chart:
+def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
     """A parabola for each budget, with its lowest point."""
     by_rows = {bowl.rows: bowl for bowl in fit.bowls}
     drawn = []
-    for rows in budgets(runs):
+    for rows in group_by_budget(runs):
         bowl = by_rows.get(tuple(int(row) for row in rows))
         if bowl is None and len(rows) < 4:
             continue
@@ -224,15 +234,19 @@ def isoflop_chart(runs: RunsTable, fit: IsoFlopFit) -> Chart:
         label="Loss against parameters, one parabola a budget, its lowest point marked.",
         caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets (FLOPs, "
         "written beside). Dotted: a budget whose lowest point is not inside, which says nothing.",
-        table=_table(
+        table=_build_table(
             "Lowest points",
             ("FLOPs", "parameters", "loss (nats per token)"),
-            [(power(b.flops, 3), short(b.lowest[0]), b.lowest[1]) for b in lowest if b.lowest],
+            [
+                (format_power(b.flops, 3), format_short(b.lowest[0]), b.lowest[1])
+                for b in lowest
+                if b.lowest
+            ],
         ),
     )
 
 
-def envelope_chart(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
+def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
     """Every training curve, and the least loss at each compute."""
     drawn = []
     for trial in dict.fromkeys(along.trial.tolist()):
@@ -247,23 +261,23 @@ def envelope_chart(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
         figures.draw(partial(plot_loss_curves, curves=drawn, envelope=least), 300),
         label="Loss against compute, one line a training run, with their envelope.",
         caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
-        table=_table(
+        table=_build_table(
             "Points",
             ("run", "FLOPs", "loss (nats per token)"),
             [
-                (str(along.trial[i]), power(along.flops_6nd[i], 3), along.loss[i])
+                (str(along.trial[i]), format_power(along.flops_6nd[i], 3), along.loss[i])
                 for i in range(len(along))
             ],
         ),
     )
 
 
-def profile_charts(profiles: Mapping[str, Profile]) -> tuple[Chart, ...]:
+def chart_profiles(profiles: Mapping[str, Profile]) -> tuple[Chart, ...]:
     """How far each constant can be pushed before the runs object."""
-    return tuple(_profile_chart(name, profile) for name, profile in profiles.items())
+    return tuple(_chart_profile(name, profile) for name, profile in profiles.items())
 
 
-def _profile_chart(name: str, profile: Profile) -> Chart:
+def _chart_profile(name: str, profile: Profile) -> Chart:
     interval = profile.interval
     ends = (
         "no bound below" if interval.low is None else f"from {interval.low:.4g}",
@@ -284,16 +298,18 @@ def _profile_chart(name: str, profile: Profile) -> Chart:
         label=f"Rise of the objective as {name} is held away from its best value.",
         caption="Below the dashed line the runs do not object. All other constants are fitted "
         "again at each point.",
-        table=_table(f"Profile of {name}", (name, "rise, 1 at the end"), list(rows)),
+        table=_build_table(f"Profile of {name}", (name, "rise, 1 at the end"), list(rows)),
     )
 
 
 def _predict_losses(law: Law, runs: RunsTable) -> Array:
     unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
-    return law.form.loss(runs.parameters, runs.tokens, unique)
+    return law.form.compute_loss(runs.parameters, runs.tokens, unique)
 
 
-def _table(caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> ReportTable:
+def _build_table(
+    caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]
+) -> ReportTable:
     """At most TABLE_ROWS of the rows, evenly spread."""
     if len(rows) <= TABLE_ROWS:
         return ReportTable(caption, columns, tuple(rows))

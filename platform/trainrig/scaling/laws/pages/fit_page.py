@@ -8,21 +8,21 @@ from trainrig.errors import DataError
 from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.laws.approaches.envelope import EnvelopeFit, fit_envelope
 from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, fit_isoflops
-from trainrig.scaling.laws.figure_format import count, interval, loss
+from trainrig.scaling.laws.figure_format import format_count, format_interval, format_loss
 from trainrig.scaling.laws.fit import LAW_FILE, Fitted
 from trainrig.scaling.laws.law import IntervalEstimate, Law
 from trainrig.scaling.laws.pages.fit_charts import (
-    agreement_chart,
-    contour_chart,
-    envelope_chart,
-    isoflop_chart,
-    optimum_charts,
-    profile_charts,
-    residual_charts,
+    chart_agreement,
+    chart_contours,
+    chart_envelope,
+    chart_isoflops,
+    chart_optima,
+    chart_profiles,
+    chart_residuals,
 )
-from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
-from trainrig.scaling.laws.pages.law_views import ends, formula, power
-from trainrig.scaling.laws.pages.task_charts import task_blocks
+from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings, find_warnings
+from trainrig.scaling.laws.pages.law_views import format_ends, format_formula, format_power
+from trainrig.scaling.laws.pages.task_charts import build_task_blocks
 from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F")
@@ -34,82 +34,93 @@ LISTED = 60  # rows of a table
 def write_fit_page(folder: str, fitted: Fitted) -> str:
     """Put `report.html` of the fit into `folder`, beside its law; its path."""
     path = storage.join(folder, PAGE)
-    storage.write(path, fit_page(fitted, folder).encode())
+    storage.write(path, build_fit_page(fitted, folder).encode())
     return path
 
 
-def fit_page(fitted: Fitted, folder: str) -> str:
+def build_fit_page(fitted: Fitted, folder: str) -> str:
     """The page as HTML text, of a fit whose `law.json` lies in `folder`."""
     law, runs = fitted.law, fitted.runs
-    isoflop = _or_none(lambda: fit_isoflops(runs, fitted.settings.isoflop))
-    envelope = _or_none(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
+    isoflop = _try_fit(lambda: fit_isoflops(runs, fitted.settings.isoflop))
+    envelope = _try_fit(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
     curves: list[Chart] = []
     if isoflop is not None:
-        curves.append(isoflop_chart(runs, isoflop))
+        curves.append(chart_isoflops(runs, isoflop))
     if len(set(fitted.along.trial.tolist())) < len(fitted.along):
-        curves.append(envelope_chart(fitted.along, envelope))
+        curves.append(chart_envelope(fitted.along, envelope))
     asked = law.tasks or law.tasks_refused
     sections = [
         Section(
-            "fit", "How well it fits", (agreement_chart(law, runs), *residual_charts(law, runs))
+            "fit", "How well it fits", (chart_agreement(law, runs), *chart_residuals(law, runs))
         ),
-        Section("constants", "How sure its constants are", _constants(fitted)),
-        Section("frontier", "What it says of compute", _frontier(law, runs, isoflop, envelope)),
-        Section("approaches", "By other ways", (*curves, *_approaches(law))),
-        *([Section("tasks", "What tasks will score", task_blocks(fitted))] if asked else []),
-        Section("rows", "What was fitted", _rows(law)),
+        Section("constants", "How sure its constants are", _build_constants(fitted)),
+        Section(
+            "frontier", "What it says of compute", _chart_frontier(law, runs, isoflop, envelope)
+        ),
+        Section("approaches", "By other ways", (*curves, *_build_approaches(law))),
+        *([Section("tasks", "What tasks will score", build_task_blocks(fitted))] if asked else []),
+        Section("rows", "What was fitted", _build_rows(law)),
     ]
     page = report.ReportPage(
         title=f"Scaling law: {law.name}",
-        verdict=report.Verdict(_sentence(law), "warning" if grave(law) else "done", warnings(law)),
-        figures=_key_figures(law),
+        verdict=report.Verdict(
+            _format_sentence(law),
+            "warning" if find_grave_warnings(law) else "done",
+            find_warnings(law),
+        ),
+        figures=_build_key_figures(law),
         sections=tuple(sections),
-        commands=_commands(law, folder),
+        commands=_list_commands(law, folder),
         provenance={
             "Files": {"law": f"{folder}/{LAW_FILE}", "runs": law.source or "–"},
             "Made by": dict(law.made_by),
         },
     )
-    return page.html()
+    return page.render_html()
 
 
-def _sentence(law: Law) -> str:
-    ask = _ask(law)
-    best = law.form.optimum(ask)
-    found = law.interval(lambda form: float(form.optimum(ask).loss))
+def _format_sentence(law: Law) -> str:
+    ask = _compute_asked_flops(law)
+    best = law.form.compute_optimum(ask)
+    found = law.compute_interval(lambda form: float(form.compute_optimum(ask).loss))
     factor = f"{NEXT:g} times the largest run's compute"
     chosen = f" The form: {law.choice}." if law.choice else ""
     return (
-        f"At {power(ask)} FLOPs, {factor}, {count(float(best.parameters))} parameters on "
-        f"{count(float(best.tokens))} tokens are best, with a loss of {loss(float(best.loss))}"
-        f"{'' if found is None else f' {interval(found)}'} nats per token."
+        f"At {format_power(ask)} FLOPs, {factor}, {format_count(float(best.parameters))} "
+        f"parameters on {format_count(float(best.tokens))} tokens are best, with a loss of "
+        f"{format_loss(float(best.loss))}"
+        f"{'' if found is None else f' {format_interval(found)}'} nats per token."
         f"{chosen}"
     )
 
 
-def _ask(law: Law) -> float:
+def _compute_asked_flops(law: Law) -> float:
     """What is asked of the law: NEXT times the largest compute, to two digits."""
     assert law.ranges is not None  # a fitted law has them
     return float(f"{law.ranges.flops.greatest * NEXT:.1e}")
 
 
-def _key_figures(law: Law) -> tuple[KeyFigure, ...]:
-    ask = _ask(law)
-    ratio = float(law.form.optimum(ask).tokens_per_parameter)
-    ratio_interval = law.interval(lambda form: float(form.optimum(ask).tokens_per_parameter))
+def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
+    ask = _compute_asked_flops(law)
+    ratio = float(law.form.compute_optimum(ask).tokens_per_parameter)
+    ratio_interval = law.compute_interval(
+        lambda form: float(form.compute_optimum(ask).tokens_per_parameter)
+    )
     figures = [
         KeyFigure(
             "D/N",
             f"{ratio:.3g}",
             "tokens a parameter",
-            f"at {power(ask)} FLOPs; {interval(ratio_interval)}",
+            f"at {format_power(ask)} FLOPs; {format_interval(ratio_interval)}",
         )
     ]
     for name, title in (("parameters_exponent", "N* grows as C to the"), ("E", "E, least loss")):
         if name in law.estimates:
             each = law.estimates[name]
             unit = "nats per token" if name == "E" else ""
-            figures.append(KeyFigure(title, f"{each.value:.5g}", unit, interval(each.bootstrap)))
+            figures.append(
+                KeyFigure(title, f"{each.value:.5g}", unit, format_interval(each.bootstrap))
+            )
     held = law.held_out
     if held is not None:
         worst = f"{held.worst_absolute_error:.2%} at worst, n = {len(held.rows)}"
@@ -130,14 +141,14 @@ def _key_figures(law: Law) -> tuple[KeyFigure, ...]:
     return tuple(figures[:6])
 
 
-def _constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]:
+def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]:
     law = fitted.law
     rows = tuple(
         (
             name.replace("_", " "),
             f"{each.value:.5g}",
-            *ends(each.bootstrap),
-            *ends(each.profile),
+            *format_ends(each.bootstrap),
+            *format_ends(each.profile),
             "–" if each.standard_error is None else f"{each.standard_error:.3g}",
         )
         for name, each in law.estimates.items()
@@ -149,7 +160,7 @@ def _constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]:
     )
     chosen = f" Chosen: {law.choice}." if law.choice else ""
     text = Text(
-        f"{formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.{chosen}"
+        f"{format_formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.{chosen}"
     )
     fit = law.fit
     proof = (
@@ -162,26 +173,26 @@ def _constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]:
             f"{fit.gradient_norm:.1e}; {fit.starts_that_agree:.0%} of {fit.starts} starts agree."
         )
     )
-    charts = profile_charts(fitted.profiles)
+    charts = chart_profiles(fitted.profiles)
     folded = tuple(Details(chart.title, (chart,)) for chart in charts)
     return text, table, *((Text(proof),) if proof else ()), *folded
 
 
-def _frontier(
+def _chart_frontier(
     law: Law, runs: RunsTable, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, ...]:
-    return (*optimum_charts(law, isoflop, envelope), contour_chart(law, runs))
+    return (*chart_optima(law, isoflop, envelope), chart_contours(law, runs))
 
 
-def _approaches(law: Law) -> tuple[ReportTable | Text, ...]:
+def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
     approaches = ReportTable(
         "N* and D* against compute, by each approach; 95% by bootstrap",
         ("approach", "N* ~ C^", "low", "high", "D* ~ C^", "low", "high"),
         tuple(
             (
                 each.name,
-                *_exponent(each.parameters_exponent),
-                *_exponent(each.tokens_exponent),
+                *_format_exponent(each.parameters_exponent),
+                *_format_exponent(each.tokens_exponent),
             )
             for each in law.approaches
         ),
@@ -194,7 +205,9 @@ def _approaches(law: Law) -> tuple[ReportTable | Text, ...]:
                 each.form.kind,
                 f"{each.objective:.6g}",
                 None if each.held_out_error is None else f"{each.held_out_error:.2%}",
-                None if each.criterion is None else f"{each.criterion - _least(law):+.1f}",
+                None
+                if each.criterion is None
+                else f"{each.criterion - _find_least_criterion(law):+.1f}",
             )
             for each in law.compared
         ),
@@ -203,17 +216,17 @@ def _approaches(law: Law) -> tuple[ReportTable | Text, ...]:
     return (approaches, *notes, *((forms,) if len(law.compared) > 1 else ()))
 
 
-def _exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
+def _format_exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
     if estimate is None:
         return "–", "–", "–"
-    return f"{estimate.value:.4f}", *ends(estimate.bootstrap)
+    return f"{estimate.value:.4f}", *format_ends(estimate.bootstrap)
 
 
-def _least(law: Law) -> float:
+def _find_least_criterion(law: Law) -> float:
     return min(each.criterion for each in law.compared if each.criterion is not None)
 
 
-def _rows(law: Law) -> tuple[ReportTable | Text, ...]:
+def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
     blocks: list[ReportTable | Text] = []
     if law.ranges is not None:
         spans = law.ranges
@@ -236,16 +249,16 @@ def _rows(law: Law) -> tuple[ReportTable | Text, ...]:
         largest = sorted(law.held_out.rows, key=lambda row: -row.parameters * row.tokens)
         blocks.append(
             ReportTable(
-                f"Kept back: {law.held_out.rule}{_some(len(largest))}",
+                f"Kept back: {law.held_out.rule}{_describe_cut(len(largest))}",
                 ("run", "parameters", "tokens", "measured", "predicted", "95%", "error"),
                 tuple(
                     (
                         r.name,
                         f"{r.parameters:.3g}",
                         f"{r.tokens:.3g}",
-                        loss(r.loss),
-                        loss(r.predicted),
-                        interval(r.interval),
+                        format_loss(r.loss),
+                        format_loss(r.predicted),
+                        format_interval(r.interval),
                         f"{r.error:+.2%}",
                     )
                     for r in largest[:LISTED]
@@ -256,7 +269,7 @@ def _rows(law: Law) -> tuple[ReportTable | Text, ...]:
     if left_out:
         blocks.append(
             ReportTable(
-                f"Left out, by rule{_some(len(left_out))}",
+                f"Left out, by rule{_describe_cut(len(left_out))}",
                 ("row", "reason"),
                 tuple((row.name, row.reason) for row in left_out[:LISTED]),
             )
@@ -266,12 +279,12 @@ def _rows(law: Law) -> tuple[ReportTable | Text, ...]:
     return tuple(blocks)
 
 
-def _some(rows: int) -> str:
+def _describe_cut(rows: int) -> str:
     return f", {LISTED} of {rows:,}" if rows > LISTED else ""
 
 
-def _commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
-    ask = power(_ask(law))
+def _list_commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
+    ask = format_power(_compute_asked_flops(law))
     return (
         report.PageCommand(
             f"trainrig plan {folder}/{LAW_FILE} --flops {ask}", "Plan a run of that compute"
@@ -284,7 +297,7 @@ def _commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
     )
 
 
-def _or_none(fit: Callable[[], F]) -> F | None:
+def _try_fit(fit: Callable[[], F]) -> F | None:
     try:
         return fit()
     except DataError:

@@ -1,6 +1,6 @@
 """What a reader must know before believing a fitted law."""
 
-from trainrig.scaling.laws.figure_format import interval
+from trainrig.scaling.laws.figure_format import format_interval
 from trainrig.scaling.laws.law import IntervalEstimate, Law
 
 FEW_AGREE = 0.5  # share of starts at the best, below which another minimum may have been missed
@@ -9,17 +9,17 @@ FAILED = 0.05  # share of bootstrap draws without a fit
 MISSED = 0.02  # relative error on runs kept back, above which a law is to be doubted
 
 
-def warnings(law: Law) -> tuple[str, ...]:
+def find_warnings(law: Law) -> tuple[str, ...]:
     """What a reader must know before believing the law, gravest first."""
     left_out = law.fit.rows_left_out if law.fit else ()
     if not left_out or law.fit is None:
-        return grave(law)
+        return find_grave_warnings(law)
     total = law.fit.rows_used + len(left_out)
     some = f"Left out by rule: {len(left_out)} of {total:,} rows; the last part lists them."
-    return (*grave(law), some)
+    return (*find_grave_warnings(law), some)
 
 
-def grave(law: Law) -> tuple[str, ...]:
+def find_grave_warnings(law: Law) -> tuple[str, ...]:
     """What may make the law wrong."""
     found = []
     fit, held_out = law.fit, law.held_out
@@ -42,7 +42,7 @@ def grave(law: Law) -> tuple[str, ...]:
             f"{fit.draws_failed} of {asked} bootstrap draws had no fit: intervals are too narrow."
         )
     found += [
-        f"The bootstrap interval of {name}, {interval(each.bootstrap)}, does not hold its "
+        f"The bootstrap interval of {name}, {format_interval(each.bootstrap)}, does not hold its "
         f"estimate, {each.value:.5g}: draws of these runs go elsewhere; take the profile's."
         for name, each in law.estimates.items()
         if each.bootstrap is not None and not each.bootstrap.contains(each.value)
@@ -70,10 +70,10 @@ def grave(law: Law) -> tuple[str, ...]:
             f"The form {best.form.kind} predicts the runs kept back better: off by "
             f"{best.held_out_error:.2%} on average, this one by {own.held_out_error:.2%}."
         )
-    better = _better_form(law)
+    better = _find_better_form(law)
     if better:
         found.append(f"The form {better} fits these runs better; see the forms below.")
-    return (*found, *_apart(law))
+    return (*found, *_find_disagreements(law))
 
 
 def _is_open(estimate: IntervalEstimate) -> bool:
@@ -81,7 +81,7 @@ def _is_open(estimate: IntervalEstimate) -> bool:
     return any(each.low is None or each.high is None for each in intervals)
 
 
-def _better_form(law: Law) -> str | None:
+def _find_better_form(law: Law) -> str | None:
     """Another form whose criterion is lower by more than chance makes it (Akaike's: 10)."""
     known = [each for each in law.compared if each.criterion is not None]
     own = [each.criterion for each in known if each.form.kind == law.form.kind]
@@ -91,7 +91,7 @@ def _better_form(law: Law) -> str | None:
     return best.form.kind if (best.criterion or 0.0) < own[0] - 10 else None
 
 
-def _apart(law: Law) -> list[str]:
+def _find_disagreements(law: Law) -> list[str]:
     """Approaches whose intervals for the exponent of N* do not meet that of the law."""
     own = law.estimates.get("parameters_exponent")
     if own is None or own.bootstrap is None:
@@ -105,7 +105,7 @@ def _apart(law: Law) -> list[str]:
         if (each.bootstrap.low or 0) > (high or 1) or (each.bootstrap.high or 1) < (low or 0):
             found.append(
                 f"By the {approach.name}, N* grows as C^{each.value:.3f} "
-                f"{interval(each.bootstrap)}, by the law as C^{own.value:.3f} "
-                f"{interval(own.bootstrap)}: they do not meet."
+                f"{format_interval(each.bootstrap)}, by the law as C^{own.value:.3f} "
+                f"{format_interval(own.bootstrap)}: they do not meet."
             )
     return found

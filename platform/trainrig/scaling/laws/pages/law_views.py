@@ -17,41 +17,43 @@ GRID = 80  # sizes, and tokens, of a surface
 BEYOND = 100.0  # times the largest compute of the runs: how far a law is drawn
 
 
-def band(law: Law, flops: Array, quantity: Callable[[Optimum], Array]) -> Band:
+def compute_band(law: Law, flops: Array, quantity: Callable[[Optimum], Array]) -> Band:
     """`quantity` of the best division of each of `flops` [G], the middle LEVEL of draws with it."""
-    value = quantity(law.form.optimum(flops))
+    value = quantity(law.form.compute_optimum(flops))
     if law.no_interval:
         return Band(flops, value)
-    drawn = np.stack([quantity(form.optimum(flops)) for form in law.draws])
+    drawn = np.stack([quantity(form.compute_optimum(flops)) for form in law.draws])
     low, high = np.nanquantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
     return Band(flops, value, low, high)
 
 
-def computes(law: Law) -> Array:
+def space_computes(law: Law) -> Array:
     """[G] from the least compute of the runs to BEYOND times the greatest."""
     assert law.ranges is not None  # a fitted law has them
     span = law.ranges.flops
     return np.geomspace(span.least, span.greatest * BEYOND, COMPUTES)
 
 
-def surface(form: Form, parameters: tuple[float, float], tokens: tuple[float, float]) -> Surface:
+def compute_surface(
+    form: Form, parameters: tuple[float, float], tokens: tuple[float, float]
+) -> Surface:
     """The loss over a grid between the ends given."""
     sizes, seen = np.geomspace(*parameters, GRID), np.geomspace(*tokens, GRID)
-    return Surface(sizes, seen, form.loss(sizes[None, :], seen[:, None]))
+    return Surface(sizes, seen, form.compute_loss(sizes[None, :], seen[:, None]))
 
 
-def ends(interval: Interval | None) -> tuple[str, str]:
+def format_ends(interval: Interval | None) -> tuple[str, str]:
     """Low and high as two cells."""
     low, high = str(interval).strip("[]").split(", ") if interval else ("–", "–")
     return low, high
 
 
-def power(value: float, digits: int = 2) -> str:
+def format_power(value: float, digits: int = 2) -> str:
     """`1.3e23`: what has no everyday size."""
     return f"{value:.{digits - 1}e}".replace("e+", "e").replace("e0", "e")
 
 
-def formula(form: Form) -> str:
+def format_formula(form: Form) -> str:
     """The law as it is written, its constants to four digits."""
     if form.kind == "Parametric":
         return (

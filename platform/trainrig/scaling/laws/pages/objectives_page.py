@@ -11,14 +11,14 @@ from trainrig.scaling.laws.comparisons.objectives import (
     COMPUTES,
     NOT_COMPARED,
     ObjectiveComparison,
-    best_at,
+    find_best_division,
 )
-from trainrig.scaling.laws.figure_format import count, interval
+from trainrig.scaling.laws.figure_format import format_count, format_interval
 from trainrig.scaling.laws.fit import LAW_FILE, Fitted
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.pages.fit_page import PAGE
-from trainrig.scaling.laws.pages.law_views import power
+from trainrig.scaling.laws.pages.law_views import format_power
 from trainrig.scaling.plots.objectives import COLOURS, BestOf, plot_objectives
 
 
@@ -27,16 +27,16 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
     path = storage.join(folder, PAGE)
     page = report.ReportPage(
         title=f"Objectives on equal compute: {', '.join(each.name for each in found.objectives)}",
-        verdict=report.Verdict(_sentence(found), "done", ()),
-        figures=_key_figures(found),
+        verdict=report.Verdict(_format_sentence(found), "done", ()),
+        figures=_build_key_figures(found),
         sections=(
-            Section("best", "What is best for one compute", _best(found, fits)),
-            Section("laws", "The law of each", _laws(found)),
+            Section("best", "What is best for one compute", _build_best_divisions(found, fits)),
+            Section("laws", "The law of each", _build_laws(found)),
         ),
         commands=tuple(
             report.PageCommand(
                 f"trainrig plan {storage.join(folder, each.law.name, LAW_FILE)} --flops "
-                f"{power(found.flops[-1])}",
+                f"{format_power(found.flops[-1])}",
                 f"Plan a run of {each.law.name}; FLOPs are by 6ND there",
             )
             for each in fits
@@ -46,52 +46,56 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
             "Made by": dict(fits[0].law.made_by),
         },
     )
-    storage.write(path, page.html().encode())
+    storage.write(path, page.render_html().encode())
     return path
 
 
-def _sizes(found: Interval | None) -> str:
+def _format_sizes(found: Interval | None) -> str:
     """Of parameters, as sizes are written."""
     if found is None or found.low is None or found.high is None:
-        return interval(found)
-    return f"{count(found.low)} to {count(found.high)}"
+        return format_interval(found)
+    return f"{format_count(found.low)} to {format_count(found.high)}"
 
 
-def _sentence(found: ObjectiveComparison) -> str:
+def _format_sentence(found: ObjectiveComparison) -> str:
     best = "; ".join(
-        f"{each.name} {count(each.optima[-1].parameters)} parameters on "
-        f"{count(each.optima[-1].tokens)} tokens"
+        f"{each.name} {format_count(each.optima[-1].parameters)} parameters on "
+        f"{format_count(each.optima[-1].tokens)} tokens"
         for each in found.objectives
     )
-    return f"Best at {power(found.flops[-1])} FLOPs, each operation counted: {best}."
+    return f"Best at {format_power(found.flops[-1])} FLOPs, each operation counted: {best}."
 
 
-def _key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
+def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
     """Of the first three: what is best at the greatest compute."""
     figures = []
     for each in found.objectives[:3]:
         best = each.optima[-1]
-        sure = _sizes(best.parameters_interval)
+        sure = _format_sizes(best.parameters_interval)
         figures += [
-            KeyFigure(f"N*, {each.name}", count(best.parameters), "parameters", sure),
-            KeyFigure(f"D*, {each.name}", count(best.tokens), "tokens", ""),
+            KeyFigure(f"N*, {each.name}", format_count(best.parameters), "parameters", sure),
+            KeyFigure(f"D*, {each.name}", format_count(best.tokens), "tokens", ""),
         ]
     return tuple(figures)
 
 
-def _best(
+def _build_best_divisions(
     found: ObjectiveComparison, fits: Sequence[Fitted]
 ) -> tuple[Text | Chart | ReportTable, ...]:
     least = max(float(each.runs.flops.min()) for each in fits)
     computes = np.geomspace(least, found.flops[-1], COMPUTES)
-    optima = [[best_at(each.law.form, each.runs, flops) for flops in computes] for each in fits]
+    optima = [
+        [find_best_division(each.law.form, each.runs, flops) for flops in computes] for each in fits
+    ]
     charts = []
     for name, quantity in (("parameters", "parameters, N*"), ("tokens", "tokens of text, D*")):
         curves = [
             BestOf(each.law.name, computes, np.array([getattr(best, name) for best in of]))
             for each, of in zip(fits, optima, strict=True)
         ]
-        rows = zip(map(power, computes), *(curve.best.tolist() for curve in curves), strict=True)
+        rows = zip(
+            map(format_power, computes), *(curve.best.tolist() for curve in curves), strict=True
+        )
         drawn = ", ".join(
             f"{each.name} {each.best[-1] / each.best[0]:.3g} times" for each in curves
         )
@@ -110,21 +114,21 @@ def _best(
         ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of its sizes"),
         tuple(
             (
-                power(flops), each.name, count(each.optima[n].parameters),
-                _sizes(each.optima[n].parameters_interval), count(each.optima[n].tokens),
-                "yes" if each.optima[n].at_an_end else "no",
+                format_power(flops), each.name, format_count(each.optima[n].parameters),
+                _format_sizes(each.optima[n].parameters_interval),
+                format_count(each.optima[n].tokens), "yes" if each.optima[n].at_an_end else "no",
             )
             for n, flops in enumerate(found.flops)
             for each in found.objectives
         ),
     )  # fmt: skip
     tasks = ReportTable(
-        f"Tasks that all were asked, after the best run of {power(found.flops[-1])} FLOPs",
+        f"Tasks that all were asked, after the best run of {format_power(found.flops[-1])} FLOPs",
         ("task", "objective", "FLOPs by 6ND", "score", "95%"),
         tuple(
             (
-                each.task, each.objective, power(each.flops_6nd), f"{each.score:.3f}",
-                interval(each.interval),
+                each.task, each.objective, format_power(each.flops_6nd), f"{each.score:.3f}",
+                format_interval(each.interval),
             )
             for each in found.tasks
         ),
@@ -132,14 +136,15 @@ def _best(
     return (Text(f"{NOT_COMPARED}."), table, *charts, *((tasks,) if found.tasks else ()))
 
 
-def _laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
+def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
     comparable = ReportTable(
         "Comparable: how each grows with exact compute",
         ("objective", "N* ~ C^", "D* ~ C^", "compute that halves what is above E", "95%"),
         tuple(
             (
                 each.name, f"{each.parameters_exponent:.3f}", f"{each.tokens_exponent:.3f}",
-                f"{each.compute_to_halve:.3g} times", interval(each.compute_to_halve_interval),
+                f"{each.compute_to_halve:.3g} times",
+                format_interval(each.compute_to_halve_interval),
             )
             for each in found.objectives
         ),

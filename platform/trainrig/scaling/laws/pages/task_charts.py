@@ -6,23 +6,23 @@ import numpy as np
 
 from trainrig import figures
 from trainrig.report import Chart, ReportTable, Text
-from trainrig.scaling.laws.figure_format import interval
+from trainrig.scaling.laws.figure_format import format_interval
 from trainrig.scaling.laws.fit import Fitted
 from trainrig.scaling.laws.law import TaskLaw, refuse_draws
-from trainrig.scaling.laws.pages.law_views import BEYOND, COMPUTES, LEVEL, power
+from trainrig.scaling.laws.pages.law_views import BEYOND, COMPUTES, LEVEL, format_power
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plots.frontier import Band
 from trainrig.scaling.plots.task_scores import ScoredRuns, plot_task_scores
 
 
-def task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:
+def build_task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:
     """A chart for each task law, and why other tasks have none."""
-    charts = (_chart(task, fitted.runs) for task in fitted.law.tasks)
+    charts = (_chart_task(task, fitted.runs) for task in fitted.law.tasks)
     refused = (Text(f"{name}: no law: {why}.") for name, why in fitted.law.tasks_refused.items())
     return (*charts, *refused)
 
 
-def _chart(task: TaskLaw, runs: RunsTable) -> Chart:
+def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
     asked = runs.select(~np.isnan(runs.task_scores[task.task]))
     flops, scores = asked.flops_6nd, asked.task_scores[task.task]
     losses, form = asked.task_losses[task.task], task.form
@@ -33,12 +33,12 @@ def _chart(task: TaskLaw, runs: RunsTable) -> Chart:
         band = Band(line, band.value, *np.quantile(task.drawn.score(line), tails, axis=0))
     ask = 10 * float(flops.max())
     rows = zip(
-        asked.name.tolist(), map(power, flops), losses.tolist(), scores.tolist(),
+        asked.name.tolist(), map(format_power, flops), losses.tolist(), scores.tolist(),
         form.score(flops).tolist(), strict=True,
     )  # fmt: skip
     return Chart(
-        f"{task.task}: {float(form.score(ask)):.3f} {interval(task.interval(ask))} is expected at "
-        f"{power(ask)} FLOPs, 10 times the largest run's",
+        f"{task.task}: {float(form.score(ask)):.3f} {format_interval(task.compute_interval(ask))} "
+        f"is expected at {format_power(ask)} FLOPs, 10 times the largest run's",
         figures.draw(
             partial(
                 plot_task_scores,
@@ -50,8 +50,8 @@ def _chart(task: TaskLaw, runs: RunsTable) -> Chart:
         ),
         label=f"Score of {task.task} against compute, with the law and its band.",
         caption=f"n = {task.runs} runs, with standard errors of their scores. Right answers lose "
-        f"{form.E:.3g} + {form.A:.3g} (C/{power(form.unit)})^-{form.alpha:.3g} nats per byte; the "
-        f"score is half-way to 1 at {form.middle:.3g}. The band holds {LEVEL:.0%} of "
+        f"{form.E:.3g} + {form.A:.3g} (C/{format_power(form.unit)})^-{form.alpha:.3g} nats per "
+        f"byte; the score is half-way to 1 at {form.middle:.3g}. The band holds {LEVEL:.0%} of "
         f"{len(task.draws):,} bootstrap draws of the expected score.",
         table=ReportTable(
             "Runs",

@@ -5,7 +5,7 @@ run share its noise: drawn apart they would count as independent evidence, so by
 training runs (`trial`) are drawn.
 
 A draw is a row of counts: how often it took each run. That is what a fit is asked with, and one
-that can weigh its rows refits all draws together (`regression.Fit.draws`).
+that can weigh its rows refits all draws together (`regression.Fit.refit_draws`).
 
 Shapes: R rows (runs), K draws, Q quantities.
 """
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.fit_progress import Tell, quiet
+from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
 from trainrig.scaling.laws.forms import Array, Constants
-from trainrig.scaling.laws.law import Interval, IntervalEstimate, percentiles, refuse_draws
+from trainrig.scaling.laws.law import Interval, IntervalEstimate, compute_percentiles, refuse_draws
 from trainrig.scaling.laws.regression.regression import Fit
 from trainrig.scaling.laws.runs_table import RunsTable
 
@@ -61,18 +61,18 @@ class Draws:
         finite = len(drawn) > 1 and bool(np.isfinite(drawn).all())
         return IntervalEstimate(
             value=value,
-            bootstrap=self.interval(drawn),
+            bootstrap=self.compute_interval(drawn),
             standard_error=float(np.std(drawn, ddof=1)) if finite else None,
         )
 
-    def interval(self, drawn: Array) -> Interval:
+    def compute_interval(self, drawn: Array) -> Interval:
         """The percentiles of `drawn`. Raises DataError where too many draws have no fit."""
         if why := refuse_draws(len(self.good), self.failed):
             raise DataError(why)
-        return percentiles(drawn, self.level)
+        return compute_percentiles(drawn, self.level)
 
 
-def counts_of(
+def draw_counts(
     runs: RunsTable, settings: Bootstrap, strata: NDArray[np.generic] | None = None
 ) -> Counts:
     """[K, R]: how often each draw takes each row. The same settings, the same counts.
@@ -102,10 +102,10 @@ def bootstrap(
     strata: NDArray[np.generic] | None = None,
 ) -> Draws:
     """Whatever `refit` gives of each draw of `runs`."""
-    return Draws(refit(counts_of(runs, settings, strata)), settings.level)
+    return Draws(refit(draw_counts(runs, settings, strata)), settings.level)
 
 
-def one_by_one(
+def make_refit(
     fit: Callable[[RunsTable], Sequence[float] | Array], runs: RunsTable, quantities: int
 ) -> Refit:
     """A refit of a `fit` that takes a table of runs; a draw that it refuses has no fit."""
@@ -144,7 +144,7 @@ class FormDraws(Generic[F]):
         form = self.fit.form
         return tuple(form.with_constants(dict(zip(names, row, strict=True))) for row in rows)
 
-    def estimates(
+    def compute_estimates(
         self, quantities: Mapping[str, Callable[[F], Array | float]] | None = None
     ) -> dict[str, IntervalEstimate]:
         """Each fitted constant with its interval, then each of `quantities`.
@@ -153,7 +153,7 @@ class FormDraws(Generic[F]):
         """
         form, stacked = self.fit.form, self.stacked
         asked: dict[str, tuple[float, Array]] = {
-            name: (value, self._endless(name, np.asarray(stacked.constants[name])))
+            name: (value, self._replace_endless(name, np.asarray(stacked.constants[name])))
             for name, value in form.constants.items()
             if name in self.fit.fitted
         }
@@ -161,12 +161,12 @@ class FormDraws(Generic[F]):
             asked[name] = float(quantity(form)), np.asarray(quantity(stacked))
         return {name: self.draws.estimate(value, drawn) for name, (value, drawn) in asked.items()}
 
-    def _endless(self, name: str, drawn: Array) -> Array:
+    def _replace_endless(self, name: str, drawn: Array) -> Array:
         largest = self.fit.regression.largest.get(name, np.inf)
         return np.where(drawn < largest * (1 - 1e-9), drawn, np.inf)  # an exponential rounds
 
 
-def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = quiet) -> FormDraws[F]:
+def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = ignore_progress) -> FormDraws[F]:
     """`fit` refitted to each draw of its runs, from its own minimum."""
     runs = fit.regression.runs
     whole = settings.resample == "trials" and len(set(runs.trial)) < len(runs)
@@ -177,7 +177,7 @@ def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = quiet) -> Form
         """As the search takes them, so that the lots change no digit."""
         found = []
         for begin in range(0, len(counts), size):
-            found.append(fit.draws(counts[begin : begin + size]))
+            found.append(fit.refit_draws(counts[begin : begin + size]))
             tell(min(begin + size, len(counts)), len(counts))
         return np.concatenate(found)
 

@@ -61,13 +61,13 @@ def fit_data_constrained(
     settings = settings or DataConstrainedFit()
     check_numbers(runs)
     _check_repeats(runs, constants=2 if settings.base else 7)
-    unique = unique_tokens(runs)
+    unique = count_unique_tokens(runs)
     log_repeats = np.log(list(itertools.product(settings.repeats, repeat=2)))  # [S, 2]
     given = settings.base
     if given is None:
-        start, bases = _free_base(runs, settings)
+        start, bases = _fit_free_base(runs, settings)
     else:
-        start, bases = np.empty(0), _always(given)
+        start, bases = np.empty(0), _make_constant_base(given)
 
     def forms(theta: Array) -> DataConstrained:
         r_d, r_n = np.moveaxis(np.exp(np.minimum(theta[..., -2:], np.log(LARGEST))), -1, 0)
@@ -76,20 +76,20 @@ def fit_data_constrained(
     starts = np.concatenate([np.tile(start, (len(log_repeats), 1)), log_repeats], axis=1)
     logs = np.log(runs.parameters), np.log(runs.tokens), np.log(np.minimum(unique, runs.tokens))
     if given is None:
-        curve = DataConstrainedCurve(logs, _middle(bases), LARGEST)
+        curve = DataConstrainedCurve(logs, _find_middle(bases), LARGEST)
     else:
-        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, _coordinates(given))
+        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, _convert_to_coordinates(given))
     largest = {"r_d": LARGEST, "r_n": LARGEST}
     return Regression(runs, curve, starts, settings.loss, forms, settings.search, largest).fit()
 
 
-def unique_tokens(runs: RunsTable) -> Array:
+def count_unique_tokens(runs: RunsTable) -> Array:
     """[R] the different tokens that each run had; all of them where it does not say."""
     return np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
 
 
 def _check_repeats(runs: RunsTable, constants: int) -> None:
-    epochs = runs.tokens / unique_tokens(runs)
+    epochs = runs.tokens / count_unique_tokens(runs)
     repeated = epochs[epochs > REPEATED]
     levels = len(np.unique(np.round(np.log2(repeated), 1)))
     if len(repeated) < 2 + SPARE or levels < LEAST_LEVELS or len(runs) < constants + SPARE:
@@ -102,12 +102,12 @@ def _check_repeats(runs: RunsTable, constants: int) -> None:
         )
 
 
-def _free_base(
+def _fit_free_base(
     runs: RunsTable, settings: DataConstrainedFit
 ) -> tuple[Array, Callable[[Array], Parametric]]:
     """A start for the base law's coordinates, and the laws that coordinates stand for."""
     how = ParametricFit(loss=settings.loss, search=settings.search)
-    once = runs.select(runs.tokens <= REPEATED * unique_tokens(runs))
+    once = runs.select(runs.tokens <= REPEATED * count_unique_tokens(runs))
     try:
         fit = fit_parametric(once, how)
     except DataError:
@@ -115,16 +115,16 @@ def _free_base(
     return fit.theta, fit.regression.forms
 
 
-def _middle(bases: Callable[[Array], Parametric]) -> tuple[float, float]:
+def _find_middle(bases: Callable[[Array], Parametric]) -> tuple[float, float]:
     """Of ln N and ln D: where ln A and ln B of `bases` are taken, as exponents of 1 show it."""
     form = bases(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))
     return float(np.log(form.A)), float(np.log(form.B))
 
 
-def _coordinates(base: Parametric) -> Array:
+def _convert_to_coordinates(base: Parametric) -> Array:
     """[5] `base` as coordinates, ln A and ln B at 0."""
     return np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
 
 
-def _always(base: Parametric) -> Callable[[Array], Parametric]:
+def _make_constant_base(base: Parametric) -> Callable[[Array], Parametric]:
     return lambda theta: base

@@ -31,7 +31,7 @@ class Worth:
     rho_rho: Array
 
 
-def worth(log_seen: Array, v: Array, rho: Array, largest: float) -> Worth:
+def compute_worth(log_seen: Array, v: Array, rho: Array, largest: float) -> Worth:
     """Of e^log_seen, e^v of them fresh, where repeats fade by e^rho, at most `largest`."""
     moves = rho < np.log(largest)
     r = np.exp(np.minimum(rho, np.log(largest)))
@@ -82,9 +82,9 @@ class DataConstrainedCurve:
 
     def _at(self, theta: Array) -> CurveValue:
         a, b, e, alpha, beta, rho_d, rho_n = theta.T[..., None]  # each [K, 1]
-        usable = self._usable(a, b, alpha, beta)
-        of_n = worth(self.log_n, usable.value, rho_n, self.largest)
-        of_d = worth(self.log_d, self.log_unique, rho_d, self.largest)
+        usable = self._compute_usable(a, b, alpha, beta)
+        of_n = compute_worth(self.log_n, usable.value, rho_n, self.largest)
+        of_d = compute_worth(self.log_d, self.log_unique, rho_d, self.largest)
         log_n, log_d = usable.value + of_n.log, self.log_unique + of_d.log
         size = log_n - self.middle[0], log_d - self.middle[1]
         terms = np.stack(np.broadcast_arrays(a - alpha * size[0], b - beta * size[1], e))
@@ -113,7 +113,7 @@ class DataConstrainedCurve:
             cross = -(weight[0][:, None] @ slope_log_n)[:, 0]
             bent[:, ALPHA] += cross
             bent[:, :, ALPHA] += cross
-            bent += self._bend_of_n(-alpha * weight[0], usable, of_n)
+            bent += self._compute_bend_of_n(-alpha * weight[0], usable, of_n)
             fades = -(weight[1] * of_d.rho).sum(1)
             bent[:, BETA, R_D] += fades
             bent[:, R_D, BETA] += fades
@@ -122,7 +122,7 @@ class DataConstrainedCurve:
 
         return CurveValue(highest + np.log(total), slope, bend)
 
-    def _bend_of_n(self, c: Array, usable: CurveValue, of_n: Worth) -> Array:
+    def _compute_bend_of_n(self, c: Array, usable: CurveValue, of_n: Worth) -> Array:
         """c times (ln N')'' of each row, summed [K, P, P]; c [K, R]."""
         v = usable.slope
         bent = usable.bend(c * (1 + of_n.v))
@@ -133,7 +133,7 @@ class DataConstrainedCurve:
         bent[:, R_N, R_N] += (c * of_n.rho_rho).sum(1)
         return bent
 
-    def _usable(self, a: Array, b: Array, alpha: Array, beta: Array) -> CurveValue:
+    def _compute_usable(self, a: Array, b: Array, alpha: Array, beta: Array) -> CurveValue:
         """v = ln u: the parameters that the unique tokens can use, none beyond those there are."""
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = np.log(alpha) + a + alpha * self.middle[0]

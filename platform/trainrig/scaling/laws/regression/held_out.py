@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.fit_progress import Tell, quiet
+from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
 from trainrig.scaling.laws.forms import Array, Form
-from trainrig.scaling.laws.law import HeldOutErrors, HeldOutRow, percentiles, refuse_draws
+from trainrig.scaling.laws.law import HeldOutErrors, HeldOutRow, compute_percentiles, refuse_draws
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
 from trainrig.scaling.laws.regression.regression import FINEST, Fit
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
@@ -64,7 +64,7 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
 
 
 def judge(
-    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet
+    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, tell: Tell = ignore_progress
 ) -> HeldOutErrors:
     """What `fit`, of the rest, says of the largest."""
     largest = halves.largest
@@ -79,7 +79,7 @@ def judge(
             tokens=float(largest.tokens[i]),
             loss=float(largest.loss[i]),
             predicted=float(predicted[i]),
-            interval=None if drawn is None else percentiles(drawn[:, i], rules.level),
+            interval=None if drawn is None else compute_percentiles(drawn[:, i], rules.level),
         )
         for i in range(len(largest))
     )
@@ -97,7 +97,7 @@ def judge(
 def predict(form: Form, runs: RunsTable) -> Array:
     """[R] the loss of each run by `form`; its repeats counted where they are known."""
     unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
-    return form.loss(runs.parameters, runs.tokens, unique)
+    return form.compute_loss(runs.parameters, runs.tokens, unique)
 
 
 def draw_predictions(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array:
@@ -112,7 +112,7 @@ def draw_predictions(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array
     return np.asarray(clean * np.exp(rng.choice(residuals * np.sqrt(freed), clean.shape)))
 
 
-def criterion(fit: Fit[Any]) -> float:
+def compute_criterion(fit: Fit[Any]) -> float:
     """Akaike's criterion under Laplace's noise: 2 R ln(mean |residual|) + 2 x constants.
 
     Of the residuals of log loss. Laplace's, because what Huber's loss minimises is near it.

@@ -32,16 +32,17 @@ def check_numbers(runs: RunsTable) -> None:
 def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     """Raises DataError if `runs` cannot tell the form's `constants` apart; says what would."""
     check_numbers(runs)
-    sizes, lengths = levels(runs.parameters), levels(runs.tokens)
+    sizes, lengths = find_levels(runs.parameters), find_levels(runs.tokens)
     needed = constants + SPARE
     if len(runs) < needed or len(sizes) < LEVELS or len(lengths) < LEVELS:
         missing = max(needed - len(runs), LEVELS - len(sizes), LEVELS - len(lengths))
         raise DataError(
-            f"{len(runs)} runs with {_many(sizes, 'size')} and {_many(lengths, 'token count')}:"
-            f" {form} has {constants} constants and needs {needed} runs, {LEVELS} sizes and"
-            f" {LEVELS} token counts; add at least {missing}, {_where(runs, sizes, lengths)}"
+            f"{len(runs)} runs with {_format_number_of(sizes, 'size')} and"
+            f" {_format_number_of(lengths, 'token count')}: {form} has {constants} constants and"
+            f" needs {needed} runs, {LEVELS} sizes and {LEVELS} token counts; add at least"
+            f" {missing}, {_suggest_where(runs, sizes, lengths)}"
         )
-    slope, factor = _line(np.log(runs.parameters), np.log(runs.tokens))
+    slope, factor = _fit_line(np.log(runs.parameters), np.log(runs.tokens))
     if factor < LEAST_FACTOR:
         raise DataError(
             f"all {len(runs)} runs lie {_describe_ray(runs, slope)} (within a factor {factor:.3g}),"
@@ -50,14 +51,14 @@ def check_spread(runs: RunsTable, form: str, constants: int) -> None:
         )
 
 
-def levels(values: Array) -> Array:
+def find_levels(values: Array) -> Array:
     """The different values, those within a factor SAME of the one before taken as one."""
     ordered = np.sort(values)
     new = np.r_[True, ordered[1:] > ordered[:-1] * SAME] if len(ordered) else np.array([], bool)
     return np.asarray(ordered[new])
 
 
-def _line(log_n: Array, log_d: Array) -> tuple[float, float]:
+def _fit_line(log_n: Array, log_d: Array) -> tuple[float, float]:
     """The slope of the line through the runs, and by what factor they leave it at most."""
     centred = np.stack([log_n - log_n.mean(), log_d - log_d.mean()])
     _, vectors = np.linalg.eigh(centred @ centred.T)
@@ -74,7 +75,7 @@ def _describe_ray(runs: RunsTable, slope: float) -> str:
     return f"on one line D ~ N^{slope:.2f}"
 
 
-def _where(runs: RunsTable, sizes: Array, lengths: Array) -> str:
+def _suggest_where(runs: RunsTable, sizes: Array, lengths: Array) -> str:
     if not len(runs):
         return "over a tenfold range of both"
     places = []
@@ -87,5 +88,5 @@ def _where(runs: RunsTable, sizes: Array, lengths: Array) -> str:
     return " and ".join(places) if places else "at other pairs of N and D"
 
 
-def _many(values: Array, noun: str) -> str:
+def _format_number_of(values: Array, noun: str) -> str:
     return f"{len(values)} {noun}{'' if len(values) == 1 else 's'}"

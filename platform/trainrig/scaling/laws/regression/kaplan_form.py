@@ -46,7 +46,7 @@ def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[K
             n_c, d_c = np.exp(s / power + middle[0]), np.exp(t + middle[1])
         return Kaplan.model_construct(n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d)
 
-    starts = _starts(log_n, log_d, runs.loss, rules.exponents)
+    starts = _build_starts(log_n, log_d, runs.loss, rules.exponents)
     curve = _Curve(log_n, log_d)
     return Regression(runs, curve, starts, rules.loss, forms, rules.search).fit()
 
@@ -80,7 +80,7 @@ class _Curve:
         return CurveValue(alpha_d * inner.value, slope, bend)
 
 
-def _starts(log_n: Array, log_d: Array, loss: Array, exponents: tuple[float, ...]) -> Array:
+def _build_starts(log_n: Array, log_d: Array, loss: Array, exponents: tuple[float, ...]) -> Array:
     """[S, 4]. L^(1/alpha_d) is linear in n_c^p and d_c; both stay positive."""
     starts = []
     for alpha_n, alpha_d in itertools.product(exponents, exponents):

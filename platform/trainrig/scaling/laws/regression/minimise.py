@@ -107,7 +107,7 @@ class Minima:
         """Those of `rows`."""
         return Minima(*(column[rows] for column in vars(self).values()))
 
-    def and_(self, other: "Minima") -> "Minima":
+    def combine(self, other: "Minima") -> "Minima":
         """These, then those of `other`."""
         both = zip(vars(self).values(), vars(other).values(), strict=True)
         return Minima(*(np.concatenate(columns) for columns in both))
@@ -124,7 +124,7 @@ def minimise(
     """The minima found from each start, solved for each delta from where the last one ended."""
     targets = np.broadcast_to(targets, weights.shape)
     ends = []
-    for at in _batches(len(start), search.batch):
+    for at in _split_batches(len(start), search.batch):
         theta = start[at]
         for delta in deltas:
             rows = _Rows(curve, targets[at], weights[at], delta)
@@ -136,7 +136,7 @@ def minimise(
     return Minima(*(np.concatenate(column) for column in columns))
 
 
-def _batches(count: int, size: int) -> Iterator[slice]:
+def _split_batches(count: int, size: int) -> Iterator[slice]:
     return (slice(begin, begin + size) for begin in range(0, count, size))
 
 
@@ -202,7 +202,7 @@ def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
     promised = np.full(len(start), np.inf)
     left, damping = np.arange(len(start)), np.full(len(start), 1e-2)
     for _ in range(search.steps):
-        values, vectors = np.linalg.eigh(_finite(state.hessian))
+        values, vectors = np.linalg.eigh(_replace_non_finite(state.hessian))
         along = (state.gradient[:, None] @ vectors)[:, 0]  # the gradient by eigenvectors
         sizes = np.abs(values) + 1e-14
         promised[left] = (along**2 / sizes).sum(1) / 2 / (state.objective + rows.rounding)
@@ -235,7 +235,7 @@ def _judge_steps(here: _State, there: _State, step: Array, damping: Array) -> tu
     return better, np.clip(damping * factor, 1e-12, None)
 
 
-def _finite(hessian: Array) -> Array:
+def _replace_non_finite(hessian: Array) -> Array:
     """A matrix that eigh takes, also where a start overflows."""
     whole = np.asarray(np.isfinite(hessian).all(axis=(1, 2)))
     return (
@@ -293,9 +293,9 @@ class Differenced:
         here, *ends = self.value(shifted).reshape(len(steps), len(theta), -1)
         sides = zip(ends[:count], ends[count:], strict=True)
         slope = np.stack([(up - down) / (2 * self.step) for up, down in sides], -1)
-        return CurveValue(here, slope, lambda c: self._bend(theta, c))
+        return CurveValue(here, slope, lambda c: self._compute_bend(theta, c))
 
-    def _bend(self, theta: Array, coefficients: Array) -> Array:
+    def _compute_bend(self, theta: Array, coefficients: Array) -> Array:
         """Wider steps: second differences lose twice the digits, and need fewer."""
         count, wide = theta.shape[1], 1e-3
         shifts = wide * np.eye(count)

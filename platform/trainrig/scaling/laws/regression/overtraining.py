@@ -14,7 +14,7 @@ from trainrig.config import Field, Settings
 from trainrig.scaling.laws.forms import FLOPS_PER_PARAMETER_AND_TOKEN, Array, OverTraining
 from trainrig.scaling.laws.regression.identifiability import check_spread
 from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
-from trainrig.scaling.laws.regression.parametric import Shares, above_the_floor
+from trainrig.scaling.laws.regression.parametric import Shares, fit_above_floor
 from trainrig.scaling.laws.regression.regression import Fit, Regression
 from trainrig.scaling.laws.runs_table import RunsTable
 
@@ -55,7 +55,7 @@ def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -
     starts = []
     for eta, floor in itertools.product(settings.exponents, settings.floors):
         terms = np.exp(eta * np.stack([rising, falling], axis=1))
-        starts.append([*above_the_floor(terms, runs.loss, floor), eta])
+        starts.append([*fit_above_floor(terms, runs.loss, floor), eta])
     return Regression(
         runs, LogSumExp(designs), np.array(starts), settings.loss, forms, settings.search
     ).fit()

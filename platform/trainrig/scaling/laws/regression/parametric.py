@@ -36,10 +36,10 @@ class ParametricFit(Settings):
 
 def fit_parametric(runs: RunsTable, settings: ParametricFit | None = None) -> Fit[Parametric]:
     """The parametric law of `runs`. Raises DataError where they cannot tell its constants."""
-    return regression_of(runs, settings or ParametricFit()).fit()
+    return build_regression(runs, settings or ParametricFit()).fit()
 
 
-def regression_of(runs: RunsTable, settings: ParametricFit) -> Regression[Parametric]:
+def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Parametric]:
     """The regression of log loss on the five constants.
 
     Its coordinates are ln A and ln B at the middle of the runs (alpha and ln A are otherwise all
@@ -69,22 +69,22 @@ def regression_of(runs: RunsTable, settings: ParametricFit) -> Regression[Parame
                 beta=beta,
             )
 
-    starts = _starts(log_n, log_d, runs.loss, settings)
+    starts = _build_starts(log_n, log_d, runs.loss, settings)
     return Regression(runs, LogSumExp(designs), starts, settings.loss, forms, settings.search)
 
 
-def _starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricFit) -> Array:
+def _build_starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricFit) -> Array:
     """[S, 5]."""
     starts = []
     for alpha, beta, floor in itertools.product(
         settings.exponents, settings.exponents, settings.floors
     ):
         terms = np.stack([np.exp(-alpha * log_n), np.exp(-beta * log_d)], axis=1)
-        starts.append([*above_the_floor(terms, loss, floor), alpha, beta])
+        starts.append([*fit_above_floor(terms, loss, floor), alpha, beta])
     return np.array(starts)
 
 
-def above_the_floor(terms: Array, loss: Array, floor: float) -> tuple[float, float, float]:
+def fit_above_floor(terms: Array, loss: Array, floor: float) -> tuple[float, float, float]:
     """Logs of the two multiples of `terms` [R, 2] nearest to the loss above E, and of E.
 
     Positive ones: each at least a hundredth of what is left above E.

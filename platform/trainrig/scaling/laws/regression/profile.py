@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.stats import f as f_distribution
 
-from trainrig.scaling.laws.fit_progress import Tell, quiet
+from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
 from trainrig.scaling.laws.forms import Array, Constants
 from trainrig.scaling.laws.law import Interval, IntervalEstimate
 from trainrig.scaling.laws.regression.minimise import (
@@ -62,21 +62,21 @@ def profile(fit: Fit[F], quantity: Quantity[F], level: float = 0.95) -> Profile:
     rises = np.r_[below[1][:0:-1], above[1]]
     # Tied, the search may come upon a lower minimum than the fit's: the runs compare with that.
     rises -= rises.min()
-    low, high = _crossing(logs[::-1], rises[::-1], cutoff), _crossing(logs, rises, cutoff)
+    low, high = _find_crossing(logs[::-1], rises[::-1], cutoff), _find_crossing(logs, rises, cutoff)
     return Profile(
         np.exp(logs), rises, float(np.exp(view.best)), cutoff,
         Interval(low=low, high=high, level=level),
     )  # fmt: skip
 
 
-def profiles(
+def compute_profiles(
     fit: Fit[F],
     quantities: Mapping[str, Quantity[F]] | None = None,
     level: float = 0.95,
-    tell: Tell = quiet,
+    tell: Tell = ignore_progress,
 ) -> dict[str, Profile]:
     """The profile of each fitted constant, then of each of `quantities`."""
-    asked = {name: _constant(name) for name in fit.fitted} | dict(quantities or {})
+    asked = {name: _make_constant_quantity(name) for name in fit.fitted} | dict(quantities or {})
     found = {}
     for name, quantity in asked.items():
         found[name] = profile(fit, quantity, level)
@@ -96,7 +96,7 @@ def with_profiles(
     }
 
 
-def _constant(name: str) -> Quantity[Constants]:
+def _make_constant_quantity(name: str) -> Quantity[Constants]:
     return lambda form: form.constants[name]
 
 
@@ -114,7 +114,7 @@ class _View:
         self.best = float(at.value[0, 0])
         slope = regression.curve(fit.theta[None]).slope[0]  # [R, P]
         self.spare = slope.shape[0] - slope.shape[1]
-        self.tau, self.step, window = _noise(fit, slope, at.slope[0, 0], self.spare)
+        self.tau, self.step, window = _estimate_noise(fit, slope, at.slope[0, 0], self.spare)
         # A finer delta makes the search long, and the profile, seen across the noise, no other.
         last = regression.loss.deltas[-1]
         self.delta = max(last, window / 50)
@@ -132,7 +132,7 @@ class _View:
                 break  # the quantity goes no farther, whatever the pull
             theta = found.theta[0]
             logs.append(here)
-            rises.append(self._rise(found))
+            rises.append(self._compute_rise(found))
             if rises[-1] > cutoff or abs(here - self.best) > FARTHEST:
                 break
         return np.array(logs), np.array(rises)
@@ -153,7 +153,7 @@ class _View:
         found = minimise(self.tied, starts, targets, weights, (delta,), regression.search)
         return found.take(np.array([np.argmin(found.objective)]))
 
-    def _rise(self, found: Minima) -> float:
+    def _compute_rise(self, found: Minima) -> float:
         regression = self.fit.regression
         residual = np.abs(regression.curve(found.theta).value[0] - regression.log_loss)
         capped = np.minimum(residual, regression.loss.deltas[-1])
@@ -177,7 +177,9 @@ class _Tied:
         )
 
 
-def _noise(fit: Fit[F], slope: Array, direction: Array, spare: int) -> tuple[float, float, float]:
+def _estimate_noise(
+    fit: Fit[F], slope: Array, direction: Array, spare: int
+) -> tuple[float, float, float]:
     """tau and the standard error of a quantity that changes by `direction` [P], and the window.
 
     By the larger of two: rows alike and independent, or each training run as it is (the sandwich
@@ -187,7 +189,7 @@ def _noise(fit: Fit[F], slope: Array, direction: Array, spare: int) -> tuple[flo
     size = np.maximum(np.abs(fit.residuals), FINEST)
     delta = fit.regression.loss.deltas[-1]
     pull = np.copysign(np.minimum(size, delta), fit.residuals)
-    near, window = _near(size, delta, spare)
+    near, window = _smooth_derivative(size, delta, spare)
     density = max(near.sum() - (len(size) - spare) * near.max(), near.max()) / spare
     # The objective rises by half the squared change over these, by the delta method.
     alike = direction @ np.linalg.pinv(slope.T @ slope * density) @ direction
@@ -205,7 +207,7 @@ def _noise(fit: Fit[F], slope: Array, direction: Array, spare: int) -> tuple[flo
     return float(tau), float(np.sqrt(max(variances))), window
 
 
-def _near(size: Array, delta: float, spare: int) -> tuple[Array, float]:
+def _smooth_derivative(size: Array, delta: float, spare: int) -> tuple[Array, float]:
     """psi' of each row [R], smoothed over the window of residuals that is given with it."""
     rows = len(size)
     if np.isinf(delta):
@@ -216,7 +218,7 @@ def _near(size: Array, delta: float, spare: int) -> tuple[Array, float]:
     return (size <= window) * delta / window, window
 
 
-def _crossing(logs: Array, rises: Array, cutoff: float) -> float | None:
+def _find_crossing(logs: Array, rises: Array, cutoff: float) -> float | None:
     """The quantity where the rise last passes `cutoff`, None if it ends below it.
 
     Between two points by the root of the rise, which is straight where the objective is a

@@ -61,10 +61,10 @@ class Regression(Generic[F]):
         which shows the way, but shows it to all alike: minima beside it are then not seen.
         """
         first, *finer = self.loss.deltas
-        ends = self._ends(self.starts, (first,))
+        ends = self._find_ends(self.starts, (first,))
         searches = len(self.starts)
         if first < self.search.first_delta:
-            ends = ends.and_(self._ends(self.starts, (self.search.first_delta, first)))
+            ends = ends.combine(self._find_ends(self.starts, (self.search.first_delta, first)))
             searches *= 2
         if not len(ends.objective):
             raise DataError(
@@ -72,30 +72,30 @@ class Regression(Generic[F]):
                 f" the {len(self.runs)} runs do not bend as the form does; add runs that differ"
                 " more in parameters and in tokens, or leave out those that stand apart"
             )
-        leaders, followers = _distinct(ends)
+        leaders, followers = _select_distinct(ends)
         if finer:  # from one minimum the way to finer deltas is one, however many starts found it
-            leaders = self.minima(leaders.theta, self._ones(leaders.theta), tuple(finer))
+            leaders = self.find_minima(leaders.theta, self._make_ones(leaders.theta), tuple(finer))
         order = np.argsort(leaders.objective, kind="stable")
         best = leaders.take(order[:1])
         return Fit(self, best, float(followers[order[0]] / searches), leaders.theta[order[1:]])
 
-    def _ends(self, starts: Array, deltas: tuple[float, ...]) -> Minima:
+    def _find_ends(self, starts: Array, deltas: tuple[float, ...]) -> Minima:
         """The minima with positive constants that searches from starts [S, P] end at."""
-        found = self.minima(starts, self._ones(starts), deltas)
+        found = self.find_minima(starts, self._make_ones(starts), deltas)
         return found.take(np.flatnonzero(found.converged & self.valid(found.theta)))
 
-    def _ones(self, starts: Array) -> Array:
+    def _make_ones(self, starts: Array) -> Array:
         return np.ones((len(starts), len(self.runs)))
 
-    def best_of(self, starts: Array, weights: Array) -> Minima:
+    def find_best_minima(self, starts: Array, weights: Array) -> Minima:
         """The best minimum from any of starts [V, P], for each of K problems: weights [K, R]."""
-        found = [self.minima(start, weights) for start in starts]
+        found = [self.find_minima(start, weights) for start in starts]
         heights = np.stack([np.where(m.converged, m.objective, np.inf) for m in found])
         best = np.argmin(heights, axis=0)
         columns = zip(*(vars(m).values() for m in found), strict=True)
         return Minima(*(np.stack(column)[best, np.arange(len(best))] for column in columns))
 
-    def minima(
+    def find_minima(
         self, start: Array, weights: Array, deltas: tuple[float, ...] | None = None
     ) -> Minima:
         """Where each of K searches ends: from start [K, P] or [P], rows weighed by [K, R]."""
@@ -112,7 +112,7 @@ class Regression(Generic[F]):
         return valid
 
 
-def _distinct(ends: Minima) -> tuple[Minima, Array]:
+def _select_distinct(ends: Minima) -> tuple[Minima, Array]:
     """The best of `ends` and its rivals, and how many of `ends` are each."""
     ends = ends.take(np.argsort(ends.objective, kind="stable"))
     least = max(ends.objective[0], NO_NOISE)
@@ -162,17 +162,17 @@ class Fit(Generic[F]):
         predicted = self.regression.curve(self.theta[None]).value[0]
         return np.asarray(self.regression.log_loss - predicted)
 
-    def draws(self, counts: NDArray[np.int64]) -> Array:
+    def refit_draws(self, counts: NDArray[np.int64]) -> Array:
         """Theta [K, P] refitted to rows taken counts [K, R] times, from here and from the rivals.
 
         NaN where there is no minimum with positive constants.
         """
         starts = np.concatenate([self.theta[None], self.rivals])
-        found = self.regression.best_of(starts, np.asarray(counts, dtype=np.float64))
+        found = self.regression.find_best_minima(starts, np.asarray(counts, dtype=np.float64))
         good = found.converged & self.regression.valid(found.theta)
         return np.where(good[:, None], found.theta, np.nan)
 
-    def record(self, left_out: tuple[LeftOut, ...] = ()) -> FitRecord:
+    def build_record(self, left_out: tuple[LeftOut, ...] = ()) -> FitRecord:
         """What a law's file says of this fit."""
         loss = self.regression.loss
         return FitRecord(

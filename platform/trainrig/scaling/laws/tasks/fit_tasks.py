@@ -12,8 +12,8 @@ import numpy as np
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array, TaskForm
-from trainrig.scaling.laws.law import IntervalEstimate, TaskLaw, percentiles, refuse_draws
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, counts_of
+from trainrig.scaling.laws.law import IntervalEstimate, TaskLaw, compute_percentiles, refuse_draws
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.tasks.least_squares import minimise
 
@@ -45,19 +45,19 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
     unit = float(np.exp(np.log(runs.flops_6nd).mean()))
     whole = np.ones((1, len(runs)))
     best = _fit_counts(runs, task, chance, unit, whole, None)
-    form = _form(best[0], chance, unit)
-    counts = counts_of(runs, settings).astype(np.float64)
+    form = _build_form(best[0], chance, unit)
+    counts = draw_counts(runs, settings).astype(np.float64)
     drawn = _fit_counts(runs, task, chance, unit, counts, best[0])
     enough = np.array([len(set(runs.flops_6nd[row > 0])) >= LEAST_COMPUTES for row in counts])
     good = drawn[enough & np.isfinite(drawn).all(1)]
-    forms = tuple(_form(each, chance, unit) for each in good)
+    forms = tuple(_build_form(each, chance, unit) for each in good)
     failed = len(drawn) - len(good)
     estimates = {}
     for name, value in form.fitted.items():
         values = np.array([each.fitted[name] for each in forms])
         interval = None
         if not refuse_draws(len(good), failed):
-            interval = percentiles(values, settings.level)
+            interval = compute_percentiles(values, settings.level)
         estimates[name] = IntervalEstimate(value=value, bootstrap=interval)
     return TaskLaw(
         task=task,
@@ -119,7 +119,7 @@ def _fit_counts(
         return (chance + (1 - chance) * share - score_R) / errors_R, by
 
     steps = []
-    grids = _starts(loss_R) if from_P is None else (from_P[None, :3], from_P[None, 3:])
+    grids = _build_starts(loss_R) if from_P is None else (from_P[None, :3], from_P[None, 3:])
     for residuals, starts in zip((losses, scores), grids, strict=True):
         if from_P is None:
             theta, sums = minimise(residuals, starts, np.repeat(counts_KR, len(starts), axis=0))
@@ -129,7 +129,7 @@ def _fit_counts(
     return np.concatenate(steps, axis=1)
 
 
-def _starts(loss_R: Array) -> tuple[Array, Array]:
+def _build_starts(loss_R: Array) -> tuple[Array, Array]:
     least, middle = float(loss_R.min()), float(np.median(loss_R))
     first = [
         (np.log(share * least), np.log(max(middle - share * least, 1e-3)), np.log(exponent))
@@ -147,7 +147,7 @@ def _fill_unknown_errors(errors_R: Array) -> Array:
     return np.where(np.isfinite(errors_R) & (errors_R > 0), errors_R, largest)
 
 
-def _form(theta_P: Array, chance: float, unit: float) -> TaskForm:
+def _build_form(theta_P: Array, chance: float, unit: float) -> TaskForm:
     return TaskForm(
         chance=chance,
         unit=unit,

@@ -22,7 +22,7 @@ def minimise(residuals: Residuals, theta_KP: Array, counts_KR: Array) -> tuple[A
     """
     theta, damping = theta_KP.copy(), np.full(len(theta_KP), 1e-2)
     found, gradients = residuals(theta)
-    sums = _sums(found, counts_KR)
+    sums = _sum_squares(found, counts_KR)
     for _ in range(STEPS):
         weighted = gradients * counts_KR[:, :, None]
         curvature = np.einsum("krp,krq->kpq", weighted, gradients)
@@ -34,7 +34,7 @@ def minimise(residuals: Residuals, theta_KP: Array, counts_KR: Array) -> tuple[A
         )[:, :, 0]
         tried = np.clip(theta + steps, -FARTHEST, FARTHEST)
         tried_found, tried_gradients = residuals(tried)
-        tried_sums = _sums(tried_found, counts_KR)
+        tried_sums = _sum_squares(tried_found, counts_KR)
         better = tried_sums < sums
         gained = np.where(better, sums - tried_sums, 0.0)
         still = (gained > 1e-14 * sums) | (~better & (damping < 1e8))
@@ -48,6 +48,6 @@ def minimise(residuals: Residuals, theta_KP: Array, counts_KR: Array) -> tuple[A
     return theta, sums
 
 
-def _sums(found_KR: Array, counts_KR: Array) -> Array:
+def _sum_squares(found_KR: Array, counts_KR: Array) -> Array:
     total: Array = (counts_KR * found_KR**2).sum(1)
     return np.where(np.isfinite(total), total, np.inf)

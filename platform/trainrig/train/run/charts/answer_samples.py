@@ -3,7 +3,7 @@ likes and a verifier does not."""
 
 from collections.abc import Sequence
 
-from trainrig.report import Block, Details, SampleGroup, Text, TextSample, percent
+from trainrig.report import Block, Details, SampleGroup, Text, TextSample, format_percent
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer
 
 SHOWN = 2  # at either end of a batch
@@ -53,8 +53,8 @@ def _find_overrated(batch: BatchAnswers, name: str) -> Block | None:
     found.sort(key=lambda each: -each.reward)
     samples = tuple(_build_sample("Overrated", each) for each in found[:SHOWN])
     said = Text(
-        f"{percent(len(found), len(known))} of the completions after {batch.step:,} updates are "
-        f"worth the mean or more, though '{name}', which is measured and not trained on, gives "
+        f"{format_percent(len(found), len(known))} of the completions after {batch.step:,} updates "
+        f"are worth the mean or more, though '{name}', which is measured and not trained on, gives "
         "them less than its mean: where the trained reward may be fooled."
     )
     return Details(f"What the reward likes and '{name}' does not", (said, SampleGroup(samples)))

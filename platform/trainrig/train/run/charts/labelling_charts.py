@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2
-from trainrig.report import Chart, ReportTable, percent
+from trainrig.report import Chart, ReportTable, format_percent
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
 TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
@@ -24,7 +24,7 @@ def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
-        means = figures.trailing_mean(list_values(lines, TRAIN + name), over)
+        means = figures.compute_trailing_mean(list_values(lines, TRAIN + name), over)
         x, y = figures.thin(list_values(lines, "step"), means)
         ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
         if held_out:
@@ -41,7 +41,7 @@ def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
     f1 = f", F1 {last[prefix + F1]:.3f}" if prefix + F1 in last else ""
     return [
         Chart(
-            f"{percent(last[prefix + name], 1)} of {where} are right{f1}",
+            f"{format_percent(last[prefix + name], 1)} of {where} are right{f1}",
             figures.draw(plot, 240),
             label="Lines of the share of rows that the model is right about, by step.",
             caption=f"n = {len(lines):,} steps, the mean of {over}; diamonds: held-out rows.",

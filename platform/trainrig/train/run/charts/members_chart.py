@@ -5,7 +5,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
-from trainrig.report import Chart, ReportTable, visible
+from trainrig.report import Chart, ReportTable, escape_invisible
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
 COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
@@ -28,14 +28,14 @@ def build_members_chart(run_data: RunReportData) -> Chart | None:
     def plot(ax: Axes) -> None:
         for name, colour in zip(shown, COLOURS, strict=False):
             x, y = figures.thin(list_values(series[name], "step"), list_values(series[name], name))
-            ax.plot(x, y, color=colour, linewidth=1.8, label=visible(name[begin:])[:24])
+            ax.plot(x, y, color=colour, linewidth=1.8, label=escape_invisible(name[begin:])[:24])
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6))
         ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
         ax.set(xlabel="step", ylabel=f"loss ({run_data.unit})")
 
     what = "Held-out loss" if held else "Training loss"
-    told = ", ".join(f"{visible(name[begin:])} {last[name]:.2f}" for name in shown)
+    told = ", ".join(f"{escape_invisible(name[begin:])} {last[name]:.2f}" for name in shown)
     more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
     return Chart(
         f"{what} by objective: {told}",

@@ -9,7 +9,7 @@ from matplotlib.ticker import EngFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2, Numbers, thin
-from trainrig.report import Chart, ReportTable, short
+from trainrig.report import Chart, ReportTable, format_short
 from trainrig.train.run.charts.run_charts import TABLE_ROWS, RunReportData, list_values
 from trainrig.train.run.prediction import Prediction
 
@@ -61,7 +61,11 @@ def build_prediction_chart(run_data: RunReportData, prediction: Prediction) -> C
     )
     at = np.unique(np.linspace(0, len(came.loss) - 1, min(TABLE_ROWS, len(came.loss))).astype(int))
     rows = tuple(
-        (short(came.tokens[i]), came.loss[i], prediction.interpolate(float(came.tokens[i]))[0])
+        (
+            format_short(came.tokens[i]),
+            came.loss[i],
+            prediction.interpolate(float(came.tokens[i]))[0],
+        )
         for i in at
     )
     return Chart(

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, Numbers
-from trainrig.report import Chart, ReportTable, percent
+from trainrig.report import Chart, ReportTable, format_percent
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
@@ -38,7 +38,7 @@ def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
-        x, y = figures.thin(list_values(lines, "step"), figures.trailing_mean(shares, over))
+        x, y = figures.thin(list_values(lines, "step"), figures.compute_trailing_mean(shares, over))
         ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
         if held_out:
             at, found = list_values(held_out, "step"), list_values(held_out, EVAL + ACCURACY)
@@ -54,8 +54,8 @@ def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
     first, last = (line[name + ACCURACY] for line in (measured[0], measured[-1]))
     where = "held-out pairs" if held_out else "pairs of a step"
     return Chart(
-        f"The chosen answer is the higher one in {percent(last, 1)} of {where}; at first "
-        f"{percent(first, 1)}",
+        f"The chosen answer is the higher one in {format_percent(last, 1)} of {where}; at first "
+        f"{format_percent(first, 1)}",
         figures.draw(plot, 240),
         label="Lines of the share of pairs whose chosen answer has the higher reward, by step.",
         caption=f"n = {len(lines):,} steps, the mean of {over}; diamonds: held-out pairs.",
@@ -77,7 +77,7 @@ def build_rewards_chart(run_data: RunReportData) -> Chart | None:
 
     def plot(ax: Axes) -> None:
         for name, colour, label in ((CHOSEN, C1, "chosen"), (REJECTED, C2, "rejected")):
-            means = figures.trailing_mean(list_values(lines, TRAIN + name), over)
+            means = figures.compute_trailing_mean(list_values(lines, TRAIN + name), over)
             x, y = figures.thin(list_values(lines, "step"), means)
             ax.plot(x, y, color=colour, linewidth=1.8, label=label)
         ax.legend(ncols=2)
@@ -120,7 +120,7 @@ def build_reliability_chart(run_data: RunReportData) -> Chart | None:
         plot_reliability, confidences=confidences, accuracies=accuracies, weights=weights
     )
     return Chart(
-        f"Confidence is {percent(error, 1)} from the share of right pairs, on average",
+        f"Confidence is {format_percent(error, 1)} from the share of right pairs, on average",
         figures.draw(plot, 260),
         label="Share of held-out pairs that come out right against confidence; on the diagonal "
         "both are equal.",
@@ -130,7 +130,7 @@ def build_reliability_chart(run_data: RunReportData) -> Chart | None:
             "Reliability",
             ("confidence from", "mean confidence", "right", "share of pairs"),
             tuple(
-                (percent(at / 100, 1), float(sure), float(right), float(share))
+                (format_percent(at / 100, 1), float(sure), float(right), float(share))
                 for at, sure, right, share in zip(
                     bins, confidences, accuracies, weights, strict=True
                 )

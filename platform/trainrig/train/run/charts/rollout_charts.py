@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
-from trainrig.report import Chart, ReportTable, percent
+from trainrig.report import Chart, ReportTable, format_percent
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 TRAIN = "train/diagnostics/"
@@ -77,7 +77,9 @@ def build_reward_chart(lines: list[Line]) -> Chart:
         for number, part in enumerate(shown):
             named.append((part, COLOURS[number % len(COLOURS)], part.removeprefix(PARTS)))
         for name, colour, label in named:
-            x, y = figures.thin(steps, figures.trailing_mean(list_values(lines, name), over))
+            x, y = figures.thin(
+                steps, figures.compute_trailing_mean(list_values(lines, name), over)
+            )
             width = 1.8 if name == REWARD else 1.1
             ax.plot(x, y, color=colour, linewidth=width, label=label)
         if shown:
@@ -92,8 +94,8 @@ def build_reward_chart(lines: list[Line]) -> Chart:
         figures.draw(plot, 240),
         label="Lines of the mean reward of completions, and of its parts, against steps.",
         caption=f"n = {len(lines):,} steps, the mean of {over}; the headline's are of {some}. "
-        f"{percent(flat, 1)} of the last completions stood in groups of equal rewards, of which "
-        "nothing is learnt.",
+        f"{format_percent(flat, 1)} of the last completions stood in groups of equal rewards, of "
+        "which nothing is learnt.",
         table=ReportTable(
             "Rewards, last steps",
             ("step", "reward", *(part.removeprefix(PARTS) for part in shown)),
@@ -107,7 +109,9 @@ def build_verifier_chart(lines: list[Line], part: str) -> Chart:
     the second falls, the reward is fooled (Gao et al. 2023, arXiv:2210.10760)."""
     name, over = part.removeprefix(PARTS), max(1, len(lines) // 40)
     steps = list_values(lines, "step")
-    trained, true = (figures.trailing_mean(list_values(lines, n), over) for n in (REWARD, part))
+    trained, true = (
+        figures.compute_trailing_mean(list_values(lines, n), over) for n in (REWARD, part)
+    )
     best = int(true.argmax())
 
     def plot(ax: Axes) -> None:
@@ -174,7 +178,7 @@ def build_staleness_chart(lines: list[Line]) -> Chart:
 
     def plot(ax: Axes) -> None:
         for name, colour, label in named:
-            means = figures.trailing_mean(list_values(lines, name), over)
+            means = figures.compute_trailing_mean(list_values(lines, name), over)
             ax.plot(*figures.thin(list_values(lines, "step"), means), color=colour, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -182,7 +186,7 @@ def build_staleness_chart(lines: list[Line]) -> Chart:
 
     (_, share, some), (_, behind, _) = _average_ends(lines, STALE), _average_ends(lines, STALENESS)
     return Chart(
-        f"{percent(share, 1)} of the tokens were taken over from earlier batches",
+        f"{format_percent(share, 1)} of the tokens were taken over from earlier batches",
         figures.draw(plot, 240),
         label="Lines of the share of tokens that earlier weights sampled, and of how many batches "
         "their weights are behind, against steps.",
@@ -208,7 +212,7 @@ def _build_line_chart(
     over = max(1, len(lines) // 40)
 
     def plot(ax: Axes) -> None:
-        means = figures.trailing_mean(list_values(lines, name), over)
+        means = figures.compute_trailing_mean(list_values(lines, name), over)
         ax.plot(*figures.thin(list_values(lines, "step"), means), color=C1, linewidth=1.8)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel=unit)
@@ -236,7 +240,7 @@ def build_exploration_chart(lines: list[Line]) -> Chart:
 
     def plot(ax: Axes) -> None:
         for name, colour, label in named:
-            means = figures.trailing_mean(list_values(lines, name), over)
+            means = figures.compute_trailing_mean(list_values(lines, name), over)
             x, y = figures.thin(list_values(lines, "step"), means)
             ax.plot(x, y, color=colour, linewidth=1.8, label=label)
         ax.legend(ncols=2)
@@ -262,8 +266,8 @@ def build_price_chart(lines: list[Line]) -> Chart:
     """The reward against how far the policy has gone for it: what rises on the right alone is
     bought dearly, and may be a reward that is fooled (Gao et al. 2023, arXiv:2210.10760)."""
     over = max(1, len(lines) // 40)
-    away = figures.trailing_mean(list_values(lines, AWAY), over)
-    rewards = figures.trailing_mean(list_values(lines, REWARD), over)
+    away = figures.compute_trailing_mean(list_values(lines, AWAY), over)
+    rewards = figures.compute_trailing_mean(list_values(lines, REWARD), over)
 
     def plot(ax: Axes) -> None:
         some = slice(None, None, max(1, len(lines) // 200))

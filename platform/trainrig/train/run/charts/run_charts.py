@@ -26,7 +26,14 @@ from trainrig.figures import (
     NoisyCurve,
     Numbers,
 )
-from trainrig.report import Cell, Chart, ReportTable, duration, percent, visible
+from trainrig.report import (
+    Cell,
+    Chart,
+    ReportTable,
+    escape_invisible,
+    format_duration,
+    format_percent,
+)
 from trainrig.train.evaluations.comparison import ModelView
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.goodput import Goodput
@@ -222,7 +229,7 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
         for name, colour in zip(shown, SOURCE_COLOURS, strict=False):
             lines = [line for line in run_data.held_out if name in line]
             x, y = figures.thin(list_values(lines, "step"), list_values(lines, name))
-            label = visible(names[name])[:24]
+            label = escape_invisible(names[name])[:24]
             ax.plot(x, y, "o-", color=colour, markersize=4, linewidth=1.8, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -320,15 +327,15 @@ def build_goodput_chart(goodput: Goodput) -> Chart:
     seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
     shown = {label: value for label, value in seconds.items() if value > 0}
     rows = [
-        BarRow(label, (value,), f"{duration(value)} · {percent(value, goodput.wall)}")
+        BarRow(label, (value,), f"{format_duration(value)} · {format_percent(value, goodput.wall)}")
         for label, value in shown.items()
     ]
     plot = partial(figures.plot_rows, rows=rows, parts=(BarPart("seconds", C1),), x_label="seconds")
     return Chart(
-        f"{percent(goodput.share, 1)} of the time went into steps that count",
+        f"{format_percent(goodput.share, 1)} of the time went into steps that count",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by what they were spent on.",
-        caption=f"{duration(goodput.wall)} in all, from the first start on. The title's share is "
-        "of the time in which somebody drove the run.",
+        caption=f"{format_duration(goodput.wall)} in all, from the first start on. The title's "
+        "share is of the time in which somebody drove the run.",
         table=ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
     )

@@ -9,7 +9,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Numbers
-from trainrig.report import Chart, ReportTable, percent, short
+from trainrig.report import Chart, ReportTable, format_percent, format_short
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 COLUMNS = 60  # of the heat map: measurements beyond as many are passed over evenly
@@ -112,7 +112,8 @@ def build_noise_chart(run_data: RunReportData) -> Chart | None:
     told = "a larger batch would pay" if share > 2 else "a larger batch would save few steps"
     rows = tuple(zip(steps.tolist(), scales.tolist(), strict=True))[-50:]
     return Chart(
-        f"Noise scale {short(float(scales[-1]))} targets, {share:.2g} times the batch: {told}",
+        f"Noise scale {format_short(float(scales[-1]))} targets, "
+        f"{share:.2g} times the batch: {told}",
         figures.draw(plot, 220),
         label="Lines of the gradient noise scale and of the batch against steps.",
         caption=f"n = {len(lines)} measurements, each point the mean of the last 50.",
@@ -133,14 +134,15 @@ def build_phases_chart(run_data: RunReportData) -> Chart | None:
     whole = float(seconds.sum())
     spent["other"] = max(0.0, whole - sum(spent.values()))
     rows = [
-        figures.BarRow(label, (value,), percent(value, whole)) for label, value in spent.items()
+        figures.BarRow(label, (value,), format_percent(value, whole))
+        for label, value in spent.items()
     ]
     most = max(spent, key=lambda label: spent[label])
     plot = partial(
         figures.plot_rows, rows=rows, parts=(figures.BarPart("s", C3),), x_label="seconds"
     )
     return Chart(
-        f"Steps spend most of their time on: {most}, {percent(spent[most], whole)}",
+        f"Steps spend most of their time on: {most}, {format_percent(spent[most], whole)}",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by phase of a step.",
         caption=f"n = {len(lines):,} steps of rank 0, all attempts that count. Beside the steps of "

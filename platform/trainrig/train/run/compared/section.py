@@ -37,7 +37,7 @@ def _build_forgetting_chart(before: ModelView, after: ModelView, sources: Sequen
     what = f"{abs(rise):.3f} nats per token {'more' if rise > 0 else 'less'}"
     plot = partial(figures.plot_pairs, pairs=pairs, x_label="nats per token")
     return Chart(
-        f"Held-out text of '{report.visible(worst.name)}' costs {what} than before"
+        f"Held-out text of '{report.escape_invisible(worst.name)}' costs {what} than before"
         + (", the others less than that" if len(pairs) > 1 else ""),
         figures.draw(plot, 90 + 42 * len(pairs)),
         label="Paired dots by source: the loss on held-out text before and after.",

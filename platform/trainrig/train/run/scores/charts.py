@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
-from trainrig.report import Chart, ReportTable, visible
+from trainrig.report import Chart, ReportTable, escape_invisible
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
 
 COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
@@ -25,7 +25,13 @@ def build_score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
             at = [each.step for each in scored if task in each.scores]
             values, errors = [s.value for s in found], [s.error or 0.0 for s in found]
             ax.errorbar(
-                at, values, yerr=errors, fmt="o-", color=colour, label=visible(task)[:24], capsize=2
+                at,
+                values,
+                yerr=errors,
+                fmt="o-",
+                color=colour,
+                label=escape_invisible(task)[:24],
+                capsize=2,
             )
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -34,11 +40,10 @@ def build_score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
     shown = tasks[0] if tasks else ""
     begun = first.scores.get(shown)
     ended = last.scores.get(shown)
-    title = f"{visible(last.evaluation)}: no task"
+    evaluation = escape_invisible(last.evaluation)
+    title = f"{evaluation}: no task"
     if begun and ended:
-        title = (
-            f"{visible(last.evaluation)}: {visible(shown)} {begun.value:.3f} → {ended.value:.3f}"
-        )
+        title = f"{evaluation}: {escape_invisible(shown)} {begun.value:.3f} → {ended.value:.3f}"
     return Chart(
         title,
         figures.draw(plot, 260),
