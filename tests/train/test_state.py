@@ -6,8 +6,10 @@ import torch
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.parallel import numerics
+from trainrig.parallel.fsdp import find_local_slice, list_units
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch
+from trainrig.train import state as state_module
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
@@ -68,3 +70,34 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
     for step in range(2):
         assert stepper.take(read_local_batch(batches, 0, 1, step)).why_skipped is None
     assert states() == before
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_rank_alone_that_casts_nothing_steps_to_the_same_bits_without_fsdp(
+    deterministic, alone, make_job, tmp_path, monkeypatch
+):
+    job = make_job(tmp_path, training={"deterministic": deterministic})
+    numerics.settle(job.training.threads, deterministic)
+    batches = job.make_batches()
+    share = read_local_batch(batches, 0, 1, 0, virtual=job.training.virtual_workers)
+    found = []
+    for wrapped in (False, True):
+        if wrapped:
+            monkeypatch.setattr(state_module, "needs_sharding", lambda *_: True)
+        state = build_fresh_state(job, find_local_device())
+        assert bool(list_units(state.model)) == wrapped
+        stepper = Stepper(job, batches.sources, state, lambda: False)
+        figures = [stepper.take(share) for _ in range(2)]
+        weights = {
+            name: find_local_slice(each)[0].clone() for name, each in state.list_tensors().items()
+        }
+        found.append(([(each.loss.total, each.grad_norm) for each in figures], weights))
+    (steps, tensors), (steps_wrapped, tensors_wrapped) = found
+    assert tensors.keys() == tensors_wrapped.keys()
+    assert all(torch.equal(tensors[name], tensors_wrapped[name]) for name in tensors)
+    assert steps == steps_wrapped
+
+
+def test_a_rank_alone_has_fsdp_cast_its_weights(alone, make_job, tmp_path):
+    job = make_job(tmp_path, training={"precision": {"compute": "bfloat16"}})
+    assert list_units(build_fresh_state(job, find_local_device()).model)

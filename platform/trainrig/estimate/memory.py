@@ -8,7 +8,8 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
     gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
-                                               root and two layers ("layer")
+                                               root and two layers ("layer"); nothing on one device
+                                               alone that casts none, where FSDP wraps none
     summing            4 N                     while several micro-batches are added up (none with
                                                reduce = "micro_batch": slices of sums are there
                                                from the first on), and in deterministic mode
@@ -51,6 +52,7 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained
+from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.train.run_file.training import Training
 
@@ -105,6 +107,7 @@ class HeldParameters:
     weights: float  # bytes of the slices of this device
     optimizer: float  # bytes
     gradients: float  # bytes
+    sharded: bool  # whether FSDP gathers them; see parallel/layout.py
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ def estimate_step_memory(
             weights=MASTER * total / sliced,
             optimizer=count_state_bytes(shapes, training.optimizer, training.groups) / sliced,
             gradients=MASTER * trained / sliced,
+            sharded=needs_sharding(workers, training.precision),
         ),
         HeldActivations(kept, in_a_layer, head),
         training,
@@ -172,6 +176,8 @@ def estimate_peak_memory(
     root, layer = held.root, held.layer
     gathered = held.total if training.parallel.reshard == "step" else root + 2 * layer
     whole_sums, together = _count_sums(training, workers, turns)
+    if not held.sharded:  # weights and gradients stay where they are
+        gathered, together = 0, True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
     passing = _estimate_passing(max(root, layer), compute, together)
     summing = MASTER * held.trained * whole_sums

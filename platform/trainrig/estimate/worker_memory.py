@@ -96,6 +96,7 @@ def estimate_worker_memory(
             weights=mine.weights,
             optimizer=mine.optimizer,
             gradients=mine.gradients,
+            sharded=True,
         )
         found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
         found.append(mine.in_a_save)

@@ -119,9 +119,9 @@ class BackwardUnits:
     """The units of some models by the stage of a pipeline that they are of: a backward pass is that
     of one stage, and the other stages of this rank keep what they have added up."""
 
-    def __init__(self, models: Sequence[FSDPModule]) -> None:
+    def __init__(self, models: Sequence[nn.Module]) -> None:
         self._units = [
-            (unit, find_stage(model, unit), unit is model)
+            (unit, find_stage(model, unit), id(unit) == id(model))
             for model in models
             for unit in list_units(model)
         ]
@@ -179,7 +179,7 @@ class SummedByRank:
 
     def __init__(
         self,
-        models: Sequence[FSDPModule],
+        models: Sequence[nn.Module],
         gather_once: bool,
         shared: Axis | None = None,
         alike: Set[int] = frozenset(),

@@ -7,6 +7,7 @@ from pydantic import Field
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError
 from trainrig.parallel.layout_contract import WorkerLayout
+from trainrig.parallel.precision import Precision
 
 # When gathered parameters are let go. "step": once a step, after its last micro-batch, so that each
 # is sent once a step however many micro-batches there are, for the memory of one whole model.
@@ -121,3 +122,12 @@ class DDP(_Copies):
 
 
 Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]
+
+
+def needs_sharding(ranks: int, precision: Precision) -> bool:
+    """Whether FSDP has anything to do for a run of `ranks`.
+
+    One rank that computes with its weights as they are gathers nothing, sends nothing and casts
+    nothing; FSDP would copy each weight and each gradient once a step all the same, and hold both.
+    """
+    return ranks > 1 or precision.casts

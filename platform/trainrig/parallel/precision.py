@@ -53,9 +53,14 @@ class Precision(Settings):
         return self.model_copy(update={"compute": "bfloat16" if has_bfloat16 else "float32"})
 
     @property
+    def casts(self) -> bool:
+        """Whether weights are cast to be computed with; of auto, on a CPU."""
+        return self.compute in NARROW
+
+    @property
     def bytes(self) -> int:
         """Of a number that flows through the layers; of auto, on a CPU."""
-        return 2 if self.compute in NARROW else 4
+        return 2 if self.casts else 4
 
     @property
     def peak(self) -> Compute:
@@ -114,7 +119,7 @@ def make_policy(precision: Precision) -> "MixedPrecisionPolicy":
     import torch  # takes seconds, which reading a run file should not
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if precision.compute in NARROW:
+    if precision.casts:
         narrow = torch.float16 if precision.compute == "float16" else torch.bfloat16
         return MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
     return MixedPrecisionPolicy()

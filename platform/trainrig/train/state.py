@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -25,6 +26,7 @@ from trainrig.parallel.expert.dispatch import divide_experts
 from trainrig.parallel.expert.row_division import split_of
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import find_local_slice, shard
+from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.share import StageShare
@@ -240,8 +242,9 @@ def _build_sharded(
         divide_experts(model, mesh.devices[EXPERT])
     recompute(model.every_layer, training.recompute)
     compile_layers(model.every_layer, training.compile)
-    gather_once = training.parallel.reshard == "step"
-    shard(model, model.every_layer, mesh.sharding, gather_once, training.precision, mesh.experts)
+    if needs_sharding(dist.get_world_size(), training.precision):
+        once, precision = training.parallel.reshard == "step", training.precision
+        shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainrig.models.lora.layers import list_dropouts
@@ -20,7 +19,7 @@ from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.exact.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank, list_units
+from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units
 from trainrig.parallel.norm import RowPlaces
 from trainrig.parallel.parameter_norms import ParameterNorms
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
@@ -86,7 +85,6 @@ class Stepper:
     ) -> None:
         """`sources`: of the batches. `agreed_to_stop` is called before each micro-batch and answers
         all ranks alike; how often it asks them is its own to know."""
-        assert isinstance(state.model, FSDPModule)
         self._objective, self._sources, self._beside = job.objective, tuple(sources), job.trained
         training = job.training
         self._training, self._state, self._agreed_to_stop = training, state, agreed_to_stop
@@ -97,11 +95,9 @@ class Stepper:
             each for group in state.optimizer.param_groups for each in group["params"]
         ]
         self._others = {name: list(state.others[name].parameters()) for name in job.trained}
-        self._models: list[FSDPModule] = [state.model]
+        self._models: list[nn.Module] = [state.model]
         for name in job.trained:
-            model = state.others[name]
-            assert isinstance(model, FSDPModule)
-            self._models.append(model)
+            self._models.append(state.others[name])
         gather_once = training.parallel.reshard == "step"
         every = [*self._parameters, *itertools.chain(*self._others.values())]
         device = self._parameters[0].device
@@ -387,8 +383,8 @@ def _clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:
 def _multiply_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
     gradients = []
     for parameter in parameters:
-        assert isinstance(parameter.grad, DTensor)
-        gradients.append(parameter.grad.to_local())
+        assert parameter.grad is not None
+        gradients.append(find_local_slice(parameter.grad)[0])
     torch._foreach_mul_(gradients, factor)  # few kernels for all of them, on an accelerator
 
 

@@ -36,13 +36,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainrig.models.moe import Experts
 from trainrig.parallel.exact.exchange import StepSum, Summation, UnitReduction, Waits
 from trainrig.parallel.exact.tree import TreeSum
-from trainrig.parallel.fsdp import BackwardUnits, find_stage, leave_copies, list_units
+from trainrig.parallel.fsdp import (
+    BackwardUnits,
+    find_local_slice,
+    find_stage,
+    leave_copies,
+    list_units,
+)
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.norm import RowPlaces, compute_exact_norm
 from trainrig.parallel.phase_clock import PhaseClock
@@ -62,7 +67,7 @@ class SummedInTree:
 
     def __init__(
         self,
-        models: Sequence[FSDPModule],
+        models: Sequence[nn.Module],
         parameters: Sequence[nn.Parameter],
         gather_once: bool,
         mesh: WorkerMesh,
@@ -85,7 +90,10 @@ class SummedInTree:
         self._units: list[_Unit] = []
         self._clock = clock or PhaseClock(parameters[0].device)
         whole: set[int] = set()
-        for module in (unit for model in models for unit in list_units(model)):
+        units = [unit for model in models for unit in list_units(model)]
+        if not units:  # one rank alone, see needs_sharding
+            whole = set(map(id, parameters))
+        for module in units:
             divided = mesh.experts is not None and isinstance(module, Experts)
             slices = mesh.expert_slices if divided else mesh.slices
             leave_copies(module)
@@ -133,9 +141,9 @@ class SummedInTree:
 
     def _sum_whole(self, tree: TreeSum[Tensor], parameter: nn.Parameter) -> Tensor:
         """What `tree`, of this rank, and those of the other copies come to."""
-        assert isinstance(parameter, DTensor)
         if self._mesh.copies.size == 1:
             return tree.whole()
+        assert isinstance(parameter, DTensor)
         found = torch.empty_like(parameter.to_local())
         exchange = UnitReduction(self._now.summation.fill(found, tree))
         while not exchange.over:
@@ -160,8 +168,8 @@ class SummedInTree:
 
     def _take_own(self, number: int, parameter: Tensor) -> None:
         """FSDP has left the gradient of a virtual worker with `parameter`, of this `number`."""
-        assert isinstance(parameter.grad, DTensor)
-        gradient, slot = parameter.grad.to_local(), self._now.slot
+        assert parameter.grad is not None
+        gradient, slot = find_local_slice(parameter.grad)[0], self._now.slot
         parameter.grad = None
         if slot.real:
             self._now.measure_own(gradient, (slot.first, number))
@@ -182,22 +190,23 @@ def count_peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
 
 
 def _group_by_stage(
-    models: Sequence[FSDPModule], parameters: Sequence[nn.Parameter]
+    models: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
 ) -> dict[int, list[nn.Parameter]]:
     """Those of `parameters` that each of this rank's stages has."""
-    stages: dict[int, int] = {}
+    stages: dict[int, int] = {}  # of what is sharded: a rank alone has one stage
     for model in models:
         for unit in list_units(model):  # the whole model first, then layers of it
             assert isinstance(unit, nn.Module)
             stages |= dict.fromkeys(map(id, unit.parameters()), find_stage(model, unit))
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
     for each in parameters:
-        found[stages[id(each)]].append(each)
+        found[stages.get(id(each), 0)].append(each)
     return found
 
 
-def _make_like(parameter: nn.Parameter, local: Tensor) -> DTensor:
-    assert isinstance(parameter, DTensor)
+def _make_like(parameter: nn.Parameter, local: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return local
     return DTensor.from_local(
         local,
         parameter.device_mesh,

@@ -14,6 +14,7 @@ from trainrig.estimate.memory import (
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.layout import needs_sharding
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
@@ -187,6 +188,7 @@ class OfPipeline:
             weights=mine.weights,
             optimizer=mine.optimizer,
             gradients=mine.gradients,
+            sharded=needs_sharding(layout.degrees.devices, training.precision),
         )
         step = estimate_peak_memory(parameters, activations, training, layout.degrees.data, turns)
         return max(step, mine.in_a_save, key=lambda each: each.total)

@@ -109,7 +109,8 @@ def estimate_replica_traffic(
     micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
     with "layer" those of the layers before each forward and each backward pass, the ends before
     each forward pass. Gradients are reduced in float32 with the last backward pass. FSDP copies
-    what is gathered out of a buffer, and gradients into one, on one rank alone too.
+    what is gathered out of a buffer, and gradients into one; one device that computes with its
+    weights as they are does without it.
     """
     degrees = layout.degrees
     apart = cluster.group(degrees, ["context", "expert", "shard"])
@@ -145,6 +146,8 @@ def estimate_replica_traffic(
     received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
     received += root * (apart.size > 1) * (turns if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
+    if degrees.devices == 1 and computed == MASTER:  # see needs_sharding in parallel/layout.py
+        copied = 0
     return DataTraffic(once + each.multiply(passes), reduced, replicated, waited, copied)
 
 

@@ -237,6 +237,8 @@ def read_on_first(checkpoint: str, read: Callable[[], Result]) -> Result:
 @torch.no_grad()
 def _tell(tensors: Mapping[str, Tensor]) -> None:
     """Give all ranks, which must call it, the values that rank 0 has in `tensors`."""
+    if dist.get_world_size() == 1:
+        return
     told = [{name: tensor.cpu() for name, tensor in tensors.items()}]
     dist.broadcast_object_list(told, src=0)
     for name, tensor in tensors.items():
