@@ -1,5 +1,6 @@
 """Adapters out to PEFT and in again."""
 
+import functools
 import json
 
 import pytest
@@ -26,22 +27,29 @@ KINDS = {
 
 
 @pytest.fixture
-def trained(fresh, tmp_path):
-    """`trained(lora)`: a run folder with an adapter of `fresh` that changes something."""
+def write_trained(tmp_path):
+    """`write_trained(base, lora)`: a run folder with an adapter of the model in the run folder
+    `base` that changes something."""
 
-    def write(lora, name="adapted"):
-        base = checkpoint.open_model(fresh)
+    def write(folder, lora, name="adapted"):
+        base = checkpoint.open_model(folder)
         dice = torch.Generator().manual_seed(0)
         tensors = {
             name: torch.randn(shape, generator=dice) * 0.3
             for name, shape in list_adapter_shapes(base.config, lora).items()
         }
         adapter = Adapter(lora, base.path, checkpoint.compute_manifest_sum(base.path))
-        folder = str(tmp_path / name)
-        checkpoint.write_adapter(folder, base.config, base.tokenizer, adapter, tensors)
-        return folder
+        out = str(tmp_path / name)
+        checkpoint.write_adapter(out, base.config, base.tokenizer, adapter, tensors)
+        return out
 
     return write
+
+
+@pytest.fixture
+def trained(fresh, write_trained):
+    """`trained(lora)`: the same of `fresh`."""
+    return functools.partial(write_trained, fresh)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,3 +150,50 @@ def test_an_adapter_of_a_router_is_refused(encoder, tmp_path):
 )
 def test_a_classifier_is_saved_as_one_module(tensor, module):
     assert name_saved_module(tensor) == module
+
+
+GPT2 = {
+    "position_embedding": {"kind": "LearnedPositions"},
+    "feedforward": {"kind": "GELU"},
+    "norm": {"kind": "LayerNorm"},
+    "biases": {"qkv": True, "output": True, "feedforward": True},
+}
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LoRA(rank=4, alpha=8, targets=("attention.*", "feedforward.*")),
+        LoRA(rank=4, alpha=8, rslora=True, targets=("attention.value", "feedforward.up")),
+        LoRA(rank=3, alpha=5, dora=True, targets=("attention.query", "attention.output")),
+    ],
+    ids=["all", "some", "dora"],
+)
+def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
+    lora, encoder, write_trained, tmp_path
+):
+    """GPT-2's, of which one is queries, keys and values."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
+    config = DecoderConfig.model_validate({**sizes, **GPT2})
+    model = Decoder(config)
+    initialise(model, seed=1)
+    base = str(tmp_path / "base")
+    checkpoint.write_model(base, config, encoder.text, model.state_dict())
+    ours = write_trained(base, lora)
+    export_checkpoint(base, str(tmp_path / "hub"), HubFolder())
+    export_adapter(ours, str(tmp_path / "peft"))
+    theirs = peft.PeftModel.from_pretrained(
+        transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hub"), tmp_path / "peft"
+    ).eval()
+    ids = torch.arange(20, 40)[None]
+    with torch.inference_mode():
+        expected = checkpoint.open_model(ours).build()(ids).logits
+        torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-4, atol=1e-5)
+        plain = checkpoint.open_model(base).build()(ids).logits
+    assert (expected - plain).abs().max() > 1e-3
+    theirs.save_pretrained(tmp_path / "saved")
+    import_adapter(str(tmp_path / "saved"), base, str(tmp_path / "back"))
+    with torch.inference_mode():
+        back = checkpoint.open_model(str(tmp_path / "back")).build()(ids).logits
+    torch.testing.assert_close(back, expected, rtol=1e-5, atol=1e-6)

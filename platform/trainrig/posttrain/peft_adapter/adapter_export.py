@@ -77,7 +77,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(layers[name].inputs_first for name in joined),
         "inference_mode": True,
     }
     with storage.atomic_file(storage.join(out, WEIGHTS)) as local:

@@ -24,21 +24,23 @@ class TheirLayer:
     name: str
     parts: tuple[str, ...]
     outputs: tuple[int, ...]  # of each of them
+    inputs_first: bool = False  # as Transformers' `Conv1D` has it, which adapters are the same for
 
 
 def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
     """The matrices that a model of `config` has in Transformers, by their names; `path`: the
-    checkpoint that it is of. Not those that have inputs first."""
+    checkpoint that it is of."""
     family = find_family(config, checkpoint.read_tokenizer_files(path).parse_json("config.json"))
     shapes = list_tensor_shapes(config)
     found = {}
     for entry in list_tensors(family, config, shapes):
         sizes = [shapes[name] for name in entry.ours]
-        if entry.transposed or not entry.theirs.endswith(".weight") or len(sizes[0]) != 2:
+        if not entry.theirs.endswith(".weight") or len(sizes[0]) != 2:
             continue
         name = entry.theirs.removesuffix(".weight")
         parts = tuple(each.removesuffix(".weight") for each in entry.ours)
-        found[name] = TheirLayer(name, parts, tuple(size[0] for size in sizes))
+        outputs = tuple(size[0] for size in sizes)
+        found[name] = TheirLayer(name, parts, outputs, entry.transposed)
     return found
 
 

@@ -20,7 +20,6 @@ TASKS: Mapping[Head, str] = {
 # otherwise than from W + B A (PiSSA, OLoRA, CorDA, LoftQ, …) has changed W as well.
 UNUSED: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "fan_in_fan_out": (False,),
     "layer_replication": (None,),
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
