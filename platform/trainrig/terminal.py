@@ -238,11 +238,11 @@ def show(terminal: Terminal, run: RunFile, stage: Callable[..., Manifest]) -> Ma
                 manifest = stage(run, show=advance_all)
         case "none":
             manifest = stage(run)
-    terminal.say(f"{run.verb}: {run.output}: {_in_words(manifest.counts)}")
+    terminal.say(f"{run.verb}: {run.output}: {_format_counts(manifest.counts)}")
     return manifest
 
 
-def _in_words(counts: Mapping[str, Any]) -> str:
+def _format_counts(counts: Mapping[str, Any]) -> str:
     words = []
     for name, value in counts.items():
         if isinstance(value, float):

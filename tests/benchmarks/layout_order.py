@@ -98,7 +98,7 @@ def predict_steps(
     predictor = Predictor(
         subject.model, subject.training, subject.batch, cluster, subject.predicted
     )
-    return {name: predictor.of(each) for name, each in layouts.items()}
+    return {name: predictor.predict(each) for name, each in layouts.items()}
 
 
 def write_tasks(

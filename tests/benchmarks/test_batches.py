@@ -28,7 +28,7 @@ from trainrig.tokens.mixing.mixture import Mixture, carry_over
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
-from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
@@ -51,7 +51,7 @@ DOCUMENT = 1_000  # tokens
 def sums_of_nothing(size: int) -> bytes:
     """The sums of `size` zeros, which a sparse file has."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + block_sums([bytes(size % SUMMED)])
+    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def sparse_shards(folder: Path, tokens: int) -> TokenShards:
@@ -65,7 +65,7 @@ def sparse_shards(folder: Path, tokens: int) -> TokenShards:
         documents = each // DOCUMENT
         ends = np.arange(DOCUMENT, each + 1, DOCUMENT, dtype="<i8").tobytes()
         Path(path + ENDS).write_bytes(ends)
-        Path(path + ENDS + SUMS).write_bytes(block_sums([ends]))
+        Path(path + ENDS + SUMS).write_bytes(compute_block_sums([ends]))
         Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * each))
         Path(path + INDEX).write_bytes(b"")
         halves = (documents // 2, documents - documents // 2)

@@ -18,7 +18,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
-from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import TokenShards
 
@@ -39,7 +39,7 @@ PACK = PackingPlan(best_fit=(LENGTH,))
 def sums_of_nothing(size: int) -> bytes:
     """The sums of `size` zeros, which a sparse file has."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + block_sums([bytes(size % SUMMED)])
+    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_sparse_shards(folder: Path, documents: int) -> str:
@@ -51,7 +51,7 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
         path = str(folder / f"{number}")
         ends = np.cumsum(part).astype("<i8").tobytes()
         Path(path + ENDS).write_bytes(ends)
-        Path(path + ENDS + SUMS).write_bytes(block_sums([ends]))
+        Path(path + ENDS + SUMS).write_bytes(compute_block_sums([ends]))
         Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
         Path(path + INDEX).touch()
         with Path(path + TOKENS).open("wb") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, ShardHeader
 
 READER = Path(__file__).with_name("read_shards.py")
@@ -28,7 +28,7 @@ MEBIBYTE = 2**20
 def sums_of_nothing(size: int) -> bytes:
     """The sums of `size` zeros, which a sparse file has."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + block_sums([bytes(size % SUMMED)])
+    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def made(folder: Path, ids_bytes: int) -> Path:
@@ -43,7 +43,7 @@ def made(folder: Path, ids_bytes: int) -> Path:
         ends = np.arange(1, documents + 1, dtype=ENDS_DTYPE) * DOCUMENT
         Path(name + ENDS).write_bytes(ends.tobytes())
         Path(name + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
-        Path(name + ENDS + SUMS).write_bytes(block_sums([ends.tobytes()]))
+        Path(name + ENDS + SUMS).write_bytes(compute_block_sums([ends.tobytes()]))
         Path(name + INDEX).touch()
         head = ShardHeader(
             vocabulary=50_000,

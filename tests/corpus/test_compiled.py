@@ -73,12 +73,12 @@ def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside
     (tmp_path / "file").write_text("")  # no folder can be made below it
     monkeypatch.setattr(module, "_ROOT", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert module._place.__wrapped__() == tmp_path / "cache" / "trainrig" / "compiled"
+    assert module._find_folder.__wrapped__() == tmp_path / "cache" / "trainrig" / "compiled"
     for nowhere in (str(tmp_path / "file"), "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", nowhere)
-        assert module._place.__wrapped__() == tmp_path / "__pycache__" / "compiled"
+        assert module._find_folder.__wrapped__() == tmp_path / "__pycache__" / "compiled"
     monkeypatch.setattr(module, "_ROOT", tmp_path / "file")
-    assert module._place.__wrapped__().name.startswith("trainrig-compiled-")
+    assert module._find_folder.__wrapped__().name.startswith("trainrig-compiled-")
 
 
 def test_the_shipped_functions_hang_on_what_they_are_made_of() -> None:

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.parallel.context.zigzag import cut, find_chunks, join, take_part_of
+from trainrig.parallel.context.zigzag import cut, find_chunks, join, take_part
 
 # Uneven documents, of 16 and of 48 places: they end inside chunks, fill several, or a row.
 SHORT = [[3, 1, 12], [16]]
@@ -21,7 +21,7 @@ KINDS = {
 @given(degree=st.integers(1, 9), size=st.integers(1, 7), before=st.integers(0, 2))
 def test_the_parts_of_all_ranks_are_the_row_each_place_once(degree, size, before):
     row = torch.arange(2 * degree * size).expand(*[2] * before, -1)
-    parts = [take_part_of(row, rank, degree, before) for rank in range(degree)]
+    parts = [take_part(row, rank, degree, before) for rank in range(degree)]
     assert {part.shape[-1] for part in parts} == {2 * size}
     assert torch.equal(join(parts, before), row)
     assert torch.equal(join(cut(row, degree, before), before), row)

@@ -11,7 +11,7 @@ from trainrig.cli import app
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.processes.lease import hold_lease
-from trainrig.runs.run_list import list_runs, state_of
+from trainrig.runs.run_list import list_runs, read_run_state
 from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import write_scores
@@ -107,12 +107,12 @@ def test_the_best_score_of_each_task_is_of_those_that_count(home: Path) -> None:
 def test_the_state_is_that_of_the_last_event_unless_somebody_drives_it(home: Path) -> None:
     folder = str(home / "left")
     with hold_lease(folder):
-        assert state_of(folder) == "running"
+        assert read_run_state(folder) == "running"
     for event, state in (("attempt_failed", "failed"), ("run_stopped", "stopped")):
         RunFolder(folder).record(event, step=1)
-        assert state_of(folder) == state
+        assert read_run_state(folder) == state
     (home / "left" / "manifest.json").write_text("{}")
-    assert state_of(folder) == "finished"
+    assert read_run_state(folder) == "finished"
 
 
 def test_the_command_prints_a_row_a_run(home: Path) -> None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.positions import alibi_slopes
 from trainrig.parallel.context.attention import split_attention
-from trainrig.parallel.context.zigzag import take_part_of
+from trainrig.parallel.context.zigzag import take_part
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 
@@ -107,7 +107,7 @@ def attended(
     local = model.config.attention.window is not None
 
     def part(tensor: Tensor, dim: int) -> Tensor:
-        return take_part_of(tensor.detach(), rank, world, dim)
+        return take_part(tensor.detach(), rank, world, dim)
 
     with BytesReceived() as traffic:
         mine = [part(each, 2).requires_grad_() for each in whole]

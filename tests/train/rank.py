@@ -72,7 +72,7 @@ from trainrig.train.held_out import evaluate
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.online_batches import OnlineBatches
-from trainrig.train.rollout_pool.requests import find_open, rollouts_of
+from trainrig.train.rollout_pool.requests import find_open, name_rollouts_folder
 from trainrig.train.rollout_pool.sampler import RolloutSampler
 from trainrig.train.run import step_logger
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -241,7 +241,7 @@ def sample_for(job: TrainingJob, until: str, last: int | None = None, imports: s
     sys.path[:0] = [imports] if imports else []
     sampler, sampled = RolloutSampler(job), 0
     while not Path(until).exists():
-        found = find_open(rollouts_of(RunFolder(job.folder)))
+        found = find_open(name_rollouts_folder(RunFolder(job.folder)))
         wanted = [each for each in found if last is None or each[0].number <= last]
         if not wanted:
             time.sleep(0.005)

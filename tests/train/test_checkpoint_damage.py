@@ -21,7 +21,7 @@ from trainrig.train.checkpoint import (
 )
 from trainrig.train.checkpoint import chunks as chunks_of_files
 from trainrig.train.checkpoint.chunks import read_chunk, write_file
-from trainrig.train.checkpoint.manifest import CheckpointManifest, commit, folder_of
+from trainrig.train.checkpoint.manifest import CheckpointManifest, commit, name_checkpoint_folder
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
 
@@ -30,7 +30,7 @@ FILES = ["manifest.json", "state.json", "tokenizer.json", *TENSORS]
 
 
 def at(folder, step, attempt=1):
-    return Path(folder_of(RunFolder(str(folder)).checkpoints, step, attempt))
+    return Path(name_checkpoint_folder(RunFolder(str(folder)).checkpoints, step, attempt))
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def run(request, tmp_path):
 
 def plant(folder, step, attempt, state=b"{}"):
     """Commit a checkpoint as a rank of `attempt` does."""
-    target = folder_of(folder.checkpoints, step, attempt)
+    target = name_checkpoint_folder(folder.checkpoints, step, attempt)
     sums = write_file(storage.join(target, "state.json"), memoryview(state))
     commit(
         target,

@@ -16,7 +16,7 @@ from trainrig.errors import ClusterError
 from trainrig.parallel.mesh import find_local_device
 from trainrig.storage import s3_objects
 from trainrig.train.checkpoint import Saver, find_newest_valid, load, open_model, saver
-from trainrig.train.checkpoint.manifest import folder_of
+from trainrig.train.checkpoint.manifest import name_checkpoint_folder
 from trainrig.train.checkpoint.shares import find_held
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
@@ -121,7 +121,7 @@ def test_a_save_waits_for_the_one_before(run, gate):
 def test_torch_reads_what_three_ranks_wrote(straight, ranks, tmp_path):
     """The files are those of torch's own distributed checkpoints in safetensors form."""
     job = straight(3)
-    path = folder_of(RunFolder(job.folder).checkpoints, 8, 1)
+    path = name_checkpoint_folder(RunFolder(job.folder).checkpoints, 8, 1)
     (ours,) = ranks(1, "tensors", job=job, resume_from=path)
     ours.pop("counters")
     theirs = {name: torch.full(value.shape, -1.0) for name, value in ours.items()}
@@ -131,7 +131,7 @@ def test_torch_reads_what_three_ranks_wrote(straight, ranks, tmp_path):
 
 
 def test_ranks_write_each_byte_once_and_about_as_many_as_each_other(straight):
-    path = Path(folder_of(RunFolder(straight(3).folder).checkpoints, 8, 1))
+    path = Path(name_checkpoint_folder(RunFolder(straight(3).folder).checkpoints, 8, 1))
     sizes = sorted(file.stat().st_size for file in path.glob("*.safetensors"))
     weights = sum(value.nbytes for value in open_model(str(path)).weights.values())
     assert len(sizes) == 3
@@ -200,7 +200,7 @@ def test_a_run_goes_on_once_there_is_room_again(run, small_disk):
     job.save(8)
     job.saver._wait()
     (small_disk / "other").unlink()
-    shutil.rmtree(Path(folder_of(job.folder.checkpoints, 4, 1)).parent)
+    shutil.rmtree(Path(name_checkpoint_folder(job.folder.checkpoints, 4, 1)).parent)
     job.save(12)
     job.saver.finish()
     assert find_newest_valid(job.folder)[0].step == 12
@@ -259,7 +259,7 @@ def test_a_second_copy_is_found_when_the_first_is_gone(run, tmp_path):
     shutil.rmtree(job.folder.checkpoints)
     assert find_newest_valid(job.folder)[0] is None
     newest, _ = find_newest_valid(job.folder, thorough=False, copy=str(second))
-    assert newest.path == folder_of(str(second), 12, 1)
+    assert newest.path == name_checkpoint_folder(str(second), 12, 1)
     assert job.loaded(newest.path).step == 12
 
 
@@ -319,8 +319,8 @@ def test_uploads_of_several_ranks_outlast_a_bad_day(
     assert proxy.times == 0
     assert any("partNumber" in line for line in proxy.seen)
     assert list(folder.read_events())[-1]["event"] == "checkpoint"
-    there = folder_of(f"{s3}/second", 0, 1)
-    here = Path(folder_of(folder.checkpoints, 0, 1))
+    there = name_checkpoint_folder(f"{s3}/second", 0, 1)
+    here = Path(name_checkpoint_folder(folder.checkpoints, 0, 1))
     assert find_newest_valid(folder, copy=f"{s3}/second", below=s3)[0].path == there
     for path in here.iterdir():
         assert storage.read(f"{there}/{path.name}") == path.read_bytes()

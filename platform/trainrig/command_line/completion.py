@@ -50,20 +50,20 @@ def complete_verbs(incomplete: str) -> list[str]:
 
 def complete_devices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Devices of the table of hardware, or of the one that `--hardware` names."""
-    return _in_table(ctx, "devices", incomplete)
+    return _complete_from_table(ctx, "devices", incomplete)
 
 
 def complete_instances(ctx: typer.Context, incomplete: str) -> list[str]:
     """Machines of the table of hardware, or of the one that `--hardware` names."""
-    return _in_table(ctx, "instances", incomplete)
+    return _complete_from_table(ctx, "instances", incomplete)
 
 
 def complete_interconnects(ctx: typer.Context, incomplete: str) -> list[str]:
     """Links of the table of hardware, or of the one that `--hardware` names."""
-    return _in_table(ctx, "links", incomplete)
+    return _complete_from_table(ctx, "links", incomplete)
 
 
-def _in_table(ctx: typer.Context, part: str, incomplete: str) -> list[str]:
+def _complete_from_table(ctx: typer.Context, part: str, incomplete: str) -> list[str]:
     from trainrig import hardware
     from trainrig.errors import ConfigError
 

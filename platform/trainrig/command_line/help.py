@@ -55,7 +55,7 @@ class HelpCommand(TyperCommand):
         pieces = ["[OPTIONS]"]
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
-                pieces.append(_name(param) + ("..." if param.nargs != 1 else ""))
+                pieces.append(_format_name(param) + ("..." if param.nargs != 1 else ""))
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -65,7 +65,7 @@ class HelpCommand(TyperCommand):
             if record := param.get_help_record(ctx):
                 name, text = record
                 kind = param.param_type_name
-                rows[kind].append((_name(param) if kind == "argument" else name, text))
+                rows[kind].append((_format_name(param) if kind == "argument" else name, text))
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             if rows[kind]:
                 with formatter.section(title):
@@ -104,7 +104,7 @@ def extract_summary(text: str) -> str:
     return re.split(r"(?<=[.!?])\s", first, maxsplit=1)[0]
 
 
-def _name(param: Any) -> str:
+def _format_name(param: Any) -> str:
     return str(param.metavar or param.name.upper())
 
 

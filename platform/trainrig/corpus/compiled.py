@@ -80,7 +80,7 @@ class Locator:
 
     def __init__(self, file: Path, line: int) -> None:
         """The function that begins in `file` at `line`."""
-        self._digest, self._line = _digest(file), line
+        self._digest, self._line = _compute_digest(file), line
         self._py_file = str(file)  # numba reads it to warn of what it cannot keep
 
     @classmethod
@@ -94,7 +94,7 @@ class Locator:
 
     def get_cache_path(self) -> str:
         """The folder of all functions of the file."""
-        return str(_place() / self._digest)
+        return str(_find_folder() / self._digest)
 
     def get_source_stamp(self) -> str:
         """What, once it differs, makes numba compile anew."""
@@ -106,7 +106,7 @@ class Locator:
 
 
 @functools.cache
-def _place() -> Path:
+def _find_folder() -> Path:
     """Where folders of compiled functions may be made: the user's cache, if it is writable."""
     settings: Any = _load_numba().config
     if settings.CACHE_DIR:
@@ -126,7 +126,7 @@ def _place() -> Path:
 
 
 @functools.cache
-def _digest(file: Path) -> str:
+def _compute_digest(file: Path) -> str:
     """Of what `file` and the files of trainrig that it imports are called and hold: what was
     compiled names its module."""
     found, waiting = {file}, [file]

@@ -51,7 +51,7 @@ from trainrig.corpus.report.empty_output import explain_nothing_kept, explain_no
 from trainrig.corpus.report.hosts import describe_doubtful
 from trainrig.corpus.report.removal_counts import CutRow, RemovalCounts
 from trainrig.corpus.report.tallies import CurationTallies, tally_curation
-from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import (
@@ -384,7 +384,9 @@ class _Passes:
             for step, found in sorted(samples.items())
         }
         integers = frozenset(
-            column.name for column in pool_schema(self.run) if pa.types.is_integer(column.type)
+            column.name
+            for column in build_pool_schema(self.run)
+            if pa.types.is_integer(column.type)
         )
         pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
         counts = sum_counts(each["counts"] for each in told)

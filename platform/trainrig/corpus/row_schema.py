@@ -35,7 +35,7 @@ VERDICT = pa.schema(
 )
 
 
-def pool_schema(run: Curation) -> pa.Schema:
+def build_pool_schema(run: Curation) -> pa.Schema:
     """The columns that reading leaves of each document of `run`."""
     kinds = {**SIGNALS, **(DATATROVE_SIGNALS if run.needs_datatrove else {})}
     signals = [pa.field(name, pa.from_numpy_dtype(kind)) for name, kind in kinds.items()]
@@ -52,4 +52,4 @@ def pool_schema(run: Curation) -> pa.Schema:
 
 def build_row_schema(run: Curation) -> pa.Schema:
     """The columns of a kept document of `run`."""
-    return pa.schema([*pool_schema(run), *VERDICT])
+    return pa.schema([*build_pool_schema(run), *VERDICT])

@@ -158,7 +158,7 @@ def _run(
     record = found.record()
     attached = record is not None and record.read_status().alive
     if attached:  # what it was submitted with holds, also where we have to submit it again
-        limits, environment = _in_force(record, limits, environment, given)
+        limits, environment = _read_submitted(record, limits, environment, given)
     submission = None if found.problems else Submission.of(found, limits, environment)
     record = submission.record if submission else record
     following = Following(record, _make_line_writer(sys.stderr if as_json else sys.stdout), _say)
@@ -178,7 +178,7 @@ def _run(
     again = functools.partial(_send, submission) if submission else None
     watch = Resubmitter(following, limits, again, _say)
     ended = _wait_for_end(watch.wait_for_end, record.id, found.home.path)
-    _print_result(_end_of(record.id, found.output, ended), as_json)
+    _print_result(_build_end_facts(record.id, found.output, ended), as_json)
     raise SystemExit(exit_code(ended))
 
 
@@ -188,7 +188,7 @@ def _find_given_options(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _in_force(
+def _read_submitted(
     record: Any, limits: Limits, environment: str, given: Collection[str]
 ) -> tuple[Limits, str]:
     """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
@@ -302,7 +302,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a run once it has saved a checkpoint, and say what was saved."""
-    from trainrig.launch.follow.follow import in_words
+    from trainrig.launch.follow.follow import describe_end
     from trainrig.launch.follow.stop import stop as stop_run
     from trainrig.launch.record.run_record import Home as Records
 
@@ -316,9 +316,9 @@ def stop(
             "it come back"
         )
     if as_json:
-        print(json.dumps(_end_of(record.id, record.read_description()["output"], ended)))
+        print(json.dumps(_build_end_facts(record.id, record.read_description()["output"], ended)))
     else:
-        print(f"{record.id}: {in_words(ended)}")
+        print(f"{record.id}: {describe_end(ended)}")
 
 
 def _build_limits(
@@ -375,7 +375,7 @@ def _describe_follow_up(run: str, home: str) -> str:
     return f"`trainrig logs {of} --follow` follows it, `trainrig stop {of}` stops it"
 
 
-def _end_of(run: str, output: str, ended: Mapping[str, Any]) -> dict[str, Any]:
+def _build_end_facts(run: str, output: str, ended: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in ended.items() if name not in ("event", "time")}
     return {"id": run, "output": output, **kept}
 

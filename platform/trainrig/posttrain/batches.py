@@ -195,7 +195,7 @@ class ConversationBatches(PretrainBatches):
             for source, _, rows in self._iterate_rows(places):
                 if source in self._conversations:
                     tokens += int(self._whole.targets(source, rows.windows, 1).sum())
-                    weight += int(self._whole.weight(source, rows.windows).sum())
+                    weight += int(self._whole.sum_weights(source, rows.windows).sum())
                 else:
                     counts = self._layout.targets(source, rows.windows, 1)
                     begun = sum(

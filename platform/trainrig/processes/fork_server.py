@@ -78,7 +78,7 @@ class ForkServer:
             self._address = str(Path(folder, "fork"))
         # Bound here, so that one can ask at once; the answer comes when all is imported.
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(_name(self._address))
+            listener.bind(_to_socket_name(self._address))
             listener.listen()
             number = listener.fileno()
             self._server = subprocess.Popen(
@@ -93,7 +93,7 @@ def _is_abstract(address: str) -> bool:
     return address.startswith("@")
 
 
-def _name(address: str) -> str:
+def _to_socket_name(address: str) -> str:
     """What the kernel knows `address` by."""
     return f"\0{address[1:]}" if _is_abstract(address) else address
 
@@ -124,7 +124,7 @@ class ForkedProcess:
         self._control = socket.socket(socket.AF_UNIX)
         self._control.settimeout(IMPORTED)
         try:
-            self._control.connect(_name(address))
+            self._control.connect(_to_socket_name(address))
             self._lines = self._control.makefile("r")
             with its_end:  # not closed before it has arrived
                 socket.send_fds(self._control, [ASK], [its_end.fileno(), 1, 2])

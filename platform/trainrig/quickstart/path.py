@@ -102,7 +102,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     do(curate, Curation, output=at.documents, **sources)
     do(make_tokenizer, TokenizerTraining, documents=at.documents, output=at.tokenizer)
     do(tokenize, Tokenization, documents=at.documents, tokenizer=at.tokenizer, output=at.tokens)
-    with kill_one_worker(at.model, after_step=_step_of_the_kill(wanted.load(Pretraining))):
+    with kill_one_worker(at.model, after_step=_choose_kill_step(wanted.load(Pretraining))):
         do(pretrain, Pretraining, tokens=at.tokens, output=at.model)
     rows: dict[str, Any] = {
         "sources__0__paths": (at.lessons,),
@@ -138,7 +138,7 @@ def _align(do: Callable[..., None], at: Folders) -> None:
     do(posttrain, FineTuning, "dpo", comparison__text=at.tokens, **places)
 
 
-def _step_of_the_kill(run: Pretraining) -> int:
+def _choose_kill_step(run: Pretraining) -> int:
     """Past half of the run and past a checkpoint: with something to lose, and to go back to."""
     every = run.training.checkpoints.every
     checkpoint = -(-(run.training.steps // 2) // every) * every
@@ -149,7 +149,7 @@ def _format_closing(summary: Mapping[str, Any]) -> dict[str, str]:
     """The few figures to end with."""
     seconds = sum(summary["seconds"].values())
     found = summary.get("scaling")
-    law = {"scaling law": f"{found['points']} runs; {_of_law(found)}"} if found else {}
+    law = {"scaling law": f"{found['points']} runs; {_describe_law(found)}"} if found else {}
     return {
         "documents": f"{summary['documents_kept']:,} kept of {summary['documents_in']:,}",
         "planted duplicates": f"{summary['duplicates_caught']} caught of "
@@ -166,7 +166,7 @@ def _format_closing(summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _of_law(found: Mapping[str, Any]) -> str:
+def _describe_law(found: Mapping[str, Any]) -> str:
     if "problem" in found:
         return f"none ({found['problem']})"
     return (

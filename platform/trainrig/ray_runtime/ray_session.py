@@ -258,11 +258,11 @@ def _wait_for_splits(
 ) -> Iterator[str]:
     """The names of `left`, as each is done."""
     if not workers:
-        return _in_process(phase, left)
+        return _run_in_process(phase, left)
     return (_run_by_tasks if brief else _run_by_ray_data)(phase, left, workers)
 
 
-def _in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
+def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
     if left:
         work = phase.make_work()
         for split in left:

@@ -90,7 +90,7 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
     return ListedRun(
         folder=folder,
         verb=run["stage"],
-        state=state_of(folder),
+        state=read_run_state(folder),
         step=last.get("step", 0),
         steps=run["training"]["steps"],
         loss=last.get("train/loss"),
@@ -138,7 +138,7 @@ def _find_best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> 
             yield BestScore(evaluation["name"], task, score.value, score.error, step)
 
 
-def state_of(folder: str) -> str:
+def read_run_state(folder: str) -> str:
     """How the run in `folder` stands."""
     if storage.exists(storage.join(folder, manifest.MANIFEST)):
         return "finished"

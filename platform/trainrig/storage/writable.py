@@ -26,7 +26,7 @@ def check_folder(folder: str) -> None:
             raise ConfigError(
                 f"{folder}: {_name_place(there, folder)} is a file; name another folder"
             )
-        _make_a_file_in(there)
+        _make_file(there)
 
 
 def check_file(path: str) -> None:
@@ -49,7 +49,7 @@ def _name_place(there: Path, folder: str) -> str:
     return "it" if there == Path(folder) else str(there)
 
 
-def _make_a_file_in(folder: Path) -> None:
+def _make_file(folder: Path) -> None:
     # Rights alone tell little: root has them all, also on a disk that is mounted to be read.
     probe = folder / f".probe-{secrets.token_hex(8)}"
     os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

@@ -205,7 +205,7 @@ def _answer_named(shards: TokenShards, source: str, number: int) -> str:
     if shards.rows == "pairs":
         return ", rejected" if number % 2 else ", chosen"
     if shards.rows == "labelled":
-        liked = shards.of_documents(LABELS, source, np.array([number]))[0]
+        liked = shards.read_of_documents(LABELS, source, np.array([number]))[0]
         return ", liked" if liked else ", not liked"
     return ""
 

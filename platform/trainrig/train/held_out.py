@@ -158,13 +158,13 @@ def evaluate(
     """
     import torch
 
-    from trainrig.parallel.expert.row_division import split_of
+    from trainrig.parallel.expert.row_division import find_row_split
     from trainrig.parallel.mesh import find_local_device
     from trainrig.parallel.pipeline.passes import StagePasses
     from trainrig.train.loss_table import LossTable, measure_statistics
 
     count, device = sets.micro_batches(), find_local_device()
-    split, passes = split_of(mesh), StagePasses(model, mesh)
+    split, passes = find_row_split(mesh), StagePasses(model, mesh)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
     table.expect(passes.auxiliary())
     slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)

@@ -77,7 +77,7 @@ class OnlineBatches:
         number, update = divmod(state.data_step, self.maker.updates)
         if self._stored and self._stored.number == number and update:
             return
-        folder = self._folder_of(number, state)
+        folder = self._name_folder(number, state)
         stored = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         # Waves are asked for when what the one before gave is known.
         at_once = self._ahead if self._ahead and not self._ahead.maker.draws_waves else None
@@ -132,14 +132,14 @@ class OnlineBatches:
         assert self._stored and self._stored.number == number, f"step {step} was not prepared"
         return self._stored
 
-    def _folder_of(self, number: int, state: TrainState) -> str:
+    def _name_folder(self, number: int, state: TrainState) -> str:
         first = number * self.maker.updates
         past = [[begin, min(end, first)] for begin, end in state.skipped if begin < first]
         key = digest([self.maker.identity(), past])[:8]
         return storage.join(self._folder.path, FOLDER, f"batch_{number:08d}-{key}")
 
     def _is_stored(self, state: TrainState, number: int) -> bool:
-        return storage.exists(storage.join(self._folder_of(number, state), RECORD))
+        return storage.exists(storage.join(self._name_folder(number, state), RECORD))
 
     def _assign_slots(self, count: int) -> list[MicroBatchSlot]:
         mesh = self._mesh
@@ -222,7 +222,7 @@ class OnlineBatches:
         """What the batch before batch `number` left for it. Raises DataError if that is gone."""
         if not (number and self._ahead and self._ahead.maker.leaves):
             return NONE
-        folder = self._folder_of(number - 1, state)
+        folder = self._name_folder(number - 1, state)
         before = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         if before is None:
             raise DataError(

@@ -23,7 +23,7 @@ from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.expert.dispatch import divide_experts
-from trainrig.parallel.expert.row_division import split_of
+from trainrig.parallel.expert.row_division import find_row_split
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import find_local_slice, shard
 from trainrig.parallel.layout import needs_sharding
@@ -77,7 +77,7 @@ class TrainState:
     @property
     def split(self) -> RowSplit:
         """Which parts of rows this rank reads."""
-        return split_of(self.mesh)
+        return find_row_split(self.mesh)
 
     def is_to_skip(self) -> bool:
         """Whether the next batch is one to go past."""

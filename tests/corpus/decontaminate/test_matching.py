@@ -93,8 +93,8 @@ def test_documents_hold_what_they_hold_by_the_definition(style, first, second, t
     found = match(index, texts)
     expected = plain.examples_held(benchmarks, texts, style)
     spans = list(zip(found.span_documents.tolist(), found.span_of.tolist(), strict=True))
-    assert {(document, *index.name_of(of)) for document, of in spans} <= expected
-    assert {(document, index.name_of(of)[0]) for document, of in spans} == {
+    assert {(document, *index.name_example(of)) for document, of in spans} <= expected
+    assert {(document, index.name_example(of)[0]) for document, of in spans} == {
         (document, name) for document, name, _ in expected
     }
     in_all = {

@@ -2,16 +2,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from trainrig.corpus.dedup.signatures.minhash import MinHash, compute_match_curve
-from trainrig.corpus.report.match_chart import _plot_curve, match_chart
+from trainrig.corpus.report.match_chart import _plot_curve, chart_matches
 
 
 def test_the_chart_says_what_is_found_at_the_threshold():
-    chart = match_chart(MinHash())
+    chart = chart_matches(MinHash())
     assert chart.title == "98.6\u00a0% of the pairs at the threshold are compared"
     assert "18 bands of 7 rows" in chart.caption
     assert dict(chart.table.rows)[0.8] == 0.9855
     assert chart.svg.startswith("<svg") and "threshold 0.8" in chart.svg
-    assert chart == match_chart(MinHash())
+    assert chart == chart_matches(MinHash())
 
 
 def test_the_line_that_is_drawn_is_the_curve():

@@ -9,7 +9,7 @@ from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals import measure
 from trainrig.corpus.stages.measure_signals import MeasuredPages, measure_pages
@@ -43,7 +43,7 @@ def row_of(page: RawPage, pii: PII = PII()) -> dict[str, Any]:  # noqa: B008
 
 def test_a_row_has_every_column_in_order() -> None:
     row = row_of(page(TEXT))
-    assert list(row) == pool_schema(run_of()).names
+    assert list(row) == build_pool_schema(run_of()).names
     assert row["row"] == 7
 
 

@@ -9,7 +9,7 @@ from trainrig import cli
 from trainrig.errors import ConfigError
 from trainrig.launch.check import shipped
 from trainrig.launch.check.cluster import check_cluster
-from trainrig.launch.check.kubernetes.quantities import number
+from trainrig.launch.check.kubernetes.quantities import parse_quantity
 from trainrig.launch.check.secrets import find_secrets
 from trainrig.launch.check.shape import find_differences
 from trainrig.launch.check.shipped import find_cluster
@@ -227,7 +227,7 @@ def test_secrets_in_commands_are_seen_and_never_said(text: str, found: bool) -> 
     ],
 )
 def test_quantities_are_kubernetes_own(written: object, meant: float | None) -> None:
-    assert number(written) == meant
+    assert parse_quantity(written) == meant
 
 
 def test_a_shape_names_every_difference() -> None:

@@ -53,7 +53,7 @@ from trainrig.tokens.batches import (
     WAVES,
 )
 from trainrig.train import checkpoint
-from trainrig.train.rollout_pool.requests import rollouts_of
+from trainrig.train.rollout_pool.requests import name_rollouts_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.charts.rollout_charts import build_rollout_charts
 from trainrig.train.run.run_folder import RunFolder
@@ -397,7 +397,7 @@ def test_completions_are_the_same_whoever_goes_on_with_them(
     with samplers(revived_ranks, run, actors):
         job = trained(ranks, run, world)
     assert came_to(job) == came_to(alone)
-    assert not list(Path(rollouts_of(RunFolder(job.folder))).rglob("*.npz"))
+    assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
 
 @pytest.mark.chaos

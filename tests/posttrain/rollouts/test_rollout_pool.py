@@ -30,9 +30,9 @@ from trainrig.train.rollout_pool.requests import (
     delete_requests,
     find_missing_units,
     find_open,
+    name_rollouts_folder,
     raise_failure,
     read_unit,
-    rollouts_of,
     unit_name,
     write_failure,
     write_unit,
@@ -119,7 +119,7 @@ def test_what_another_process_samples_is_what_ranks_sample(
     assert sampled == [2 * STEPS]
     assert stored(job) == stored(on_policy)
     assert came_to(job) == came_to(on_policy)
-    assert not list(Path(rollouts_of(RunFolder(job.folder))).iterdir())
+    assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).iterdir())
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
         attempt = folder.take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
-    asked = find_open(rollouts_of(folder))
+    asked = find_open(name_rollouts_folder(folder))
     assert [(each.number, missing) for each, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
     assert checkpoint.find_newest_valid(folder)[0].step == 2
     alone = lagging(make_run, tmp_path / "run")

@@ -16,7 +16,7 @@ from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_bat
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 from trainrig.train import checkpoint
-from trainrig.train.rollout_pool.requests import rollouts_of
+from trainrig.train.rollout_pool.requests import name_rollouts_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
@@ -172,7 +172,7 @@ def test_the_batch_is_the_same_whoever_draws_it(
     with samplers(revived_ranks, run, actors):
         job = trained(ranks, run, world)
     assert came_to(job) == came_to(alone)
-    assert not list(Path(rollouts_of(RunFolder(job.folder))).rglob("*.npz"))
+    assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
 
 @pytest.mark.chaos

@@ -17,7 +17,7 @@ def predicted(job, layout, batch=None):
     devices = layout.degrees.devices
     cluster = Cluster("h100", device, devices, devices, table.links["nvlink-4"], None)
     batch = batch or BatchShape(8, 16)
-    return Predictor(job.model, job.training, batch, cluster).of(layout).traffic
+    return Predictor(job.model, job.training, batch, cluster).predict(layout).traffic
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_a_large_model_is_shared_by_as_many_as_hold_it(planned):
         predictor = Predictor(
             found.subject.model, found.subject.training, found.subject.batch, found.cluster
         )
-        alone = predictor.of(replace(layout, degrees=replace(layout.degrees, shard=1)))
+        alone = predictor.predict(replace(layout, degrees=replace(layout.degrees, shard=1)))
         assert alone.memory.fits(room)
         assert layout.micro_batch * layout.degrees.expert == best.micro_batch
         assert SAVING.index(layout.recompute) >= SAVING.index(best.recompute)

@@ -39,7 +39,7 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
             layout = DeviceLayout(degrees, 2, again, reshard)
             settings = made.build_training(layout)
             expected = estimate_step_memory(made.model, settings, degrees.devices, 64, 2, 2048)
-            found = made.of(layout).memory
+            found = made.predict(layout).memory
             for part, bytes_of in vars(expected).items():
                 assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
 
@@ -56,7 +56,7 @@ def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, sch
     parallel = FSDP.model_validate(axes)
     settings = made.build_training(layout).model_copy(update={"parallel": parallel})
     expected = estimate_worker_memory(made.model, settings, 4, 64, 2, 2048)
-    found = made.of(layout).memory
+    found = made.predict(layout).memory
     for part, bytes_of in vars(expected).items():
         assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
 
@@ -99,7 +99,7 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
     for size in (1, 2, 4, 8):
         degrees = Degrees(**{axis: size})
         made = predictor(size, {"deterministic": deterministic, "virtual_workers": 8}, **changes)
-        found.append(made.of(DeviceLayout(degrees, 1)).memory)
+        found.append(made.predict(DeviceLayout(degrees, 1)).memory)
     states = [each.weights + each.optimizer for each in found]
     assert all(b < a for a, b in pairwise(states))
     totals = [each.total for each in found]
@@ -113,7 +113,7 @@ def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
         made = predictor(size, {"deterministic": False}, tie_embeddings=False)
         for schedule in ("GPipe", "1F1B") if size > 1 else (None,):
             layout = DeviceLayout(Degrees(pipeline=size), 1, schedule=schedule)
-            found[size, schedule] = made.of(layout).memory
+            found[size, schedule] = made.predict(layout).memory
     weights = [found[key].weights for key in ((1, None), (2, "1F1B"), (4, "1F1B"))]
     assert all(b < 0.7 * a for a, b in pairwise(weights))
     assert found[4, "1F1B"].activations < 1.5 * found[1, None].activations
@@ -127,7 +127,7 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
         fast = predictor(16, links=links, **MIXTURE)
         faster = 0
         for layout in list(layouts.iterate_legal_layouts(slow.model, slow.batch, 16))[::29]:
-            before, after = slow.of(layout).seconds.total, fast.of(layout).seconds.total
+            before, after = slow.predict(layout).seconds.total, fast.predict(layout).seconds.total
             assert after <= before
             faster += after < before
         assert faster
@@ -139,7 +139,7 @@ def test_what_is_sent_is_counted_by_hand(predictor):
     stream = 2 * 2048 * 1024  # bytes of one sequence
 
     def sent(degrees: Degrees, **more: object):
-        return predictor(degrees.devices, {"deterministic": False}, batch=batch, **MIXTURE).of(
+        return predictor(degrees.devices, {"deterministic": False}, batch=batch, **MIXTURE).predict(
             DeviceLayout(degrees, 1, schedule="1F1B" if degrees.pipeline > 1 else None)
         ).traffic  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
     def seconds(layout, device=device, **measured):
         cluster = replace(usual.cluster, device=device, inside=link.model_copy(update=measured))
         made = Predictor(usual.model, usual.training, usual.batch, cluster)
-        return made.of(layout).seconds
+        return made.predict(layout).seconds
 
     of_gather = seconds(tensor, reached={"all-gather": link.bandwidth * terms.INSIDE.value})
     assert of_gather == seconds(tensor)

@@ -174,7 +174,7 @@ def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
     for mixture in (first, Mixture({str(n): n + 1 for n in range(len(slots))}, owed)):
         sources, before = mixture.find_places(np.arange(4 * sum(mixture.slots)))
         for sample, (number, ordinal) in enumerate(zip(sources, before, strict=True)):
-            assert mixture.sample_of(mixture.sources[number], int(ordinal)) == sample
+            assert mixture.find_sample(mixture.sources[number], int(ordinal)) == sample
 
 
 def test_a_source_that_leaves_settles_its_account_and_only_shrinks_the_others():

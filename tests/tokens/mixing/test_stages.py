@@ -159,7 +159,7 @@ def test_a_stage_changes_what_it_says_and_nothing_else(shards):
         for step in range(6)
     ]
     assert sources == [{"web", "wiki"}] * 5 + [{"news"}]
-    assert [batches.timeline.step_of(sample) for sample in (0, 11, 12, 17, 18, 29)] == [
+    assert [batches.timeline.find_step(sample) for sample in (0, 11, 12, 17, 18, 29)] == [
         0, 1, 2, 2, 3, 5,
     ]  # fmt: skip
 
@@ -308,12 +308,12 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     batches = PretrainBatches(shards, chosen)
     end = batches.timeline.end
     assert end is not None
-    steps = batches.timeline.step_of(end)
+    steps = batches.timeline.find_step(end)
     counts = collections.Counter(t // 10_000 * 10_000 for t in trained(batches, steps))
     limits = {b: math.floor(cap * ((shards.tokens(s) - 1) // 16 * 4)) for s, b in BASE.items()}
     assert all(counts[base] <= 4 * limits[base] for base in limits)
     read = batches.timeline.count_epochs_read(end)
-    last = batches.timeline.stage_of(steps)
+    last = batches.timeline.find_stage(steps)
     for source, epochs in read.items():
         if (last.weights or {}).get(source):
             windows = (shards.tokens(source) - 1) // 16 * 4

@@ -16,7 +16,7 @@ from trainrig.tokens.packing import best_fit_plan, shuffle_plan
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.permutation import permute_indices
-from trainrig.tokens.shards.block_sums import SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUMS, compute_block_sums
 from trainrig.tokens.shards.blocks import BLOCK, WAYS, BlockCache
 from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
@@ -238,7 +238,7 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
 def rewrite(path: Path, data: bytes) -> None:
     """As its writer might have made it: with sums that fit."""
     path.write_bytes(data)
-    Path(f"{path}{SUMS}").write_bytes(block_sums([data]))
+    Path(f"{path}{SUMS}").write_bytes(compute_block_sums([data]))
 
 
 @pytest.mark.parametrize("array", ["shuffle.ends", "best_fit-4.lengths"])

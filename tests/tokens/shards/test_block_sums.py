@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trainrig.tokens.shards.block_sums import (
     SUM_DTYPE,
     SUMMED,
-    block_sums,
+    compute_block_sums,
     compute_file_block_sums,
     count_sums_bytes,
     find_damaged,
@@ -21,7 +21,7 @@ def test_sums_are_those_of_the_whole_however_it_is_cut(lengths):
     cuts = np.cumsum([0, *lengths]).tolist()
     pieces = [whole[begin:end] for begin, end in itertools.pairwise(cuts)]
     expected = [zlib.crc32(whole[at : at + SUMMED]) for at in range(0, len(whole), SUMMED)]
-    sums = block_sums(pieces)
+    sums = compute_block_sums(pieces)
     assert np.frombuffer(sums, SUM_DTYPE).tolist() == expected
     assert len(sums) == count_sums_bytes(len(whole)) <= len(whole) / 1_000 + SUM_DTYPE.itemsize
 
@@ -29,13 +29,13 @@ def test_sums_are_those_of_the_whole_however_it_is_cut(lengths):
 def test_sums_of_a_file_are_those_of_its_bytes(tmp_path):
     data = np.random.default_rng(2).bytes(70 * SUMMED + 5)
     (tmp_path / "a").write_bytes(data)
-    assert compute_file_block_sums(tmp_path / "a") == block_sums([data])
+    assert compute_file_block_sums(tmp_path / "a") == compute_block_sums([data])
 
 
 @given(st.integers(0, 2 * SUMMED + 99), st.integers(0, 7))
 def test_any_bit_that_flips_is_found_in_its_block(byte, bit):
     data = bytearray(np.random.default_rng(3).bytes(2 * SUMMED + 100))
-    sums = np.frombuffer(block_sums([bytes(data)]), SUM_DTYPE)
+    sums = np.frombuffer(compute_block_sums([bytes(data)]), SUM_DTYPE)
     assert find_damaged(bytes(data), sums) is None
     data[byte] ^= 1 << bit
     assert find_damaged(bytes(data), sums) == byte // SUMMED

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.shards import flat
-from trainrig.tokens.shards.block_sums import SUMMED, SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.blocks import BLOCK, BlockCache
 from trainrig.tokens.shards.flat import MAPS, FlatArray
 
@@ -22,7 +22,7 @@ INT64 = np.dtype("<i8")
 
 def stored(path: str, values: np.ndarray, cache: BlockCache | None = None) -> FlatArray:
     storage.write(path, values.tobytes())
-    storage.write(path + SUMS, block_sums([values.tobytes()]))
+    storage.write(path + SUMS, compute_block_sums([values.tobytes()]))
     return FlatArray(path, values.dtype, len(values), cache)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
-from trainrig.tokens.shards.block_sums import SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUMS, compute_block_sums
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP
@@ -281,7 +281,7 @@ def test_shards_that_are_all_empty_have_no_sources(tmp_path):
 def rewrite(path: Path, data: bytes) -> None:
     """As its writer might have made it: with sums that fit."""
     path.write_bytes(data)
-    Path(f"{path}{SUMS}").write_bytes(block_sums([data]))
+    Path(f"{path}{SUMS}").write_bytes(compute_block_sums([data]))
 
 
 def rewrite_head(path: Path, **changed: object) -> None:

@@ -11,7 +11,7 @@ from tokenizers import models, trainers
 
 from trainrig.tokens.tokenizers.unigram import PRINTABLE_ASCII, Unigram
 from trainrig.tokens.tokenizers.unigram_em import _digamma, choose_pieces
-from trainrig.tokens.tokenizers.word_lattice import Lattice, spans_inside
+from trainrig.tokens.tokenizers.word_lattice import Lattice, find_inner_spans
 from trainrig.tokens.tokenizers.words import make_plain_splitter
 
 PIECES = ["a", "b", "ab", "ba", "aba", "bb"]
@@ -88,7 +88,7 @@ def test_a_piece_is_cut_into_others_than_itself():
     place, length, piece, _ = edges_of([text])
     examples = np.array([text.index(name) for name in PIECES])
     lengths = np.array([len(name) for name in PIECES])
-    inside = spans_inside(examples, lengths, place, length, piece)
+    inside = find_inner_spans(examples, lengths, place, length, piece)
     scores = np.arange(-1.0, -7, -1)  # a -1, b -2, ab -3, ba -4, aba -5, bb -6
     # ab = a b, ba = b a, aba = ab a (a b a is as good), bb = b b; nothing is left of a and b.
     assert inside.find_best_scores(scores).tolist() == [-np.inf, -np.inf, -3, -3, -4, -4]

@@ -19,7 +19,7 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     allocate_seen,
     compute_table_size,
     count_again,
-    hash_of,
+    hash_characters,
 )
 
 _NEW_LINE, _RETURN, _BULLET, _DASH, _ELLIPSIS = 0x0A, 0x0D, 0x2022, 0x2D, 0x2026
@@ -166,6 +166,8 @@ def _count_fineweb(
             found[0, text] += 1
             found[1, text] += is_terminal[codes[end - 1]]
             found[2, text] += end - start <= _SHORT_LINE
-            again = count_again(keys, stamps, counts, text + 1, size, hash_of(codes, start, end))
+            again = count_again(
+                keys, stamps, counts, text + 1, size, hash_characters(codes, start, end)
+            )
             if counts[again] > 1:
                 found[3, text] += end - start

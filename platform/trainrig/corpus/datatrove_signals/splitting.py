@@ -36,7 +36,7 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     PRIME,
     SEED,
     compute_table_size,
-    hash_of,
+    hash_characters,
     mix_bits,
 )
 
@@ -63,7 +63,7 @@ def build_specials(tokens: Mapping[str, Sequence[str]]) -> Specials:
     counts, ends = np.zeros(size, np.int32), list[int]()
     batch = build_batch(list(tokens))
     for number, parts in enumerate(tokens.values()):
-        key = hash_of(batch.codes_C, batch.starts_D1[number], batch.starts_D1[number + 1])
+        key = hash_characters(batch.codes_C, batch.starts_D1[number], batch.starts_D1[number + 1])
         place = int(key) & (size - 1)
         while firsts[place] != NOTHING:
             place = (place + 1) & (size - 1)
@@ -247,7 +247,7 @@ def _find_special(codes: NDArray[np.uint32], start: int, end: int, specials: Spe
     """Where the special case from `start` to `end` stands in the table; NOTHING if none does."""
     if start >= end or end - start > specials.longest:
         return np.int64(NOTHING)
-    return _find(hash_of(codes, start, end), specials)
+    return _find(hash_characters(codes, start, end), specials)
 
 
 @compile_nogil

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.affixes import CODES
 from trainrig.corpus.signals.text_arrays.batch import build_batch
-from trainrig.corpus.signals.text_arrays.hashing import hash_of
+from trainrig.corpus.signals.text_arrays.hashing import hash_characters
 
 SYMBOLS_ONLY = 1  # all characters are what datatrove calls punctuation
 LETTERED = 2  # has a letter
@@ -67,7 +67,7 @@ class TokenFlags:
         """The tables for `compute_flags`."""
         batch = build_batch(STOP_WORDS)
         edges = pairwise(batch.starts_D1)
-        hashes = [hash_of(batch.codes_C, start, end) for start, end in edges]
+        hashes = [hash_characters(batch.codes_C, start, end) for start, end in edges]
         flags = np.array([self.of(chr(code)) for code in range(CODES)], np.uint8)
         return Kinds(flags, np.array(hashes, np.uint64))
 

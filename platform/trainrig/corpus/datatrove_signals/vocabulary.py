@@ -26,7 +26,7 @@ from trainrig.corpus.datatrove_signals.splitting import (
 )
 from trainrig.corpus.datatrove_signals.token_flags import Kinds, compute_flags
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
-from trainrig.corpus.signals.text_arrays.hashing import hash_of
+from trainrig.corpus.signals.text_arrays.hashing import hash_characters
 
 _MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
 _FEWEST_PLACES = 2**12
@@ -61,7 +61,7 @@ class ChunkCache:
         places = self._find_places(batch, chunks)
         firsts = np.zeros(len(places) + 1, np.int64)
         np.cumsum(self._counts[places], out=firsts[1:])
-        hashes, lengths, flags = _pool(int(firsts[-1]))
+        hashes, lengths, flags = _allocate_pool(int(firsts[-1]))
         _gather(self._firsts[places], *self._pool, hashes, lengths, flags, firsts)
         return Tokens(hashes, lengths, flags, firsts)
 
@@ -69,7 +69,7 @@ class ChunkCache:
         self._keys = np.zeros(_FEWEST_PLACES, np.uint64)
         self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # in the pool
         self._counts = np.zeros(_FEWEST_PLACES, np.int32)
-        self._pool = _pool(_FEWEST_PLACES)
+        self._pool = _allocate_pool(_FEWEST_PLACES)
         self._held = np.zeros(2, np.int64)  # chunks, tokens
 
     def _find_places(self, batch: TextBatch, chunks: Chunks) -> NDArray[np.int64]:
@@ -162,7 +162,7 @@ class ChunkCache:
     def _make_room_for_tokens(self, tokens: int) -> None:
         needed = int(self._held[1]) + tokens
         if needed > len(self._pool[0]):
-            old, self._pool = self._pool, _pool(2 * needed)
+            old, self._pool = self._pool, _allocate_pool(2 * needed)
             _copy(old, self._pool, 0)
 
     def _ask(
@@ -196,7 +196,7 @@ def _decode_texts(
     ]
 
 
-def _pool(tokens: int) -> Pool:
+def _allocate_pool(tokens: int) -> Pool:
     return np.empty(tokens, np.uint64), np.empty(tokens, np.int32), np.empty(tokens, np.uint8)
 
 
@@ -235,13 +235,13 @@ def _move(
 ) -> None:
     for old in range(len(keys)):
         if firsts[old] != _FREE:
-            new = _place(new_keys, new_firsts, keys[old])
+            new = _find_place(new_keys, new_firsts, keys[old])
             new_keys[new], new_firsts[new] = keys[old], firsts[old]
             new_counts[new] = counts[old]
 
 
 @compile_nogil
-def _place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
+def _find_place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
     """The place of `key`, or the free one where it would be."""
     mask = len(keys) - 1
     place = np.int64(key & np.uint64(mask))
@@ -262,7 +262,7 @@ def _look_up(
     """Fills `places`; how many `new` chunks there are, each once."""
     count = 0
     for chunk in range(len(chunks)):
-        place = _place(keys, firsts, chunks[chunk])
+        place = _find_place(keys, firsts, chunks[chunk])
         places[chunk] = place
         if firsts[place] == _FREE:
             keys[place], firsts[place] = chunks[chunk], held[1]
@@ -306,7 +306,7 @@ def _learn(
         firsts[places[chunk]], counts[places[chunk]] = token, found
         for number in range(found):
             end = token_ends[number]
-            hashes[token] = hash_of(codes, start, end)
+            hashes[token] = hash_characters(codes, start, end)
             lengths[token] = end - start
             flags[token] = compute_flags(codes, start, end, hashes[token], kinds)
             token, start = token + 1, end
@@ -337,4 +337,4 @@ def _hash_all(
     codes: NDArray[np.uint32], starts: NDArray[np.int64], hashes: NDArray[np.uint64]
 ) -> None:
     for text in range(len(hashes)):
-        hashes[text] = hash_of(codes, starts[text], starts[text + 1])
+        hashes[text] = hash_characters(codes, starts[text], starts[text + 1])

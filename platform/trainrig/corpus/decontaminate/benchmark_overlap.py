@@ -89,7 +89,7 @@ class BenchmarkOverlap:
             if not len(full):
                 continue
             self._stamps_E[full] = -document
-            filled = _spans(
+            filled = _find_longest_spans(
                 hits.words[begin:end],
                 hits.grams[begin:end],
                 index.grams.firsts_G1,
@@ -239,7 +239,7 @@ def _hold(
 
 
 @compile_nogil
-def _spans(
+def _find_longest_spans(
     hit_words: NDArray[np.int64],
     hit_grams: NDArray[np.uint32],
     gram_firsts: NDArray[np.int64],

@@ -34,7 +34,7 @@ def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
     """
     found = list(settings.benchmarks)
     if settings.folder is not None:
-        found += _in_folder(settings.folder, dict(settings.fields))
+        found += _list_folder(settings.folder, dict(settings.fields))
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
@@ -49,7 +49,7 @@ def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
     return found
 
 
-def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmark]:
+def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmark]:
     paths = {
         path.rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl"): path
         for path in storage.list_files(folder)
@@ -65,7 +65,7 @@ def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmar
             )
     missing = sorted(set(paths) - set(fields))
     if missing:
-        told = "; ".join(_to_be_given(name, paths[name]) for name in missing[:NAMED])
+        told = "; ".join(_format_fields_line(name, paths[name]) for name in missing[:NAMED])
         more = f"; and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         raise DataError(
             f"{folder}: no fields are given for {len(missing)} of its {len(paths)} benchmarks; "
@@ -74,7 +74,7 @@ def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmar
     return [Benchmark(name=name, path=paths[name], fields=fields[name]) for name in sorted(paths)]
 
 
-def _to_be_given(name: str, path: str) -> str:
+def _format_fields_line(name: str, path: str) -> str:
     """A line of `fields`, with all that could stand in it."""
     texts = ", ".join(f'"{key}"' for key in _list_text_fields(next(_read_objects(path))[1]))
     return f"{json.dumps(name)} = [{texts}]"

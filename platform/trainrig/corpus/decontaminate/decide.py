@@ -136,7 +136,7 @@ def _find_touches(
         best: dict[str, Touch] = {}
         in_order = sorted((s - e, s, e, example) for example in runs for s, e in runs[example])
         for _, start, end, example in in_order:
-            name, line = index.name_of(example)
+            name, line = index.name_example(example)
             best.setdefault(name, Touch(document, name, line, start, end))
         found += best.values()
     return sorted(found)

@@ -16,7 +16,7 @@ from trainrig.corpus.decontaminate.vocabulary import (
     UNKNOWN,
     WordNumbers,
     ask_numbers,
-    number_of,
+    find_word_number,
 )
 from trainrig.corpus.decontaminate.words import NormalisedWords
 from trainrig.corpus.signals.text_arrays.hashing import compute_table_size, mix_bits
@@ -58,7 +58,7 @@ def index_grams(
     grams = np.full(len(words_B), NONE, np.uint32)
     slots = np.zeros(int(compute_table_size(len(begins))), np.uint32)
     firsts = np.empty(len(begins), np.int64)
-    count = _number(words_B, orders_B, hashes_V, slots, grams, firsts)
+    count = _assign_numbers(words_B, orders_B, hashes_V, slots, grams, firsts)
     order = np.argsort(grams[begins], kind="stable")
     sizes = np.bincount(grams[begins], minlength=count) if count else np.zeros(0, np.int64)
     slots = np.zeros(int(compute_table_size(count)), np.uint32)
@@ -100,7 +100,7 @@ def find_hits(
 
 
 @compile_nogil
-def _hash_of(
+def _hash_gram(
     words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: _Whole, order: _Whole
 ) -> np.uint64:
     found = np.uint64(0)
@@ -135,7 +135,7 @@ def _are_equal(
 
 
 @compile_nogil
-def _number(
+def _assign_numbers(
     words: NDArray[np.uint32],
     orders: NDArray[np.uint8],
     hashes: NDArray[np.uint64],
@@ -149,7 +149,7 @@ def _number(
         order = np.int64(orders[place])
         if order == 0:
             continue
-        key = mix_bits(_hash_of(words, hashes, place, order) + np.uint64(order))
+        key = mix_bits(_hash_gram(words, hashes, place, order) + np.uint64(order))
         slot = np.int64(key & np.uint64(mask))
         while slots[slot] != 0:
             first = firsts[slots[slot] - 1]
@@ -178,12 +178,12 @@ def _fill(
     for gram in range(len(firsts)):
         place = firsts[gram]
         order = np.int64(orders[place])
-        key = mix_bits(_hash_of(words, hashes, place, order) + np.uint64(order))
+        key = mix_bits(_hash_gram(words, hashes, place, order) + np.uint64(order))
         slot = np.int64(key & np.uint64(mask))
         while slots[slot] != 0:
             slot = (slot + 1) & mask
         slots[slot] = gram + 1
-        key = mix_bits(_hash_of(words, hashes, place, shortest))
+        key = mix_bits(_hash_gram(words, hashes, place, shortest))
         sieve[np.int64((key >> np.uint64(18)) & np.uint64(len(sieve) - 1))] |= _compute_bits(key)
 
 
@@ -230,7 +230,7 @@ def _find(
             while known < longest and word + known < words:
                 place = first + word + known
                 if numbers[place] == NOT_ASKED:
-                    numbers[place] = number_of(
+                    numbers[place] = find_word_number(
                         known_letters,
                         known_ends,
                         known_hashes,

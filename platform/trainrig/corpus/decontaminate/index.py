@@ -154,7 +154,7 @@ class Index:
         """The example that each word is of."""
         return self.examples_P[self.texts_B]
 
-    def name_of(self, example: int) -> tuple[str, int]:
+    def name_example(self, example: int) -> tuple[str, int]:
         """Benchmark and line (from 1) of an example."""
         return self.names[self.find_benchmark(example)], int(self.lines_E[example])
 

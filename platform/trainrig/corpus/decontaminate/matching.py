@@ -78,7 +78,7 @@ def match(index: Index, texts: Iterable[str]) -> Matches:
     lengths: list[int] = []
     spans: list[tuple[NDArray[Any], ...]] = [tuple(np.empty(0, kind) for kind in _SPAN)]
     for batch in _iterate_batches(texts):
-        documents, *others = finder.spans(batch)
+        documents, *others = finder.find_spans(batch)
         spans.append((documents + len(lengths), *others))
         lengths += map(len, batch)
     columns = (np.concatenate(each) for each in zip(*spans, strict=True))
@@ -108,7 +108,7 @@ class _Collisions:
         self._index = index
         self._counts_G = np.zeros(len(index.grams.firsts_G1) - 1, np.uint32)
 
-    def spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
+    def find_spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
         hits, words, _ = self._index.search_texts(texts)
         np.add.at(self._counts_G, _list_distinct_grams(hits), 1)
         last = hits.words + self._index.count_gram_words(hits.grams) - 1
@@ -134,7 +134,7 @@ class _Shares:
     def __init__(self, index: Index, style: BySize) -> None:
         self._index, self._overlap = index, BenchmarkOverlap(index, style)
 
-    def spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
+    def find_spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
         hits, words, numbers = self._index.search_texts(texts)
         spans = self._overlap.add(hits, numbers, words.firsts_D1)
         begins, stops = words.begins_W[spans.begins], words.stops_W[spans.stops - 1]

@@ -142,7 +142,7 @@ def _list_common_grams(index: Index, totals: Totals) -> list[CommonRow]:
         CommonRow(
             index.format_gram(gram),
             int(totals.unit_documents[gram]),
-            index.name_of(int(index.examples_P[index.texts_B[index.find_places(gram)[0]]]))[0],
+            index.name_example(int(index.examples_P[index.texts_B[index.find_places(gram)[0]]]))[0],
         )
         for gram in most[:COMMON].tolist()
     ]

@@ -27,7 +27,7 @@ def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.ui
     numbers = np.empty(len(words.ends_W), np.uint32)
     firsts = np.empty(len(words.ends_W), np.int64)  # the first word of each number
     slots = np.zeros(int(compute_table_size(len(words.ends_W))), np.uint32)
-    count = _number(words.letters_L, words.ends_W, words.hashes_W, slots, numbers, firsts)
+    count = _assign_numbers(words.letters_L, words.ends_W, words.hashes_W, slots, numbers, firsts)
     firsts = firsts[:count]
     ends = words.ends_W[firsts]
     begins = np.where(firsts > 0, words.ends_W[firsts - 1], 0) if count else ends
@@ -75,7 +75,7 @@ def _are_equal(
 
 
 @compile_nogil
-def _number(
+def _assign_numbers(
     letters: NDArray[np.uint32],
     ends: NDArray[np.int64],
     hashes: NDArray[np.uint64],
@@ -115,7 +115,7 @@ def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
 
 
 @compile_nogil
-def number_of(
+def find_word_number(
     known_letters: NDArray[np.uint32],
     known_ends: NDArray[np.int64],
     known_hashes: NDArray[np.uint64],
@@ -156,6 +156,6 @@ def _ask(
     for text in texts:
         for word in range(firsts[text], firsts[text + 1]):
             if numbers[word] == NOT_ASKED:
-                numbers[word] = number_of(
+                numbers[word] = find_word_number(
                     known_letters, known_ends, known_hashes, slots, letters, ends, hashes, word
                 )

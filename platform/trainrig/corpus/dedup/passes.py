@@ -38,11 +38,11 @@ from trainrig.corpus.dedup.pairs.document_reference import (
     SplitIndex,
     assign_parts,
     deduplicate_names,
-    digest_words,
     find_positions,
     find_splits,
     make_refs,
     select_fields,
+    split_digests,
 )
 from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 from trainrig.corpus.dedup.pairs.remote_documents import (
@@ -103,7 +103,7 @@ class DuplicateSearch:
         """The numbers of the tasks over keys."""
         return range(self.plan.parts)
 
-    def order(self, split_index: SplitIndex) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def read_order(self, split_index: SplitIndex) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Ranks and ids of the documents of a split index."""
         return keep_order(split_index, self.keep)
 
@@ -122,7 +122,7 @@ class DuplicateSearch:
 
     def write(self, name: str, task: Task, rows: Rows, by: NDArray[np.uint64]) -> None:
         """Write a run whose parts are the partitions of the refs `by`."""
-        partition_of = self.plan.partition_of(len(self.split_indexes))
+        partition_of = self.plan.find_partition(len(self.split_indexes))
         with self.writing(name, task) as run:
             run.add(rows, partition_of[find_splits(by)])
 
@@ -131,7 +131,7 @@ class DuplicateSearch:
         path = self.path_of(name, f"{task['number']:05d}.run")
         write_run(path, rows, assign_parts(rows["key"], len(self.parts)), len(self.parts))
 
-    def own_repeats(self, kind: Kind, partition: int) -> Rows:
+    def read_own_repeats(self, kind: Kind, partition: int) -> Rows:
         """The repeats of a first in the same partition, which may itself repeat one elsewhere."""
         path = self.list_runs(f"{kind}-own-repeats", self.partitions)[partition]
         return read_part([path], partition, equals.REPEAT)
@@ -140,19 +140,19 @@ class DuplicateSearch:
         """The refs of all repeats that lie in a partition."""
         paths = self.list_runs(f"{kind}-repeats-by-ref", self.parts)
         elsewhere = read_part(paths, partition, equals.REPEAT)
-        return np.concatenate([elsewhere["ref"], self.own_repeats(kind, partition)["ref"]])
+        return np.concatenate([elsewhere["ref"], self.read_own_repeats(kind, partition)["ref"]])
 
     def compute_ref_bounds(self, partition: int) -> NDArray[np.uint64]:
         """[2] the first ref of a partition, and the one after its last."""
         return make_refs(np.array(self.plan.partitions[partition]), np.zeros(2, np.int64))
 
-    def own(self, partition: int) -> Iterator[tuple[int, SplitIndex]]:
+    def list_own_indexes(self, partition: int) -> Iterator[tuple[int, SplitIndex]]:
         """The split indexes of a partition, with their numbers."""
         for number in range(*self.plan.partitions[partition]):
             yield number, self.split_indexes[number]
 
 
-def _not_among(gone: NDArray[np.uint64], number: int, split_index: SplitIndex) -> NDArray[np.bool_]:
+def _mark_left(gone: NDArray[np.uint64], number: int, split_index: SplitIndex) -> NDArray[np.bool_]:
     """[documents of a split index] whether `gone` (refs, in any order) does not name them."""
     there = np.ones(split_index.count, bool)
     there[find_positions(gone[find_splits(gone) == number])] = False
@@ -171,16 +171,16 @@ def write_equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
         gone = np.empty(0, np.uint64)
         if kind == "text" and search.urls:
             gone = search.read_repeats("url", task["number"])
-        for number, split_index in search.own(task["number"]):
+        for number, split_index in search.list_own_indexes(task["number"]):
             documents = Documents.load(split_index, search.keep)
             names = make_refs(number, np.arange(split_index.count))
-            wanted = _not_among(gone, number, split_index)
+            wanted = _mark_left(gone, number, split_index)
             if kind == "url":
                 wanted &= (documents.urls != _NO_URL).any(axis=1)
             if split_index.earlier:
                 fell = DedupDecisions.load(split_index.documents).kinds
                 wanted &= ~np.isin(fell, [BY_URL] if kind == "url" else [BY_URL, BY_TEXT])
-            words = digest_words(documents.urls if kind == "url" else documents.digests)
+            words = split_digests(documents.urls if kind == "url" else documents.digests)
             rows = equals.digest_rows(words, documents.ranks, documents.ids, names)
             tables.append(rows[wanted])
         rows = np.concatenate(tables)
@@ -211,8 +211,8 @@ def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Sear
     if search.urls:
         gone = np.concatenate([gone, search.read_repeats("url", partition)])
     found = []
-    for number, split_index in search.own(partition):
-        wanted = _not_among(gone, number, split_index)
+    for number, split_index in search.list_own_indexes(partition):
+        wanted = _mark_left(gone, number, split_index)
         if split_index.earlier:
             wanted &= DedupDecisions.load(split_index.documents).kinds == KEPT
         keys = load_columns(split_index.signatures, ["keys"])["keys"]
@@ -257,7 +257,7 @@ def write_bands(search: DuplicateSearch) -> Work:
         shared = RunPart.of(runs, task["number"], sharing.SHARED)
         rows, starts = sharing.build_entries(
             _list_searched(search, task["number"]),
-            lambda split_index: search.order(search.split_indexes[split_index]),
+            lambda split_index: search.read_order(search.split_indexes[split_index]),
             shared.read(),
             np.array(shared.count_rows(runs)),
         )
@@ -272,7 +272,7 @@ def find_candidates(search: DuplicateSearch) -> Work:
 
     Where each is compared; and whose shingles are wanted there.
     """
-    partition_of = search.plan.partition_of(len(search.split_indexes))
+    partition_of = search.plan.find_partition(len(search.split_indexes))
     first_earlier = sum(not split_index.earlier for split_index in search.split_indexes)
     earlier = first_earlier << 32 if first_earlier < len(search.split_indexes) else None
 
@@ -306,7 +306,7 @@ def fetch_remote(search: DuplicateSearch) -> Work:
 
             def flush(rows: Rows) -> None:
                 sets = verify_candidates.fetch_shingles(
-                    rows, len(search.partitions), search.split_indexes, search.order
+                    rows, len(search.partitions), search.split_indexes, search.read_order
                 )
                 names.add_grouped([sets.names], sets.first_names)
                 shingles.add_grouped(sets.iterate_shingles(), sets.first_shingles)
@@ -345,13 +345,13 @@ def verify(search: DuplicateSearch) -> Work:
         )
         here = slice(*np.searchsorted(met.seconds, search.compute_ref_bounds(task["number"])))
         refs_here = np.union1d(met.firsts, met.seconds[here])
-        own = verify_candidates.gather_sets(refs_here, search.split_indexes, search.order)
+        own = verify_candidates.gather_sets(refs_here, search.split_indexes, search.read_order)
         others = itertools.chain([own], _read_remote(search, task["number"]))
         found, names = verify_candidates.find_alike_pairs(
             met, own, others, search.verification.measure, search.floor
         )
         split_indexes = find_splits(found["a"])
-        for number, split_index in search.own(task["number"]):
+        for number, split_index in search.list_own_indexes(task["number"]):
             if not split_index.earlier:
                 of_split = slice(*np.searchsorted(split_indexes, [number, number + 1]))
                 evidence.write_pairs(split_index.pairs, found[of_split], names)
@@ -362,7 +362,7 @@ def verify(search: DuplicateSearch) -> Work:
 
 def write_edges(search: DuplicateSearch) -> Work:
     """The pairs that decide, where their later document is; how many they are."""
-    partition_of = search.plan.partition_of(len(search.split_indexes))
+    partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def read(task: Task) -> Done:
         alike, threshold = 0, search.minhash.threshold
@@ -382,7 +382,7 @@ def write_edges(search: DuplicateSearch) -> Work:
                 remote_run.add(select_fields(rows[away], REMOTE_DOCUMENT), homes[away])
 
             names = DedupBuffer(flush)
-            for number, split_index in search.own(task["number"]):
+            for number, split_index in search.list_own_indexes(task["number"]):
                 if split_index.earlier:
                     continue
                 for found in evidence.read_pairs(split_index.pairs, number, threshold):
@@ -425,7 +425,9 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
             told,
             cluster_messages.iterate_pieces,
         )
-        search.write(f"decided-{turn:05d}", task, dedup_decisions.of_decided(decided), decided.refs)
+        search.write(
+            f"decided-{turn:05d}", task, dedup_decisions.build_decided_rows(decided), decided.refs
+        )
         search.write(
             f"cluster-messages-{turn:05d}",
             task,
@@ -445,10 +447,10 @@ def _read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
     """What is decided of the documents of a partition, now or when an earlier crawl was."""
     path = search.list_runs(f"decided-{turn:05d}", search.partitions)[partition]
     tables = [read_part([path], partition, dedup_decisions.DECISION)]
-    for number, split_index in search.own(partition):
+    for number, split_index in search.list_own_indexes(partition):
         if split_index.earlier:
             tables.append(_list_fallen(number, DedupDecisions.load(split_index.documents)))
-    return dedup_decisions.in_order(*tables)
+    return dedup_decisions.merge_in_order(*tables)
 
 
 def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
@@ -463,29 +465,29 @@ def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
 
 def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
     """What becomes of repeats elsewhere, as the partition of what they repeat knows it."""
-    partition_of = search.plan.partition_of(len(search.split_indexes))
+    partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def write(task: Task) -> Done:
         partition = task["number"]
         known = _read_decided(search, turn, partition)
         if kind == "url":
-            known = dedup_decisions.in_order(
+            known = dedup_decisions.merge_in_order(
                 known, _read_propagated(search, "text", partition, known)
             )
         elsewhere = search.find_part(
             f"{kind}-repeats-by-first", search.parts, partition, equals.REPEAT
         )
-        firsts = equals.pick_one_per_first(search.own_repeats(kind, partition))
+        firsts = equals.pick_one_per_first(search.read_own_repeats(kind, partition))
         with search.writing(f"{kind}-told", task) as run:
             for piece in elsewhere.iterate_pieces():
-                rows = dedup_decisions.of_repeats(piece, known, _REPEAT_KINDS[kind])
+                rows = dedup_decisions.build_repeat_rows(piece, known, _REPEAT_KINDS[kind])
                 run.add(rows, partition_of[find_splits(rows["ref"])])
                 firsts = equals.pick_one_per_first(np.concatenate([firsts, piece]))
             if kind == "text":
                 paths = search.list_runs(f"{kind}-repeats-by-ref", search.parts)
                 there = read_part(paths, partition, equals.REPEAT)
                 firsts = firsts[~np.isin(firsts["first"], there["ref"])]
-                rows = dedup_decisions.of_firsts(firsts, known)
+                rows = dedup_decisions.build_first_rows(firsts, known)
                 run.add(rows, partition_of[find_splits(rows["ref"])])
         return {}, {}
 
@@ -494,15 +496,15 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
 
 def _read_propagated(search: DuplicateSearch, kind: Kind, partition: int, known: Rows) -> Rows:
     """What becomes of the repeats of a partition, in the order of refs; and of firsts of texts."""
-    told = dedup_decisions.in_order(
+    told = dedup_decisions.merge_in_order(
         read_part(
             search.list_runs(f"{kind}-told", search.partitions), partition, dedup_decisions.DECISION
         )
     )
-    own = dedup_decisions.of_own_repeats(
-        search.own_repeats(kind, partition), told, known, _REPEAT_KINDS[kind]
+    own = dedup_decisions.build_own_repeat_rows(
+        search.read_own_repeats(kind, partition), told, known, _REPEAT_KINDS[kind]
     )
-    return dedup_decisions.in_order(told, own)
+    return dedup_decisions.merge_in_order(told, own)
 
 
 def finalise(search: DuplicateSearch, turn: int) -> Work:
@@ -517,11 +519,11 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
         kinds: tuple[Kind, ...] = ("text", "url") if search.urls else ("text",)
         for kind in kinds:
             tables.append(_read_propagated(search, kind, partition, known))
-            known = dedup_decisions.in_order(known, tables[-1])
+            known = dedup_decisions.merge_in_order(known, tables[-1])
         rows = np.concatenate(tables)
         split_indexes = find_splits(rows["ref"])
         counts, clusters = {}, 0
-        for number, split_index in search.own(partition):
+        for number, split_index in search.list_own_indexes(partition):
             found = _build_decisions(rows[split_indexes == number], split_index.count)
             documents = Documents.from_split_index(split_index)
             # A cluster goes by the lowest id in it.

@@ -69,10 +69,10 @@ def extract_by_blocks(
     once = remove_thumbnails(best)
     if once is not best:
         text = once.format_text(bullets)
-    return Content(text, _share(best, main))
+    return Content(text, _compute_kept_share(best, main))
 
 
-def _share(best: ScoredBlocks, main: ScoredBlocks) -> float | None:
+def _compute_kept_share(best: ScoredBlocks, main: ScoredBlocks) -> float | None:
     """Of the characters of `main`, how many `best` keeps; what it has besides is not counted."""
     all_of_it = int(main.characters.sum())
     if not all_of_it:

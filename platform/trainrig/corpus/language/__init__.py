@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.language.label_tree import LabelTree, find_likeliest, label_tree
+from trainrig.corpus.language.label_tree import LabelTree, build_label_tree, find_likeliest
 from trainrig.corpus.language.model_file import FastTextModel, read_model
 from trainrig.corpus.language.word_vectors import (
     Known,
     WordRows,
+    align_to_cache_lines,
     allocate_known_words,
-    in_cache_lines,
+    find_own_words,
     index_kept_n_grams,
-    own_words,
     sum_word_rows,
 )
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
-from trainrig.corpus.signals.text_arrays.hashing import hash_of
+from trainrig.corpus.signals.text_arrays.hashing import hash_characters
 
 PREFIX = 100_000  # characters looked at
 _KNOWN_WORDS = 2**18  # places of a generation: 34 MB for both
@@ -108,7 +108,7 @@ def _load_identifier() -> _Identifier:
         tuple(model.labels),
         _build_rows(model),
         model.rows_RC[model.words.index(_END_OF_LINE)],
-        label_tree(model.label_counts),
+        build_label_tree(model.label_counts),
         model.output_LC,
     )
 
@@ -118,12 +118,13 @@ def _build_rows(model: FastTextModel) -> WordRows:
     batch = build_batch([word for word, _ in words])
     places = batch.starts_D1
     hashes = np.array(
-        [hash_of(batch.codes_C, places[n], places[n + 1]) for n in range(len(words))], np.uint64
+        [hash_characters(batch.codes_C, places[n], places[n + 1]) for n in range(len(words))],
+        np.uint64,
     )
     numbers = np.array([len(model.n_gram_rows), model.shortest, model.longest], np.uint32)
     n_grams = index_kept_n_grams(model.n_gram_rows)
-    own = own_words(hashes, [row for _, row in words])
-    return WordRows(in_cache_lines(model.rows_RC), *n_grams, *own, numbers)
+    own = find_own_words(hashes, [row for _, row in words])
+    return WordRows(align_to_cache_lines(model.rows_RC), *n_grams, *own, numbers)
 
 
 _of_this_thread = threading.local()

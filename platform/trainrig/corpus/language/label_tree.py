@@ -18,7 +18,7 @@ class LabelTree(NamedTuple):
     right: NDArray[np.int64]
 
 
-def label_tree(counts: Sequence[int]) -> LabelTree:
+def build_label_tree(counts: Sequence[int]) -> LabelTree:
     """The tree over labels with these `counts`, which fall: the two rarest are joined first."""
     leaves = len(counts)
     weights = [*counts, *[0] * (leaves - 1)]

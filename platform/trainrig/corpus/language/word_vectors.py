@@ -43,13 +43,13 @@ class Known(NamedTuple):
 def allocate_known_words(places: int, channels: int) -> Known:
     """Room for three quarters of `places`, a power of two, in each generation."""
     return Known(
-        in_cache_lines(np.zeros((2, places, 2), np.uint64)),
-        in_cache_lines(np.zeros((2, places * 3 // 4, channels), np.float32)),
+        align_to_cache_lines(np.zeros((2, places, 2), np.uint64)),
+        align_to_cache_lines(np.zeros((2, places * 3 // 4, channels), np.float32)),
         np.zeros(2, np.int64),
     )
 
 
-def in_cache_lines(rows: NDArray[_Number]) -> NDArray[_Number]:
+def align_to_cache_lines(rows: NDArray[_Number]) -> NDArray[_Number]:
     """A copy of `rows` that begins where a line of the cache does, so that few lie on two."""
     room = np.empty(rows.nbytes + _CACHE_LINE, np.uint8)
     first = -room.ctypes.data % _CACHE_LINE
@@ -76,14 +76,14 @@ def index_kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
     return NGrams(bits, before, n_gram_rows[n_gram_rows >= 0])
 
 
-def own_words(
+def find_own_words(
     hashes: NDArray[np.uint64], rows: Sequence[int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """`Rows.words` and `Rows.word_rows` of words with these hashes."""
     size = int(compute_table_size(len(hashes)))
     words, word_rows = np.zeros(size, np.uint64), np.full(size, _FREE, np.int32)
     for key, row in zip(hashes, rows, strict=True):
-        at = _own_word(words, word_rows, key)
+        at = _find_own_place(words, word_rows, key)
         words[at], word_rows[at] = key, row
     return words, word_rows
 
@@ -164,11 +164,11 @@ def _look_up(
     table, sums = known.tables[young], known.sums[young]
     for number in range(count):
         key = hashes[number]
-        at = _place(table, key)
+        at = _find_word_place(table, key)
         if table[at, 1] == 0:
             word = known.met[0]
             known.met[0] += 1
-            before = known.tables[old, _place(known.tables[old], key), 1]
+            before = known.tables[old, _find_word_place(known.tables[old], key), 1]
             rows = before & _ROWS
             if before:
                 sums[word] = known.sums[old, np.int64(before >> _32) - 1]
@@ -191,7 +191,7 @@ def _look_up(
 
 
 @compile_nogil
-def _place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
+def _find_word_place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
     """Where the word with this hash is, or the free place where it would be."""
     mask = len(table) - 1
     at = np.int64(key & np.uint64(mask))
@@ -221,7 +221,7 @@ def _add_rows(
     `spelt` has room for the word, `n_grams` for some of them.
     """
     rows = np.int64(0)
-    row = model.word_rows[_own_word(model.words, model.word_rows, key)]
+    row = model.word_rows[_find_own_place(model.words, model.word_rows, key)]
     if row != _FREE:
         total += model.rows_RC[row]
         rows += 1
@@ -275,7 +275,9 @@ def _add_n_grams(
 
 
 @compile_nogil
-def _own_word(words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64) -> np.int64:
+def _find_own_place(
+    words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64
+) -> np.int64:
     """The place of the word with this hash, or the free one where it would be."""
     mask = len(words) - 1
     at = np.int64(key & np.uint64(mask))

@@ -49,7 +49,7 @@ class BadWords(Settings):
         paths = self._paths
         lists = [paths.get(language, paths.get(ANY)) for language in languages]
         numbers = [
-            np.nan if path is None else _number(text.casefold(), path, language in UNSPACED)
+            np.nan if path is None else _count_entries(text.casefold(), path, language in UNSPACED)
             for text, path, language in zip(texts, lists, languages, strict=True)
         ]
         return np.array(numbers, np.float64)
@@ -59,7 +59,7 @@ class BadWords(Settings):
         return self.path if isinstance(self.path, dict) else {ANY: self.path}
 
 
-def _number(text: str, path: str, anywhere: bool) -> int:
+def _count_entries(text: str, path: str, anywhere: bool) -> int:
     if anywhere:
         return sum(entry in text for entry in read_entries(path))
     by_word = _compile_patterns(path)

@@ -47,7 +47,7 @@ class WordList(Settings):
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """The share of each text, in steps of 1/10000. Raises DataError for a bad list."""
         shares = [
-            _share(text, language, self._paths)
+            _compute_share(text, language, self._paths)
             for text, language in zip(texts, languages, strict=True)
         ]
         return quantise_scores(np.array(shares, np.float64))
@@ -57,7 +57,7 @@ class WordList(Settings):
         return self.path if isinstance(self.path, dict) else {ANY: self.path}
 
 
-def _share(text: str, language: str, paths: Mapping[str, str]) -> float:
+def _compute_share(text: str, language: str, paths: Mapping[str, str]) -> float:
     path = paths.get(language, paths.get(ANY))
     if path is None:
         return np.nan

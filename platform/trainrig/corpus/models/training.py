@@ -111,7 +111,7 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        tokenizer = make_tokenizer(run.pieces, _sample(run.texts.read(), run.sample_bytes))
+        tokenizer = make_tokenizer(run.pieces, _take_sample(run.texts.read(), run.sample_bytes))
         tell(1, 3)
         least = run.least_counts or (1,) * run.order
         made = language_model.train(run.texts.read(), tokenizer, run.order, least)
@@ -124,7 +124,7 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
     return _finish(stage, made.facts, counts, names)
 
 
-def _sample(texts: Iterator[str], most: int) -> Iterator[str]:
+def _take_sample(texts: Iterator[str], most: int) -> Iterator[str]:
     """The first texts, up to about `most` bytes of UTF-8."""
     taken = 0
     for text in texts:

@@ -67,7 +67,7 @@ def _find_matching(pattern: str) -> list[File]:
         return [File(pattern, pattern.rpartition("/")[2], storage.measure_size(pattern))]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     if wild is None:
-        return _in_folder(pattern)
+        return _list_folder(pattern)
     folder = pattern[:wild].rpartition("/")[0]
     sizes = _list_sizes(folder)
     found = [path for path in sizes if fnmatch.fnmatchcase(path, pattern)]
@@ -78,7 +78,7 @@ def _find_matching(pattern: str) -> list[File]:
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 
 
-def _in_folder(folder: str) -> list[File]:
+def _list_folder(folder: str) -> list[File]:
     sizes = _list_sizes(folder)
     if not sizes:
         raise DataError(

@@ -15,7 +15,7 @@ from trainrig.corpus.report.charts import build_signal_charts, build_steps_chart
 from trainrig.corpus.report.differences import find_differences
 from trainrig.corpus.report.duplicate_samples import EXCERPT
 from trainrig.corpus.report.hosts import build_hosts_section, describe_doubtful
-from trainrig.corpus.report.match_chart import match_chart
+from trainrig.corpus.report.match_chart import chart_matches
 from trainrig.corpus.report.tallies import BYTES_PER_TOKEN, CurationTallies, SampleRow
 from trainrig.report import (
     Chart,
@@ -196,7 +196,7 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
 
 
 def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
-    blocks: list[Chart | Details | Text] = [match_chart(near)]
+    blocks: list[Chart | Details | Text] = [chart_matches(near)]
     if summary.pairs:
         blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
     for row in summary.pairs:

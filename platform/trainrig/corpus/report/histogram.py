@@ -28,7 +28,7 @@ def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
     furthest = max([most for _, most in edges] + list(bounds))
     scaled = _scale_linear if max(most for _, most in edges) <= SHARE else scale_symlog
     highest = max(number for _, number in bins)
-    y_ticks = _round_ticks(highest * MARGIN, whole=True)
+    y_ticks = _choose_round_ticks(highest * MARGIN, whole=True)
     left = 25 + max(_estimate_width(format_short(tick)) for tick in y_ticks)
     x_unit = (RIGHT - left) / (scaled(furthest) * MARGIN)
     y_unit = (BOTTOM - TOP) / (highest * MARGIN)
@@ -66,12 +66,12 @@ def _scale_linear(value: float) -> float:
 
 def _choose_x_ticks(furthest: float, linear: bool) -> list[float]:
     if linear:
-        return _round_ticks(furthest * MARGIN)
+        return _choose_round_ticks(furthest * MARGIN)
     powers = range(math.floor(math.log10(furthest)) + 1)
     return [0.0, *(10.0**power for power in powers[:: math.ceil(len(powers) / MAX_TICKS)])]
 
 
-def _round_ticks(most: float, whole: bool = False) -> list[float]:
+def _choose_round_ticks(most: float, whole: bool = False) -> list[float]:
     """From 0 to at most `most`, at most MAX_TICKS, a power of ten times 1, 2 or 5 apart.
 
     `whole`: a whole number apart.

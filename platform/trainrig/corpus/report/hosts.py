@@ -73,10 +73,10 @@ def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
 
 def build_hosts_section(rows: Sequence[HostRow]) -> Section:
     """The hosts whose pages lost most, worst first."""
-    return Section("extraction", "How much of the pages was extracted", (_block(rows),))
+    return Section("extraction", "How much of the pages was extracted", (_render_block(rows),))
 
 
-def _block(rows: Sequence[HostRow]) -> ReportTable | Text:
+def _render_block(rows: Sequence[HostRow]) -> ReportTable | Text:
     worst = [row for row in rows if row.documents >= ENOUGH][:SHOWN]
     if not worst:
         return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")

@@ -12,7 +12,7 @@ from trainrig.report import Chart, ReportTable, format_percent
 _HEIGHT = 200  # CSS pixels
 
 
-def match_chart(settings: MinHash) -> Chart:
+def chart_matches(settings: MinHash) -> Chart:
     """The curve, with the threshold drawn in."""
     similarities, probabilities = compute_match_curve(settings)
     found = format_percent(settings.compute_candidate_probability(settings.threshold), 1)

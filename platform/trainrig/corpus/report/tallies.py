@@ -136,11 +136,11 @@ _TYPES = {
 
 def _build_schema(model: type[Any]) -> pa.Schema:
     return pa.schema(
-        [(name, _TYPES[_name_of(kind)]) for name, kind in model.__annotations__.items()]
+        [(name, _TYPES[_read_name(kind)]) for name, kind in model.__annotations__.items()]
     )
 
 
-def _name_of(kind: Any) -> str:
+def _read_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 

@@ -23,7 +23,7 @@ from trainrig.corpus.signals.marks import count_marks
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, measure_repetition
 from trainrig.corpus.signals.pieces import find_lines_and_paragraphs, measure_repeated
 from trainrig.corpus.signals.shares import compute_shares
-from trainrig.corpus.signals.stop_words import stop_words_in
+from trainrig.corpus.signals.stop_words import count_stop_words
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 from trainrig.corpus.signals.text_arrays.words import split_words
 
@@ -101,7 +101,7 @@ def measure(
         "symbols_per_word": compute_shares(marks.symbols, counts),
         "symbols": compute_shares(marks.symbols, characters),
         "alphabetic_words": compute_shares(lettered[firsts[1:]] - lettered[firsts[:-1]], counts),
-        "stop_words": stop_words_in(words, languages),
+        "stop_words": count_stop_words(words, languages),
         "bullet_lines": compute_shares(ends.bullets, lines.pieces),
         "ellipsis_lines": compute_shares(ends.ellipses, lines.pieces),
         "terminal_lines": compute_shares(ends.terminals, lines.pieces),

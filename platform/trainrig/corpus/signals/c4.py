@@ -62,9 +62,11 @@ def _count(
             start, end, words = line.start, line.end, line.words
             if line.may_cite:
                 cut, kinds, _ = remove_citations(codes, classes, start, end)
-                counts = _of_line(cut, kinds, 0, len(cut), words, count_words(kinds), True, lower)
+                counts = _count_line(
+                    cut, kinds, 0, len(cut), words, count_words(kinds), True, lower
+                )
             else:
-                counts = _of_line(codes, classes, start, end, words, words, speaks, lower)
+                counts = _count_line(codes, classes, start, end, words, words, speaks, lower)
             found[2, text] += counts[2]
             if line.longest <= _MAX_WORD_LENGTH:
                 found[0, text] += counts[0]
@@ -72,7 +74,7 @@ def _count(
 
 
 @compile_nogil
-def _of_line(
+def _count_line(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     start: int,

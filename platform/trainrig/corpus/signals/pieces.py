@@ -16,7 +16,7 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     allocate_seen,
     compute_table_size,
     count_again,
-    hash_of,
+    hash_characters,
 )
 
 _NEW_LINE = 10
@@ -114,7 +114,7 @@ def _count_repeated(
         before = np.uint64(0)
         for piece in range(first, end):
             length = ends[piece] - starts[piece]
-            key = hash_of(codes, starts[piece], ends[piece])
+            key = hash_characters(codes, starts[piece], ends[piece])
             run = run + 1 if key == before and run > 0 else 1
             before = key
             longest = max(longest, run)

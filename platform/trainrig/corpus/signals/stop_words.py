@@ -64,7 +64,7 @@ class _Table(NamedTuple):
     numbers: NDArray[np.int64]
 
 
-def stop_words_in(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
+def count_stop_words(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
     """How many different stop words of its language each text has; 0 where there is no list."""
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
     known = np.fromiter((numbers.get(each, -1) for each in languages), np.int64, len(languages))
@@ -85,7 +85,7 @@ def _build_table() -> _Table:
     hashes = split_words(build_batch([word for *_, word in listed]), [""] * len(listed)).hashes_W
     for (language, number, _), word in zip(listed, hashes, strict=True):
         key = np.uint64(_hash_key(word, language))
-        place = _place(*table, key)
+        place = _find_place(*table, key)
         table.keys[place], table.numbers[place] = key, number
     return table
 
@@ -96,7 +96,7 @@ def _hash_key(word: np.uint64, language: int) -> np.uint64:
 
 
 @compile_nogil
-def _place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64) -> np.int64:
+def _find_place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64) -> np.int64:
     place = np.int64(key & np.uint64(len(keys) - 1))
     while numbers[place] >= 0 and keys[place] != key:
         place = (place + 1) & (len(keys) - 1)
@@ -117,7 +117,7 @@ def _count(
             continue
         met = np.uint64(0)  # a bit for each word of the list
         for word in range(firsts[text], firsts[text + 1]):
-            place = _place(keys, numbers, _hash_key(words[word], languages[text]))
+            place = _find_place(keys, numbers, _hash_key(words[word], languages[text]))
             if numbers[place] >= 0:
                 bit = np.uint64(1) << np.uint64(numbers[place])
                 if met & bit == np.uint64(0):

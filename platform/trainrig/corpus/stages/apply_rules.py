@@ -25,7 +25,7 @@ from trainrig.corpus.filters.rule_verdicts import (
 )
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import find_cutoffs
-from trainrig.corpus.row_schema import DOCUMENT, pool_schema
+from trainrig.corpus.row_schema import DOCUMENT, build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
@@ -110,7 +110,7 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
 
 def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]) -> pa.Table:
     """The chunks as one table, which has its columns even if a split has no document."""
-    empty = pool_schema(run).empty_table().select(list(names))
+    empty = build_pool_schema(run).empty_table().select(list(names))
     return pa.concat_tables([empty, *chunks])
 
 

@@ -17,7 +17,7 @@ from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.language import identify_all
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.rewrite.pii import PII, MaskedSpan, mask
-from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals import measure
 from trainrig.corpus.signals.text_arrays.batch import build_batch
@@ -28,7 +28,7 @@ from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 class MeasuredPages:
     """What pages gave: rows, and why some gave none."""
 
-    rows: pa.Table  # by `pool_schema`
+    rows: pa.Table  # by `build_pool_schema`
     quarantined: dict[int, dict[str, str]]  # by number: "where", "reason"
 
 
@@ -77,7 +77,7 @@ def measure_pages(
     if run.urls != UrlLists():
         columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
     columns |= {each.column: each.score(texts, languages) for each in run.scorers}
-    schema = pool_schema(run)
+    schema = build_pool_schema(run)
     columns |= {name: counts.get(name) for name in schema.names if name not in columns}
     nothing = [None] * len(taken)
     columns = {name: nothing if values is None else values for name, values in columns.items()}

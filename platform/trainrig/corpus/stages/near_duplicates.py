@@ -156,7 +156,7 @@ def search_for(
 # What pairs follow from
 
 
-def _of_signatures(run: Curation) -> dict[str, Any]:
+def _describe_signatures(run: Curation) -> dict[str, Any]:
     """What two crawls must have in common to be compared."""
     near = extract_identity(run.near_duplicates)
     kept = {name: value for name, value in near.items() if name not in _LATER_OF_SIGNATURES}
@@ -207,7 +207,7 @@ def write_index(
     own = [split_index for split_index in search.split_indexes if not split_index.earlier]
     index = {
         "format": FORMAT,
-        "made_with": _of_signatures(run),
+        "made_with": _describe_signatures(run),
         "signed": _fingerprint_pairs(run),
         "splits": {
             split_index.name: [split_index.count, split_index.shingles] for split_index in own
@@ -252,7 +252,7 @@ def check_earlier(run: Curation) -> dict[str, str]:
     found = {}
     for number, path in enumerate(run.against):
         made = manifest.read_input(path, run.verb)
-        _index_of(run, path, made)
+        _read_index(run, path, made)
         found[f"against {number}"] = made.content
     return found
 
@@ -261,7 +261,7 @@ def list_earlier_split_indexes(run: Curation) -> list[SplitIndex]:
     """The documents of the outputs that `run` is held to."""
     split_indexes = []
     for crawl, path in enumerate(run.against):
-        splits = _index_of(run, path, manifest.read_manifest(path))["splits"]
+        splits = _read_index(run, path, manifest.read_manifest(path))["splits"]
         for name, (count, shingles) in sorted(splits.items()):
             paths = build_paths(storage.join(path, FOLDER), name)
             split_indexes.append(
@@ -270,7 +270,7 @@ def list_earlier_split_indexes(run: Curation) -> list[SplitIndex]:
     return split_indexes
 
 
-def _index_of(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
+def _read_index(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
     if INDEX not in made.files:
         raise DataError(f"{path}: has no {INDEX}; curate it again with `index = true`")
     index: dict[str, Any] = json.loads(storage.read(storage.join(path, INDEX)))
@@ -279,7 +279,9 @@ def _index_of(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
             f"{path}: its index has format {index['format']}, but this trainrig reads up to "
             f"{FORMAT}; upgrade it"
         )
-    if differing := manifest.describe_table_difference(index["made_with"], _of_signatures(run)):
+    if differing := manifest.describe_table_difference(
+        index["made_with"], _describe_signatures(run)
+    ):
         raise DataError(
             f"{path}: its index was made otherwise ({differing}), so nothing can be held to it; "
             "set the same here, or curate it again"

@@ -24,7 +24,7 @@ from trainrig.corpus.extract.guard import Cause, FailedPage, Guard
 from trainrig.corpus.files.measured_documents import Parts
 from trainrig.corpus.files.row_files import writing
 from trainrig.corpus.read import RawPage, Unreadable, from_json, read
-from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.stages.measure_signals import Extract, MeasuredPages, measure_pages
 from trainrig.manifest import SCRATCH, FileSum
@@ -40,7 +40,7 @@ Record = RawPage | Unreadable
 
 def read_all_pages(run: Curation) -> Work:
     """The work of the pass."""
-    schema = pool_schema(run)
+    schema = build_pool_schema(run)
     files = Parts(run.output, {})
     extractors = _Extractors(run)
 

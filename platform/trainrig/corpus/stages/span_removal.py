@@ -262,7 +262,7 @@ def _cut_lines(surviving: SurvivingDocuments, settings: CommonLines, common: Seq
     def cut_split(task: Task) -> Done:
         name = task["name"]
         batches = surviving.read_numbered(COMMON_LINES, name)
-        path = surviving.spans_file(COMMON_LINES, name)
+        path = surviving.name_spans_file(COMMON_LINES, name)
         return cut_lines(batches, common, settings, path), {}
 
     return cut_split
@@ -319,7 +319,7 @@ def _cut_substrings(
             surviving.iterate_texts_before(EXACT_SUBSTRINGS, name),
             repeats,
             nth[name],
-            surviving.spans_file(EXACT_SUBSTRINGS, name),
+            surviving.name_spans_file(EXACT_SUBSTRINGS, name),
             surviving.path_of("passages", f"{name}.keys"),
         )
         return counts, {}
@@ -364,7 +364,7 @@ def _decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -
         name = task["name"]
         matches = Matches.load(surviving.path_of("matches", f"{name}.npz"))
         decision = decide(index, matches, totals)
-        save_spans(surviving.spans_file(CONTAMINATED, name), _spans(decision))
+        save_spans(surviving.name_spans_file(CONTAMINATED, name), _build_removed_spans(decision))
         fallen = np.array(sorted(decision.fallen), np.int64)
         save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
         told = json.dumps(
@@ -377,7 +377,7 @@ def _decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -
     return decide_split
 
 
-def _spans(decision: Decision) -> RemovedSpans:
+def _build_removed_spans(decision: Decision) -> RemovedSpans:
     found = [
         (document, each.start, each.end)
         for document, cuts in sorted(decision.cuts.items())

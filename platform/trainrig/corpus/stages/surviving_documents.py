@@ -66,7 +66,7 @@ class SurvivingDocuments:
             yield texts, numbers[at : at + len(texts)]
             at += len(texts)
 
-    def spans_file(self, step: str, split: str) -> str:
+    def name_spans_file(self, step: str, split: str) -> str:
         """Where the spans to cut of a split are."""
         return self.path_of(step, f"{split}.cuts")
 
@@ -87,7 +87,7 @@ class SpanRemover:
     @classmethod
     def of(cls, surviving: SurvivingDocuments, split: str, steps: Sequence[str]) -> "SpanRemover":
         """That of the cuts which `steps` left."""
-        cuts = {step: load_spans(surviving.spans_file(step, split), step) for step in steps}
+        cuts = {step: load_spans(surviving.name_spans_file(step, split), step) for step in steps}
         fallen: list[int] = []
         if CONTAMINATED in steps:
             fallen = load_arrays(surviving.name_fallen_file(split))["fallen"].tolist()

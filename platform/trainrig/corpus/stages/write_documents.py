@@ -21,7 +21,7 @@ from trainrig.corpus.files.row_files import writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.perplexity import assign_buckets
 from trainrig.corpus.report.duplicate_samples import LikePairs
-from trainrig.corpus.row_schema import VERDICT, build_row_schema, pool_schema
+from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts
@@ -70,7 +70,7 @@ def write_split(
 ) -> Work:
     """The work of the last pass: each document to where it belongs, below `folder`."""
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
-    schema = pool_schema(run)
+    schema = build_pool_schema(run)
     whole = build_row_schema(run)
     hidden = NOT_KEPT if run.keep_dropped == "signals" else set()
     shown = pa.schema([field for field in whole if field.name not in hidden])

@@ -25,7 +25,7 @@ def find_list_files(paths: tuple[str, ...]) -> list[str]:
     """
     files = []
     for path in paths:
-        found = [path] if storage.exists(path) else _in_folder(path)
+        found = [path] if storage.exists(path) else _list_folder(path)
         if not found:
             raise DataError(
                 f"{path}: no such file, and no folder that holds one named `domains` or `urls`"
@@ -34,7 +34,7 @@ def find_list_files(paths: tuple[str, ...]) -> list[str]:
     return files
 
 
-def _in_folder(folder: str) -> list[str]:
+def _list_folder(folder: str) -> list[str]:
     return [path for path in storage.list_files(folder) if path.rpartition("/")[2] in _IN_FOLDERS]
 
 

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from trainrig.evaluate.checks.instructions import is_followed
-from trainrig.evaluate.checks.maths import answer_of, normalise_latex
+from trainrig.evaluate.checks.maths import extract_formula, normalise_latex
 from trainrig.evaluate.checks.settings import (
     AnswerCheck,
     ExactMatch,
@@ -71,7 +71,7 @@ def is_right(check: AnswerCheck, given: str, target: str) -> bool:
         case ExactMatch():
             return _normalise_exact(given, check) == _normalise_exact(target, check)
         case NumericMatch():
-            mine, wanted = number_in(given), number_in(target)
+            mine, wanted = find_first_number(given), find_first_number(target)
             if mine is None or wanted is None:
                 return False
             return abs(mine - wanted) <= Decimal(repr(check.tolerance))
@@ -79,18 +79,18 @@ def is_right(check: AnswerCheck, given: str, target: str) -> bool:
             find = re.fullmatch if check.whole else re.search
             return find(target, given) is not None
         case MathsMatch():
-            return normalise_latex(answer_of(given)) == normalise_latex(target)
+            return normalise_latex(extract_formula(given)) == normalise_latex(target)
     return _normalise_squad(given) == _normalise_squad(target)
 
 
-def number_in(text: str) -> Decimal | None:
+def find_first_number(text: str) -> Decimal | None:
     """The first number in `text`, without thousands separators, signs of currency and percent."""
     match = _NUMBER.search(text)
     return _parse_decimal(match.group()) if match else None
 
 
 def find_numbers(text: str) -> list[Decimal]:
-    """All numbers in `text`, read as `number_in` reads the first."""
+    """All numbers in `text`, read as `find_first_number` reads the first."""
     found = (_parse_decimal(match.group()) for match in _NUMBER.finditer(text))
     return [number for number in found if number is not None]
 

@@ -150,7 +150,7 @@ def _repeat_prompt(text: str, arguments: Arguments) -> bool:
     return text.strip().lower().startswith(str(arguments["prompt_to_repeat"]).strip().lower())
 
 
-def _end(text: str, arguments: Arguments) -> bool:
+def _ends_with(text: str, arguments: Arguments) -> bool:
     return text.strip().strip('"').lower().endswith(str(arguments["end_phrase"]).strip().lower())
 
 
@@ -199,7 +199,7 @@ INSTRUCTIONS: Mapping[str, Callable[[str, Arguments], bool]] = {
     "detectable_format:title": _has_title,
     "combination:two_responses": _gives_two_responses,
     "combination:repeat_prompt": _repeat_prompt,
-    "startend:end_checker": _end,
+    "startend:end_checker": _ends_with,
     "change_case:capital_word_frequency": _compare_capital_frequency,
     "change_case:english_capital": lambda text, given: text.isupper() and _is_english(text.lower()),
     "change_case:english_lowercase": lambda text, given: text.islower() and _is_english(text),

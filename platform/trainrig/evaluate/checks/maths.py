@@ -43,7 +43,7 @@ def find_last_boxed(text: str) -> str:
     return text  # a brace that is never closed
 
 
-def answer_of(text: str) -> str:
+def extract_formula(text: str) -> str:
     """The formula of an answer: boxed, else between its first and last dollar signs, else all."""
     if "\\boxed" in text or "\\fbox" in text:
         return find_last_boxed(text)

@@ -120,8 +120,8 @@ def _draw_samples(task: TaskComparison) -> Details:
     groups = tuple(
         SampleGroup(
             (
-                build_row_sample(a, f"A: {_score(a, task)}"),
-                build_row_sample(b, f"B: {_score(b, task)}"),
+                build_row_sample(a, f"A: {_format_score(a, task)}"),
+                build_row_sample(b, f"B: {_format_score(b, task)}"),
             )
         )
         for a, b in chosen
@@ -131,6 +131,6 @@ def _draw_samples(task: TaskComparison) -> Details:
     )
 
 
-def _score(row: object, task: TaskComparison) -> str:
+def _format_score(row: object, task: TaskComparison) -> str:
     assert isinstance(row, dict)
     return f"{row['scores'][task.metric]:g}"

@@ -56,10 +56,11 @@ def _build_verdict(card: Scorecard) -> Verdict:
     said = []
     for name, score in tasks.items():
         if score.shuffled and score.shuffled[0] <= score.headline.value <= score.shuffled[1]:
+            low, high = map(format_share, score.shuffled)
             said.append(
-                f"{name}: {format_score(score.headline)} lies within {share(score.shuffled[0])} to "
-                f"{share(score.shuffled[1])}, where 99% of scores lie that the same answers get "
-                "against shuffled labels: nothing shows that the model knows this task"
+                f"{name}: {format_score(score.headline)} lies within {low} to {high}, where 99% of "
+                "scores lie that the same answers get against shuffled labels: nothing "
+                "shows that the model knows this task"
             )
         if score.truncated:
             said.append(
@@ -80,7 +81,9 @@ def _build_verdict(card: Scorecard) -> Verdict:
 def _build_key_figures(card: Scorecard) -> tuple[KeyFigure, ...]:
     """Four to six: tasks first, then held-out sources, then what was asked."""
     found = [
-        KeyFigure(name, share(score.headline.value, score), score.metric, _format_note(score))
+        KeyFigure(
+            name, format_share(score.headline.value, score), score.metric, _format_note(score)
+        )
         for name, score in card.tasks.items()
     ]
     found += [
@@ -102,8 +105,8 @@ def _build_key_figures(card: Scorecard) -> tuple[KeyFigure, ...]:
 
 
 def _format_note(score: TaskScore) -> str:
-    error = "" if score.headline.error is None else f"± {share(score.headline.error, score)}"
-    chance = "" if score.chance is None else f"guessing: {share(score.chance)}"
+    error = "" if score.headline.error is None else f"± {format_share(score.headline.error, score)}"
+    chance = "" if score.chance is None else f"guessing: {format_share(score.chance)}"
     return ", ".join(filter(None, (error, chance))) or f"{score.rows:,} rows"
 
 
@@ -230,7 +233,7 @@ def _build_calibration_chart(found: Calibration) -> Chart:
     )
 
 
-def share(value: float, score: TaskScore | None = None) -> str:
+def format_share(value: float, score: TaskScore | None = None) -> str:
     """A score as a percentage, or as a number where it is none."""
     if score is not None and not score.higher_is_better:
         return f"{value:.4g}"
@@ -239,5 +242,5 @@ def share(value: float, score: TaskScore | None = None) -> str:
 
 def format_score(score: MetricScore) -> str:
     """A share with its error: `62.3% ± 0.9%`."""
-    error = "" if score.error is None else f" ± {share(score.error)}"
-    return share(score.value) + error
+    error = "" if score.error is None else f" ± {format_share(score.error)}"
+    return format_share(score.value) + error

@@ -84,11 +84,11 @@ def _do(plan: VectorPlan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
     fitted, measured = read_rows(task.train), read_rows(task.rows)
-    labels = sorted({_label(row, task, task.train) for row in fitted})
+    labels = sorted({_read_label(row, task, task.train) for row in fitted})
     if len(labels) < 2:
         raise DataError(f"{task.train}: all rows have the label {labels[0]!r}; two are the fewest")
     numbers = {label: number for number, label in enumerate(labels)}
-    right = [_label(row, task, task.rows) for row in measured]
+    right = [_read_label(row, task, task.rows) for row in measured]
     for row, label in zip(measured, right, strict=True):
         if label not in numbers:
             raise DataError(
@@ -97,7 +97,7 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
     train_NC = _embed(embedder, [_read_text(row, task.text, task.train) for row in fitted], task)
     texts = [_read_text(row, task.text, task.rows) for row in measured]
     test_NC = _embed(embedder, texts, task)
-    classes_N = np.array([numbers[_label(row, task, task.train)] for row in fitted])
+    classes_N = np.array([numbers[_read_label(row, task, task.train)] for row in fitted])
     classifier = fit_classifier(
         train_NC.astype(np.float64), classes_N, len(labels), task.penalty, task.standardise
     )
@@ -187,7 +187,7 @@ def _read_text(row: TaskRow, field: str, path: str) -> str:
     return value
 
 
-def _label(row: TaskRow, task: LinearProbe, path: str) -> str:
+def _read_label(row: TaskRow, task: LinearProbe, path: str) -> str:
     value = row.fields.get(task.label)
     if isinstance(value, float) or not isinstance(value, str | int):
         raise DataError(

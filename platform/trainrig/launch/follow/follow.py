@@ -57,7 +57,7 @@ class Following:
         if status.state != self._state:
             self._state = status.state
             if not status.ended:
-                self.say(f"{self.record.id}: {_in_words(status)}")
+                self.say(f"{self.record.id}: {_describe_status(status)}")
         return status
 
     def watch(self) -> Iterator[RunStatus]:
@@ -117,7 +117,7 @@ def exit_code(ended: Mapping[str, Any]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def in_words(ended: Mapping[str, Any]) -> str:
+def describe_end(ended: Mapping[str, Any]) -> str:
     """An end, on one line."""
     why = f" ({ended['cause']})" if ended.get("cause", "") not in ("", ended["state"]) else ""
     message = f": {ended['message']}" if ended.get("message") else ""
@@ -131,7 +131,7 @@ def in_words(ended: Mapping[str, Any]) -> str:
     return f"{ended['state']}{why}{message}{kept}{cost}"
 
 
-def _in_words(status: RunStatus) -> str:
+def _describe_status(status: RunStatus) -> str:
     number = status.attempt.number if status.attempt else 0
     if status.state == LOST:
         return f"attempt {number} gives no sign of life"
@@ -147,4 +147,4 @@ def _describe_event(event: Mapping[str, Any]) -> str:
         return f"the cluster has other versions ({event['differences']}): see the log"
     if event["event"] == "notified":
         return "the notification command was run"
-    return in_words(event) if event["event"] == ENDED else ""
+    return describe_end(event) if event["event"] == ENDED else ""

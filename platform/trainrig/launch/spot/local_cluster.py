@@ -40,7 +40,7 @@ class LocalCluster:
     def start(self) -> None:
         """Start the head. Raises ClusterError."""
         port = _free_port()
-        self.address = f"{_own_address()}:{port}"
+        self.address = f"{_find_own_address()}:{port}"
         head = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
         self._start(HEAD, [*head, f"--temp-dir={self.folder}"])
         self.wait([HEAD])
@@ -97,7 +97,7 @@ def _free_port() -> int:
         return port
 
 
-def _own_address() -> str:
+def _find_own_address() -> str:
     """What Ray takes for this machine's address: that by which packets leave it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         try:

@@ -57,7 +57,7 @@ class Replay:
 
     def _play(self) -> None:
         began = time.monotonic()
-        for second, event, notice in _in_order(self.events):
+        for second, event, notice in _order_events(self.events):
             if self._over.wait(max(0.0, second - (time.monotonic() - began))):
                 return
             if notice:
@@ -81,7 +81,7 @@ class Replay:
             self.drained += 1
 
 
-def _in_order(events: Sequence[Event]) -> list[tuple[float, Event, bool]]:
+def _order_events(events: Sequence[Event]) -> list[tuple[float, Event, bool]]:
     """(second, event, whether it is the notice of it) of all that is to be done."""
     notices = [(each.second - each.notice, each, True) for each in events if each.notice]
     return sorted([*notices, *((each.second, each, False) for each in events)], key=lambda e: e[0])

@@ -134,14 +134,14 @@ def _parse_event(entries: dict[str, Any]) -> Event:
         raise ValueError("`node` names no node")
     if event not in (LOST, BACK):
         raise ValueError(f"`event` is {event!r}; it is {LOST} or {BACK}")
-    second = _number(entries, "second")
-    notice = _number(entries, "notice") if entries.get("notice") else 0.0
+    second = _parse_number(entries, "second")
+    notice = _parse_number(entries, "notice") if entries.get("notice") else 0.0
     if notice and event == BACK:
         raise ValueError("a node that comes gives no notice")
     return Event(second, node, event, notice)
 
 
-def _number(entries: dict[str, Any], key: str) -> float:
+def _parse_number(entries: dict[str, Any], key: str) -> float:
     try:
         value = float(entries[key])
     except (KeyError, TypeError, ValueError):

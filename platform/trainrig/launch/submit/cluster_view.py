@@ -58,7 +58,7 @@ class ClusterView:
         """Whether something may scale it: not what was started by hand on this machine alone."""
         return bool(self.name) or not self.here
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Its nodes and what they have."""
         count = len(self.nodes)
         gpus = self._sum_live("GPU")

@@ -157,7 +157,7 @@ def _reach(found: Preflight, request: SubmissionRequest) -> str:
     jobs = RayJobs(find_address(request.address))
     found.cluster = look(jobs)
     found.jobs = jobs
-    return f"{jobs.address}: {found.cluster.in_words()}"
+    return f"{jobs.address}: {found.cluster.describe()}"
 
 
 def _pack(found: Preflight) -> str:

@@ -94,7 +94,7 @@ class Blocks:
             if self.ahead is not None:
                 last = min(last, end + self.past + self.ahead)
             if self._reach is not None:
-                low, high = self._reach.of(begin, end)
+                low, high = self._reach.find_range(begin, end)
                 first, last = max(first, low), min(last, high)
             if first < last:
                 yield slice(begin, end), slice(first, last)
@@ -137,7 +137,7 @@ class _Reach:
             self._first.setdefault(document, place)
             self._last[document] = place + 1
 
-    def of(self, begin: int, end: int) -> tuple[int, int]:
+    def find_range(self, begin: int, end: int) -> tuple[int, int]:
         """The first key of any document that queries `begin` to `end` are of, and that after the
         last; (0, 0): there is none."""
         documents = self._first.keys() & set(self._own[begin:end])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainrig.objectives.contract import DeviceBatch, RowParts
 from trainrig.parallel.context.gathered import gather_parts, gather_shared
-from trainrig.parallel.context.zigzag import take_part_of
+from trainrig.parallel.context.zigzag import take_part
 from trainrig.parallel.mesh import Axis
 from trainrig.tokens.batches import ASKED, IDS, IGNORE, POSITIONS
 
@@ -40,7 +40,7 @@ class RowSplit:
         return replace(batch, arrays=own, parts=RowParts(self._cut_own(places_BT), gather))
 
     def _cut_own(self, array_BT: Tensor) -> Tensor:
-        return take_part_of(array_BT, self.over.rank, self.over.size, 1)
+        return take_part(array_BT, self.over.rank, self.over.size, 1)
 
     def _fill_up(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`arrays` with rows that are cut into equal parts, of as many places for each of the ranks

@@ -19,7 +19,7 @@ def find_chunks(rank: int, degree: int) -> tuple[int, int]:
     return rank, 2 * degree - 1 - rank
 
 
-def take_part_of(row: Tensor, rank: int, degree: int, dim: int) -> Tensor:
+def take_part(row: Tensor, rank: int, degree: int, dim: int) -> Tensor:
     """The t places of `rank` of the T along `dim` of `row`; a copy."""
     chunks = row.chunk(2 * degree, dim)
     return torch.cat([chunks[number] for number in find_chunks(rank, degree)], dim)
@@ -27,7 +27,7 @@ def take_part_of(row: Tensor, rank: int, degree: int, dim: int) -> Tensor:
 
 def cut(row: Tensor, degree: int, dim: int) -> Tensor:
     """[c, …] the parts of all ranks in their order, of the T places along `dim` of `row`."""
-    return torch.stack([take_part_of(row, rank, degree, dim) for rank in range(degree)])
+    return torch.stack([take_part(row, rank, degree, dim) for rank in range(degree)])
 
 
 def join(parts: Sequence[Tensor] | Tensor, dim: int) -> Tensor:

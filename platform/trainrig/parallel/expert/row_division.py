@@ -22,7 +22,7 @@ class RowDivision(RowSplit):
         )
 
 
-def split_of(mesh: WorkerMesh) -> RowSplit:
+def find_row_split(mesh: WorkerMesh) -> RowSplit:
     """Which part of the micro-batches of its replica this rank of `mesh` has."""
     kind = RowDivision if mesh.expert.group else RowSplit
     return kind(mesh.parts, mesh.tensor)

@@ -28,7 +28,7 @@ from trainrig.tokens.batches import (
     MicroBatch,
 )
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.block_sums import SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUMS, compute_block_sums
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS
@@ -70,7 +70,7 @@ def write_part(folder: str, name: str, arrays: dict[str, NDArray[Any]]) -> dict[
         data = np.ascontiguousarray(array).tobytes()
         for file, content in (
             (f"{name}.{ending}", data),
-            (f"{name}.{ending}{SUMS}", block_sums([data])),
+            (f"{name}.{ending}{SUMS}", compute_block_sums([data])),
         ):
             storage.write(storage.join(folder, file), content)
             files[file] = manifest.compute_file_sum(storage.join(folder, file))
@@ -146,7 +146,7 @@ class StoredTeacher:
         if (opened := self._opened.get(part.name)) is not None:
             return opened
         numbers = np.arange(part.first, part.past)
-        ends = np.cumsum(self._shards.of_documents(DOCUMENT_TARGETS, part.source, numbers))
+        ends = np.cumsum(self._shards.read_of_documents(DOCUMENT_TARGETS, part.source, numbers))
         count, path = int(ends[-1]), storage.join(self._folder, part.name)
         dtype = choose_dtype(self._shards.vocabulary.size)
         wide = count * self.entries

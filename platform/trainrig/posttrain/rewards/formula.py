@@ -3,7 +3,7 @@
 from typing import Literal
 
 from trainrig.evaluate.checks.answers import is_right
-from trainrig.evaluate.checks.maths import answer_of
+from trainrig.evaluate.checks.maths import extract_formula
 from trainrig.evaluate.checks.settings import MathsMatch
 from trainrig.posttrain.rewards.verifier import Verifier
 
@@ -19,4 +19,4 @@ class FormulaAnswer(Verifier):
 
     def is_right(self, given: str, target: str) -> bool:
         """Whether both are one formula."""
-        return is_right(MathsMatch(), given, answer_of(target))
+        return is_right(MathsMatch(), given, extract_formula(target))

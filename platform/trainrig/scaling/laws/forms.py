@@ -274,11 +274,11 @@ class TaskForm(Constants):
         """Nats per byte of the right answers."""
         return _to_array(self.E + self.A * (_to_array(flops) / self.unit) ** -self.alpha)
 
-    def score(self, flops: ArrayLike) -> Array:
+    def compute_score(self, flops: ArrayLike) -> Array:
         """The expected score."""
-        return self.score_of_loss(self.compute_loss(flops))
+        return self.compute_score_of_loss(self.compute_loss(flops))
 
-    def score_of_loss(self, loss: ArrayLike) -> Array:
+    def compute_score_of_loss(self, loss: ArrayLike) -> Array:
         """The expected score of a model whose right answers have `loss`, nats per byte."""
         at = np.clip((_to_array(loss) - self.middle) / self.width, -500, 500)
         return _to_array(self.chance + (1 - self.chance) / (1 + np.exp(at)))

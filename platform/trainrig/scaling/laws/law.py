@@ -160,7 +160,7 @@ class TaskLaw(Settings):
         """Where the expected score after `flops` lies, by the draws; None where they do not say."""
         if refuse_draws(len(self.draws), self.draws_failed):
             return None
-        return compute_percentiles(self.drawn.score([flops])[:, 0], level)
+        return compute_percentiles(self.drawn.compute_score([flops])[:, 0], level)
 
 
 class Law(Settings):

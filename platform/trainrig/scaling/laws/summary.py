@@ -55,7 +55,8 @@ def _describe_tasks(law: Law) -> Iterator[str]:
             ask = 10 * law.ranges.flops.greatest
             yield (
                 f"    at {ask:.3g} FLOPs, 10 times the largest run's: "
-                f"{float(form.score(ask)):.3f} {task.compute_interval(ask) or '(no interval)'}"
+                f"{float(form.compute_score(ask)):.3f} "
+                f"{task.compute_interval(ask) or '(no interval)'}"
             )
     for name, why in law.tasks_refused.items():
         yield f"  {name}: no law: {why}"

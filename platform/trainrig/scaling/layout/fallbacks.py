@@ -65,8 +65,8 @@ def _list_fitting(
         if list_needs(layout, predictor, subject.objective):
             continue
         alone = replace(layout, degrees=replace(degrees, shard=1))
-        prediction = predictor.of(layout)
-        if prediction.memory.fits(room) and predictor.of(alone).memory.fits(room):
+        prediction = predictor.predict(layout)
+        if prediction.memory.fits(room) and predictor.predict(alone).memory.fits(room):
             yield prediction
 
 

@@ -75,7 +75,10 @@ def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
 
 
 def _chart_steps(plan: LayoutPlan) -> Chart:
-    steps = [StepParts(_name(n, each), _group_seconds(each)) for n, each in enumerate(plan.best, 1)]
+    steps = [
+        StepParts(_format_name(n, each), _group_seconds(each))
+        for n, each in enumerate(plan.best, 1)
+    ]
     return Chart(
         f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
         f"{plan.best[-1].prediction.seconds.total:.4g} s in the last of those shown",
@@ -88,14 +91,14 @@ def _chart_steps(plan: LayoutPlan) -> Chart:
             "Seconds of a step",
             ("layout", *StepSeconds.__dataclass_fields__),
             tuple(
-                (_name(n, each), *(float(v) for v in vars(each.prediction.seconds).values()))
+                (_format_name(n, each), *(float(v) for v in vars(each.prediction.seconds).values()))
                 for n, each in enumerate(plan.best, 1)
             ),
         ),
     )
 
 
-def _name(number: int, found: Found) -> str:
+def _format_name(number: int, found: Found) -> str:
     degrees = found.prediction.layout.degrees
     letters = [
         f"{letter}{getattr(degrees, axis)}"
@@ -153,7 +156,7 @@ def _build_memory_table(plan: LayoutPlan) -> ReportTable:
         ("layout", "all", *parts),
         tuple(
             (
-                _name(number, each),
+                _format_name(number, each),
                 each.prediction.memory.total / GIB,
                 *(getattr(each.prediction.memory, part) / GIB for part in parts),
             )
@@ -168,7 +171,13 @@ def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
         for name, sent in vars(each.prediction.traffic).items():
             if sent.inside or sent.across:
                 rows.append(
-                    (_name(number, each), name, sent.inside / 1e9, sent.across / 1e9, sent.seconds)
+                    (
+                        _format_name(number, each),
+                        name,
+                        sent.inside / 1e9,
+                        sent.across / 1e9,
+                        sent.seconds,
+                    )
                 )
     columns = ("layout", "why", "GB in its machine", "GB to others", "s, hidden ones too")
     return ReportTable("Of each step", columns, tuple(rows))

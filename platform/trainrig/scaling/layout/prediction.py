@@ -127,7 +127,7 @@ class Predictor:
         self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
         self._training = lru_cache(maxsize=None)(self._build_training)
 
-    def of(self, layout: DeviceLayout) -> StepPrediction:
+    def predict(self, layout: DeviceLayout) -> StepPrediction:
         """The prediction for `layout`, which is legal."""
         turns, degrees = layout.count_turns(self.batch.global_batch), layout.degrees
         devices = self._pipeline(

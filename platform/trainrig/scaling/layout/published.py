@@ -66,7 +66,7 @@ class PublishedRun:
             deterministic=False,
             compile=Compile() if self.compiled else None,
         )
-        return Predictor(self.model, training, self.batch, cluster).of(self.layout)
+        return Predictor(self.model, training, self.batch, cluster).predict(self.layout)
 
     @property
     def error(self) -> float:

@@ -95,7 +95,7 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     legal = fitting = 0
     for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed):
         legal += 1
-        found = predictor.of(layout)
+        found = predictor.predict(layout)
         if nearest is None or found.memory.total < nearest.memory.total:
             nearest = found
         if not found.memory.fits(room):
@@ -210,7 +210,7 @@ def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor)
     whole = replace(cluster, of_a_machine=cluster.devices, across=None)
     inside = Predictor(
         predictor.model, predictor.training, predictor.batch, whole, predictor.predicted
-    ).of(layout)
+    ).predict(layout)
     turns = layout.count_turns(predictor.batch.global_batch)
     share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / turns
     return (prediction.seconds.tensor - inside.seconds.tensor) * share
@@ -285,7 +285,7 @@ def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> in
         predictor = Predictor(subject.model, subject.training, subject.batch, larger)
         for layout in _iterate_allowed_layouts(subject, devices, fixed):
             frugal = layout.recompute == "full"  # what needs less of it fits if anything does
-            if frugal and predictor.of(layout).memory.fits(cluster.device.memory):
+            if frugal and predictor.predict(layout).memory.fits(cluster.device.memory):
                 return devices
     return None
 

@@ -122,7 +122,7 @@ def _predict_tasks(law: Law, flops: float) -> Iterator[TaskPrediction]:
     for task in law.tasks:
         yield TaskPrediction(
             task=task.task,
-            score=float(task.form.score(flops)),
+            score=float(task.form.compute_score(flops)),
             interval=task.compute_interval(flops),
             loss=float(task.form.compute_loss(flops)),
             chance=task.form.chance,

@@ -93,7 +93,7 @@ def parse_message(value: Any) -> Message:
     content = value.get("content")
     if content is None and role == ASSISTANT and more.get("tool_calls"):
         content = ""
-    message = Message(role, _parse_text(content), _weight(value.get("weight")), more)
+    message = Message(role, _parse_text(content), _read_weight(value.get("weight")), more)
     check_unicode([message.content, json.dumps(more, ensure_ascii=False)])
     return message
 
@@ -177,7 +177,7 @@ def _parse_part(part: Any) -> str:
     return text
 
 
-def _weight(given: Any) -> float:
+def _read_weight(given: Any) -> float:
     """What a file says of a message: 0, it is read but not trained on; 1 is usual."""
     if given is None:
         return 1.0

@@ -174,7 +174,7 @@ class ChatRenderer:
         if text.startswith(closed):
             end = len(closed)
         else:
-            end = self._end_by_token(closed, text, begin, number)
+            end = self._cut_turn_end(closed, text, begin, number)
         if end <= begin:
             raise BadRow("empty_mask", f"turn {number} is rendered as nothing")
         return begin, end
@@ -215,7 +215,7 @@ class ChatRenderer:
             f"what stands before turn {number} is rendered otherwise once others follow",
         )
 
-    def _end_by_token(self, closed: str, text: str, begin: int, number: int) -> int:
+    def _cut_turn_end(self, closed: str, text: str, begin: int, number: int) -> int:
         """The end of a turn that is rendered otherwise once others follow."""
         marks = self._special.findall(closed, min(begin, len(closed)))
         if marks and (at := text.find(marks[-1], begin)) >= 0:

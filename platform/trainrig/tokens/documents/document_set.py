@@ -245,21 +245,23 @@ def _parse_document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | st
         encoded = text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
         return "not_unicode"
-    source = _name(row, table.source.column) if isinstance(table.source, Column) else table.source
+    source = (
+        _read_name(row, table.source.column) if isinstance(table.source, Column) else table.source
+    )
     if not source:
         return "no_source"
-    url = _name(row, table.url)
+    url = _read_name(row, table.url)
     return {
-        "id": _name(row, table.id) or compute_document_id(source, url, encoded),
+        "id": _read_name(row, table.id) or compute_document_id(source, url, encoded),
         "url": url,
         "source": source,
-        "language": _name(row, table.language),
+        "language": _read_name(row, table.language),
         "text": text,
         "text_bytes": len(encoded),
     }
 
 
-def _name(row: Mapping[str, Any], column: str | None) -> str:
+def _read_name(row: Mapping[str, Any], column: str | None) -> str:
     """The value of a column as a string; empty if there is no such column, or nothing in it."""
     value = None if column is None else find_value(row, column)
     name = "" if value is None else str(value)

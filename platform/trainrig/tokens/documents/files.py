@@ -16,7 +16,7 @@ def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
     """The files that `patterns` name, each once, sorted. Raises DataError if one names none."""
     found = {path for pattern in patterns for path in _find_matching(FORMATS[kind], pattern)}
     # "./a" and "a" are one file, and so is "/folder/a" in that folder.
-    places = {_place(path): path for path in sorted(found)}
+    places = {_locate_file(path): path for path in sorted(found)}
     return [
         path if path.startswith(storage.S3) else str(Path(path))
         for _, path in sorted(places.items())
@@ -29,7 +29,7 @@ def name_files(paths: Sequence[str]) -> list[str]:
     Of files on disk and on S3 no folder holds all, so each kind has one of its own, and names begin
     with `disk/` or `s3/`: no two files have the same.
     """
-    places = [_place(path) for path in paths]
+    places = [_locate_file(path) for path in paths]
     kinds = sorted({kind for kind, _ in places})
     folders = {
         kind: os.path.commonpath(
@@ -43,7 +43,7 @@ def name_files(paths: Sequence[str]) -> list[str]:
     return [f"{kind}/{name}" for (kind, _), name in zip(places, names, strict=True)]
 
 
-def _place(path: str) -> tuple[Literal["disk", "s3"], str]:
+def _locate_file(path: str) -> tuple[Literal["disk", "s3"], str]:
     """Where a file lies, however it is written: the kind of location, and the path from its root.
 
     By letters alone: a link is a folder like any other, under the name that it has.
@@ -60,7 +60,7 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
     folder = pattern if wild is None else pattern[:wild].rpartition("/")[0] or "."
     names = storage.list_files(folder)
     if wild is None:
-        return _of_folder(format_, folder, names)
+        return _list_folder(format_, folder, names)
     wanted = pattern if "/" in pattern else f"./{pattern}"
     found = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
     if not found:
@@ -68,7 +68,7 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
     return found
 
 
-def _of_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str]:
+def _list_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str]:
     endings = " ".join(f"*{ending}" for ending in format_.endings)
     found = [name for name in names if name.endswith(format_.endings)]
     # What `datasets` keeps of past computations beside the data.

@@ -159,7 +159,7 @@ class FastEngine:
         done = 0
         for begin, end in find_long_runs(text, self._longest_run):
             if words.line_breaks and begin > done and self._keeps_line_breaks(text[begin - 1]):
-                begin = _end_of_line_breaks(text, begin, end)
+                begin = _find_end_of_line_breaks(text, begin, end)
             yield text[done:begin], False
             if words.line_breaks:
                 after_breaks = 1 + max(
@@ -175,7 +175,7 @@ class FastEngine:
         return len(self._cut(character + "\n")) == 1
 
 
-def _end_of_line_breaks(text: str, begin: int, end: int) -> int:
+def _find_end_of_line_breaks(text: str, begin: int, end: int) -> int:
     found = _LINE_BREAKS.match(text, begin, end)
     assert found is not None  # it matches nothing at all too
     return found.end()

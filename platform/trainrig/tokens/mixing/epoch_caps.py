@@ -15,7 +15,7 @@ def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str
     """
     samples = timeline.find_first_sample(steps)
     if timeline.end is not None and samples > timeline.end:
-        enough = timeline.step_of(timeline.end)
+        enough = timeline.find_step(timeline.end)
         raise ConfigError(
             f"batches: {timeline.describe_last_read()} reach their caps of epochs after {enough} "
             f"whole steps, but training.steps is {steps}; train for {enough} steps or fewer, or "
@@ -36,9 +36,9 @@ def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str
 def _explain_excess(timeline: Timeline, source: str, cap: float, steps: int, first: int) -> str:
     samples = timeline.find_first_sample(steps)
     epochs = timeline.count_epochs_read(samples)[source]
-    enough = timeline.step_of(first)
+    enough = timeline.find_step(first)
     fewer = f"train for {enough} steps or fewer, " if enough else ""
-    share = _share(timeline, source, samples)
+    share = _compute_share(timeline, source, samples)
     lower = math.floor(share * cap / epochs * 1e4) / 1e4
     return (
         f"batches: source '{source}' would be read {epochs:.2f} times in {steps} steps, beyond its "
@@ -48,7 +48,7 @@ def _explain_excess(timeline: Timeline, source: str, cap: float, steps: int, fir
     )
 
 
-def _share(timeline: Timeline, source: str, samples: int) -> float:
+def _compute_share(timeline: Timeline, source: str, samples: int) -> float:
     """The part of the first `samples` samples that is of `source`."""
     total = 0
     firsts = [segment.first for segment in timeline.segments]

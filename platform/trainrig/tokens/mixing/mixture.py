@@ -82,7 +82,7 @@ class Mixture:
         counts = np.array(self.slots, dtype=np.int64)[sources]
         return sources, rounds * counts + self._before[slot]
 
-    def sample_of(self, source: str, ordinal: int) -> int:
+    def find_sample(self, source: str, ordinal: int) -> int:
         """The sample before which `source` has had `ordinal` of them, and which is its next."""
         number = self.sources.index(source)
         slots = np.flatnonzero(self._table == number)

@@ -134,14 +134,14 @@ class PretrainBatches:
 
     def micro_batches(self, step: int) -> int:
         """How many micro-batches make up the global batch of `step` (from 0)."""
-        stage = self.timeline.stage_of(step)
+        stage = self.timeline.find_stage(step)
         return stage.global_batch // stage.micro_batch
 
     def count_row_targets(self, step: int) -> tuple[Integers, Integers]:
         """[R] the samples of the global batch of `step`, and [R] the targets of each before any
         corruption; reads no tokens."""
         first = self.timeline.find_first_sample(step)
-        stage = self.timeline.stage_of(step)
+        stage = self.timeline.find_stage(step)
         samples = np.arange(first, first + stage.global_batch, dtype=np.int64)
         places = self.timeline.find_places(samples)
         counts = np.zeros(len(samples), dtype=np.int64)
@@ -167,7 +167,7 @@ class PretrainBatches:
         if self.corruption is None:
             return {TOKENS: int(counts.sum())}
         total: dict[str, int] = {}
-        size = self.timeline.stage_of(step).micro_batch
+        size = self.timeline.find_stage(step).micro_batch
         for rows in zip(samples.reshape(-1, size), counts.reshape(-1, size), strict=True):
             for name, count in self.corruption.denominators(step, *rows).items():
                 total[name] = total.get(name, 0) + count
@@ -176,7 +176,7 @@ class PretrainBatches:
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
         samples, places = self._locate_samples(step, index)
-        stage = self.timeline.stage_of(step)
+        stage = self.timeline.find_stage(step)
         ids_BT, targets_BT = np.empty((2, stage.micro_batch, stage.sequence_length), dtype=np.int64)
         pieces = self._read(places, ids_BT, targets_BT)
         by_document = self.settings.attend == "document"
@@ -189,7 +189,7 @@ class PretrainBatches:
         """[B] the samples of a micro-batch, and what they are."""
         if not 0 <= index < self.micro_batches(step):
             raise ValueError(f"no micro-batch {index} among {self.micro_batches(step)} of a step")
-        stage = self.timeline.stage_of(step)
+        stage = self.timeline.find_stage(step)
         first = self.timeline.find_first_sample(step) + index * stage.micro_batch
         samples = np.arange(first, first + stage.micro_batch, dtype=np.int64)
         return samples, self.timeline.find_places(samples)
@@ -232,7 +232,7 @@ class PretrainBatches:
         found = self._layout.read(source, window, span, ids, targets)
         return Location(
             sample=sample,
-            step=self.timeline.step_of(sample),
+            step=self.timeline.find_step(sample),
             source=source,
             epoch=int(rows.epochs[0]),
             window=window,

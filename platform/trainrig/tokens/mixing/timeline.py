@@ -105,7 +105,7 @@ class Timeline:
             mixture = Mixture.of(left, carry_over(owed, left))
             self.segments.append(Segment(first, stage, mixture, dict(rows)))
             ends = [
-                first + mixture.sample_of(source, limit - rows[source])
+                first + mixture.find_sample(source, limit - rows[source])
                 for source in left
                 if (limit := limits.get(source)) is not None
             ]
@@ -120,7 +120,7 @@ class Timeline:
                 return rows, owed
             first = int(end)
 
-    def stage_of(self, step: int) -> StageSizes:
+    def find_stage(self, step: int) -> StageSizes:
         """The stage that `step` is in."""
         starts = [stage.from_step for stage in self.stages]
         return self.stages[bisect.bisect_right(starts, step) - 1]
@@ -129,10 +129,10 @@ class Timeline:
         """The first sample of `step`: as many samples come before it."""
         if step < 0:
             raise ValueError(f"there is no step {step}")
-        stage = self.stage_of(step)
+        stage = self.find_stage(step)
         return stage.first_sample + (step - stage.from_step) * stage.global_batch
 
-    def step_of(self, sample: int) -> int:
+    def find_step(self, sample: int) -> int:
         """The step that `sample` is in."""
         starts = [stage.first_sample for stage in self.stages]
         stage = self.stages[bisect.bisect_right(starts, sample) - 1]
@@ -142,8 +142,8 @@ class Timeline:
         """What neighbouring `samples` of one step are. Raises ConfigError past the end of data."""
         if self.end is not None and samples[-1] >= self.end:
             raise ConfigError(
-                f"batches: {self.describe_last_read()} are used up after {self.step_of(self.end)} "
-                "whole steps; train for no more, or raise `epochs`"
+                f"batches: {self.describe_last_read()} are used up after "
+                f"{self.find_step(self.end)} whole steps; train for no more, or raise `epochs`"
             )
         sources, ordinals = np.empty_like(samples), np.empty_like(samples)
         first = bisect.bisect_right(self._firsts, int(samples[0])) - 1
@@ -195,7 +195,7 @@ class Timeline:
             if source not in segment.mixture.sources:
                 continue
             place = max(limit - segment.before[source], 0)
-            found = segment.first + segment.mixture.sample_of(source, place)
+            found = segment.first + segment.mixture.find_sample(source, place)
             if number + 1 == len(self.segments) or found < self._firsts[number + 1]:
                 return found
         raise ValueError(f"{source}: never beyond {epochs} epochs")

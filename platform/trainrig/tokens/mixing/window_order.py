@@ -52,7 +52,7 @@ class WindowBlocks:
         """Blocks of a group. Those of one row need no order among themselves."""
         return 1 if self.length == 1 else GROUP
 
-    def in_group(self, group: int) -> int:
+    def count_in_group(self, group: int) -> int:
         """Blocks of this group of an epoch; the last one may have fewer than the others."""
         return min(self.per_group, self.count - group * self.per_group)
 
@@ -62,7 +62,7 @@ class WindowBlocks:
 
     def group_order(self, epoch: int, group: int, span: int, places: Integers) -> Integers:
         """[R] which of a group's rows, numbered in the order of its blocks, are at `places`."""
-        rows = self.in_group(group) * (self.length // span)
+        rows = self.count_in_group(group) * (self.length // span)
         if rows == 1:
             return np.zeros_like(places)
         return permute_indices(
@@ -81,7 +81,9 @@ class ReadPosition:
     @classmethod
     def at(cls, blocks: WindowBlocks, epoch: int, group: int) -> "ReadPosition":
         """Nothing of this group read yet."""
-        return cls(epoch, group, np.zeros((blocks.in_group(group), blocks.length), dtype=np.bool_))
+        return cls(
+            epoch, group, np.zeros((blocks.count_in_group(group), blocks.length), dtype=np.bool_)
+        )
 
     def count_windows(self, blocks: WindowBlocks) -> int:
         """Base windows read since the run began."""

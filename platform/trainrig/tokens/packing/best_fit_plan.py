@@ -42,7 +42,7 @@ BLOCK_DOCUMENTS = 2**20
 BLOCK_ROWS = 2**20
 
 
-def plan_name(sequence_length: int) -> str:
+def name_plan(sequence_length: int) -> str:
     """Of the plan for rows of `sequence_length` positions."""
     return f"best_fit-{sequence_length}"
 
@@ -82,7 +82,7 @@ def write_best_fit_plan(
         return entries
 
     settings = {"sequence_length": sequence_length, "padding": padding}
-    files = write_plan(shards, plan_name(sequence_length), settings, ARRAYS, fill)
+    files = write_plan(shards, name_plan(sequence_length), settings, ARRAYS, fill)
     total_bytes = sum(entry.bytes for entry in files.values())
     return {**counts, "bytes": total_bytes}, files
 

@@ -11,7 +11,7 @@ import numpy as np
 from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.packing.best_fit_plan import ARRAYS, plan_name
+from trainrig.tokens.packing.best_fit_plan import ARRAYS, name_plan
 from trainrig.tokens.packing.layout import check_windows
 from trainrig.tokens.packing.plan_files import HEAD, PLANS, PackingPlanFiles
 from trainrig.tokens.permutation import Integers
@@ -27,7 +27,7 @@ class BestFitRows:
         self._shards = shards
         self._length = sequence_length
         remedy = _suggest_remedy(shards.folder, sequence_length)
-        self._plan = PackingPlanFiles(shards, plan_name(sequence_length), ARRAYS, cache, remedy)
+        self._plan = PackingPlanFiles(shards, name_plan(sequence_length), ARRAYS, cache, remedy)
         self._padding = self._plan.head.settings["padding"]
         self.fingerprint = self._plan.fingerprint
 
@@ -98,7 +98,7 @@ class BestFitRows:
 
 
 def _suggest_remedy(folder: str, sequence_length: int) -> str:
-    prefix, suffix = storage.join(folder, PLANS, plan_name(0))[:-1], HEAD
+    prefix, suffix = storage.join(folder, PLANS, name_plan(0))[:-1], HEAD
     there = [
         path.removeprefix(prefix).removesuffix(suffix)
         for path in storage.list_files(storage.join(folder, PLANS), suffix)

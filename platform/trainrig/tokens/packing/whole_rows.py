@@ -116,7 +116,7 @@ class WholeRows:
         _check_span(span, self.length)
         return self._sum_by_row(DOCUMENT_TARGETS, source, windows)
 
-    def weight(self, source: str, windows: Integers) -> Integers:
+    def sum_weights(self, source: str, windows: Integers) -> Integers:
         """[B] sum of the weights of each row, in hundredths."""
         return self._sum_by_row(DOCUMENT_WEIGHT, source, windows)
 
@@ -184,7 +184,7 @@ class WholeRows:
         if not len(windows):
             return np.zeros(0, dtype=np.int64)
         documents = self._list_documents(source, windows)
-        values = self._shards.of_documents(array, source, np.concatenate(documents))
+        values = self._shards.read_of_documents(array, source, np.concatenate(documents))
         firsts = np.cumsum([0, *(len(each) for each in documents[:-1])])
         return np.add.reduceat(values, firsts)
 

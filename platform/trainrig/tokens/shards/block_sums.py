@@ -24,7 +24,7 @@ SUM_DTYPE = np.dtype("<u4")
 Sums = NDArray[np.unsignedinteger[Any]]
 
 
-def block_sums(pieces: Iterable[bytes | memoryview]) -> bytes:
+def compute_block_sums(pieces: Iterable[bytes | memoryview]) -> bytes:
     """The sums of all `pieces`, one after the other, as they lie in a file."""
     return np.fromiter(map(zlib.crc32, _cut_blocks(pieces)), SUM_DTYPE).tobytes()
 
@@ -32,7 +32,7 @@ def block_sums(pieces: Iterable[bytes | memoryview]) -> bytes:
 def compute_file_block_sums(path: str | Path) -> bytes:
     """The sums of the local file at `path`."""
     with Path(path).open("rb") as file:
-        return block_sums(iter(lambda: file.read(64 * SUMMED), b""))
+        return compute_block_sums(iter(lambda: file.read(64 * SUMMED), b""))
 
 
 def count_sums_bytes(size: int) -> int:

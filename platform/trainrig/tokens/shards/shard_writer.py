@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.block_sums import SUMS, block_sums
+from trainrig.tokens.shards.block_sums import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import (
     CLASSES,
     DOCUMENT_TARGETS,
@@ -225,7 +225,7 @@ def _write_summed(folder: str, name: str, pieces: Sequence[bytes]) -> dict[str, 
     """Write a file, and the sums of its blocks beside it."""
     return {
         name: _write(folder, name, pieces),
-        name + SUMS: _write(folder, name + SUMS, [block_sums(pieces)]),
+        name + SUMS: _write(folder, name + SUMS, [compute_block_sums(pieces)]),
     }
 
 

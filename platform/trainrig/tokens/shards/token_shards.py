@@ -151,7 +151,7 @@ class TokenShards:
             out[at : at + end - begin] = self._shards[shard].arrays[WEIGHTS].read(begin, end)
             at += end - begin
 
-    def of_documents(self, array: str, source: str, numbers: Integers) -> Integers:
+    def read_of_documents(self, array: str, source: str, numbers: Integers) -> Integers:
         """What the array `array` says of each of the documents `numbers` of `source`."""
         of = self._runs[source]
         _check_inside(numbers, self.count_documents(source), f"{source}: document")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.tokens.tokenizers.word_lattice import Lattice, spans_inside
+from trainrig.tokens.tokenizers.word_lattice import Lattice, find_inner_spans
 
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
@@ -184,7 +184,7 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
     probability = np.maximum(uses / uses.sum(), FLOOR)
     alive = np.ones(total, dtype=bool)
     corpus = _build_lattice(words, candidates)
-    inside = spans_inside(
+    inside = find_inner_spans(
         candidates.example,
         np.array([len(piece) for piece in candidates.pieces], dtype=np.int64),
         candidates.start,

@@ -116,7 +116,7 @@ class Lattice:
         return steps
 
 
-def spans_inside(
+def find_inner_spans(
     place: Integers, length: Integers, start: Integers, edge_length: Integers, piece: Integers
 ) -> Lattice:
     """All ways to cut each piece into others: the edges inside an example of it.

@@ -162,7 +162,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
         frequencies=_thin_ranks([int(used[n]) for n in by_use]),
         commonest=[(format_entry(content[n]), int(used[n])) for n in by_use[:EXAMPLES]],
         longest=[format_entry(content[n]) for n in by_length[:EXAMPLES]],
-        not_given_back=_not_given_back(encoder, texts, ids),
+        not_given_back=_find_not_given_back(encoder, texts, ids),
         cut=[encoder.decode_bytes([n]).decode(errors="backslashreplace") for n in cut_ids],
         cut_id=cut_text.id,
     )
@@ -282,7 +282,7 @@ def _to_show(
     return texts[number], ids[number][:CUT_TOKENS].tolist()
 
 
-def _not_given_back(
+def _find_not_given_back(
     encoder: Encoder, texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
 ) -> list[str]:
     wrong = [

@@ -101,7 +101,7 @@ class Checkpoint:
     attempt: int
 
 
-def folder_of(place: str, step: int, attempt: int) -> str:
+def name_checkpoint_folder(place: str, step: int, attempt: int) -> str:
     """Where the checkpoint of `step` lies below `place`, a folder of checkpoints."""
     return storage.join(place, f"step_{step:08d}", f"attempt-{attempt:04d}")
 
@@ -156,7 +156,7 @@ def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[st
     for event in folder.read_events():
         if event["event"] != "checkpoint" or event["step"] <= after:
             continue
-        path = folder_of(folder.checkpoints, event["step"], event["attempt"])
+        path = name_checkpoint_folder(folder.checkpoints, event["step"], event["attempt"])
         gone = not storage.exists(storage.join(path, MANIFEST))
         if path.startswith(below) and gone and storage.list_files(path):
             found.append(f"{storage.join(path, MANIFEST)}: gone, though its checkpoint was whole")

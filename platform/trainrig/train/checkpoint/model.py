@@ -31,7 +31,7 @@ from trainrig.train.checkpoint.manifest import (
     TOKENIZER,
     CheckpointManifest,
     commit,
-    folder_of,
+    name_checkpoint_folder,
 )
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
@@ -175,7 +175,7 @@ def _write_first(
 ) -> str:
     folder = RunFolder(run_folder)
     attempt = folder.take_attempt(0)
-    target = folder_of(folder.checkpoints, 0, attempt.number)
+    target = name_checkpoint_folder(folder.checkpoints, 0, attempt.number)
     texts = {
         STATE: json.dumps({"step": 0, **entries}, indent=1).encode(),
         TOKENIZER: tokenizer.encode(),

@@ -31,8 +31,8 @@ from trainrig.train.checkpoint.manifest import (
     TOKENIZER,
     CheckpointManifest,
     commit,
-    folder_of,
     mark_damaged,
+    name_checkpoint_folder,
 )
 from trainrig.train.checkpoint.shares import find_written, index_stages
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
@@ -216,7 +216,7 @@ class Saver:
     ) -> tuple[int, str]:
         """One checkpoint below `place`, by all ranks; its bytes, and what went wrong or "". `kept`:
         it is the one to `verify`."""
-        target = folder_of(place, snapshot.step, self._attempt.number)
+        target = name_checkpoint_folder(place, snapshot.step, self._attempt.number)
         mine = tensor_file_name(self._rank)
         outcome = _try_action(
             lambda: staged.write(storage.join(target, mine)), f"rank {self._rank}"

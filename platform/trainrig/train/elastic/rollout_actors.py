@@ -27,7 +27,7 @@ from trainrig.train.rollout_pool.requests import (
     RolloutRequest,
     choose_poll_interval,
     find_open,
-    rollouts_of,
+    name_rollouts_folder,
     write_failure,
 )
 from trainrig.train.run.run_folder import RunFolder
@@ -67,7 +67,7 @@ class RolloutPool:
         self._job, self._need, self._room = job, need, room
         self._wanted = parse_bounds(job.rollout_actors)
         self._folder = RunFolder(job.folder)
-        self._rollouts = rollouts_of(self._folder)
+        self._rollouts = name_rollouts_folder(self._folder)
         self._faults = job.training.faults
         self._actors: list[_Actor] = []
         self._numbers = itertools.count(1)

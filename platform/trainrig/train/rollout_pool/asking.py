@@ -26,9 +26,9 @@ from trainrig.train.rollout_pool.requests import (
     choose_poll_interval,
     delete_requests,
     find_missing_units,
+    name_rollouts_folder,
     raise_failure,
     read_unit,
-    rollouts_of,
     write_unit,
 )
 from trainrig.train.rollout_pool.weights import WeightWriter
@@ -54,7 +54,7 @@ class RolloutsAhead:
         self._group, self._actors = group, actors
         self.lag = maker.lag
         self._writer = WeightWriter(group)
-        self._rollouts = rollouts_of(folder)
+        self._rollouts = name_rollouts_folder(folder)
         if dist.get_rank() == 0:
             self._forget_earlier()
         dist.barrier(group)
@@ -74,7 +74,7 @@ class RolloutsAhead:
         """
         first = range(self.lag) if number == 0 else ()
         for wanted in (*first, number + self.lag):
-            count, folder = self.maker.micro_batches(wanted), self._folder_of(wanted)
+            count, folder = self.maker.micro_batches(wanted), self._name_folder(wanted)
             missing = self._broadcast(
                 functools.partial(_find_lacking, stored, wanted, folder, count)
             )
@@ -104,7 +104,7 @@ class RolloutsAhead:
 
         `slots`: see `ask`. Collective.
         """
-        weights = storage.join(self._folder_of(first), f"weights-attempt-{self._attempt.number}")
+        weights = storage.join(self._name_folder(first), f"weights-attempt-{self._attempt.number}")
         wave = first
         while (filled := waves.find_filled()) is None:
             if self._actors and wave == first:
@@ -116,7 +116,7 @@ class RolloutsAhead:
                 dist.barrier(self._group)  # what the others sample is there, too
             elif dist.get_rank() == 0:
                 request = RolloutRequest(
-                    self._folder_of(wave), wave, count, weights, self._attempt.number, bool(asked)
+                    self._name_folder(wave), wave, count, weights, self._attempt.number, bool(asked)
                 )
                 request.write(asked)
             units = self.wait(wave, range(count), alive)
@@ -129,7 +129,7 @@ class RolloutsAhead:
 
     def check_asked(self, number: int) -> None:
         """Raise DataError unless what batch `number` lacks is going to be sampled."""
-        folder, count = self._folder_of(number), self.maker.micro_batches(number)
+        folder, count = self._name_folder(number), self.maker.micro_batches(number)
         missing, asked = self._broadcast(
             lambda: (
                 find_missing_units(folder, count),
@@ -152,7 +152,7 @@ class RolloutsAhead:
     ) -> Mapping[int, Arrays]:
         """What was sampled for those micro-batches of batch `number`, once all that any rank waits
         for is there; calls `alive` meanwhile. Raises what sampling it failed by. Collective."""
-        folder, began, told = self._folder_of(number), time.monotonic(), False
+        folder, began, told = self._name_folder(number), time.monotonic(), False
         found: dict[int, Arrays] = {}
         for index in indices:
             while (sampled := read_unit(folder, index)) is None:
@@ -173,7 +173,7 @@ class RolloutsAhead:
         which has been read."""
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # an actor that was given up may still write there
-                delete_requests(self._of_batch(number))
+                delete_requests(self._name_batch_folder(number))
 
     def _sample(
         self,
@@ -187,17 +187,17 @@ class RolloutsAhead:
             with torch.no_grad(), keep_gathered(state.model, gather_once):
                 for index in indices:
                     arrays = self.maker.sample(state.model, number, index, asked)
-                    write_unit(self._folder_of(number), index, arrays)
+                    write_unit(self._name_folder(number), index, arrays)
         finally:  # gathered, for a backward pass that does not come
             for unit in list_units(state.model):
                 unit.reshard()
 
-    def _of_batch(self, number: int) -> str:
+    def _name_batch_folder(self, number: int) -> str:
         key = digest(self.maker.identity())[:8]
         return storage.join(self._rollouts, f"batch_{number:08d}-{key}")
 
-    def _folder_of(self, number: int) -> str:
-        folder = self._of_batch(number)
+    def _name_folder(self, number: int) -> str:
+        folder = self._name_batch_folder(number)
         if self.lag:  # the weights are of before: no attempt after has them
             return folder
         return storage.join(folder, f"attempt-{self._attempt.number}")

@@ -62,7 +62,7 @@ class RolloutRequest:
             raise ClusterError(f"{self.folder}: what was asked is gone") from error
 
 
-def rollouts_of(folder: RunFolder) -> str:
+def name_rollouts_folder(folder: RunFolder) -> str:
     """Where all requests of a run lie."""
     return storage.join(folder.path, FOLDER, ROLLOUTS)
 

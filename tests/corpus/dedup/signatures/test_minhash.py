@@ -10,7 +10,7 @@ from trainrig.corpus.dedup.signatures.minhash import (
     MinHash,
     choose_banding,
     compute_match_curve,
-    match_probability,
+    compute_match_probability,
 )
 from trainrig.errors import ConfigError
 
@@ -28,7 +28,7 @@ def test_finewebs_curve_is_the_published_one(similarity, probability):
 def test_datasketchs_own_optimum_misses_more_than_half_at_the_threshold():
     index = datasketch.MinHashLSH(threshold=0.8, num_perm=128)
     assert (index.b, index.r) == (9, 13)
-    assert match_probability(0.8, index.b, index.r) == pytest.approx(0.399, abs=5e-4)
+    assert compute_match_probability(0.8, index.b, index.r) == pytest.approx(0.399, abs=5e-4)
 
 
 def test_the_default_finds_the_pairs_at_its_threshold():
@@ -47,7 +47,7 @@ def test_what_is_chosen_finds_the_share_asked_for_and_one_row_more_would_not(
         assert chosen.compute_candidate_probability(threshold) >= recall
         assert permutations - chosen.rows < chosen.bands * chosen.rows <= permutations
         for rows in range(chosen.rows + 1, permutations + 1):
-            assert match_probability(threshold, permutations // rows, rows) < recall
+            assert compute_match_probability(threshold, permutations // rows, rows) < recall
 
 
 def test_bands_and_rows_that_are_given_are_taken():

@@ -144,7 +144,7 @@ def test_a_task_is_scored_at_the_6nd_of_the_best_run_of_each(fits: list[Fitted])
         by_six = 6 * best.parameters * best.tokens
         assert score.flops == best.flops != pytest.approx(by_six, rel=0.02)
         assert score.flops_6nd == pytest.approx(by_six)
-        assert score.score == pytest.approx(float(TASK.score([by_six])[0]))
+        assert score.score == pytest.approx(float(TASK.compute_score([by_six])[0]))
 
 
 def test_a_size_whose_runs_differ_in_operations_costs_the_mean_of_its_tokens() -> None:

@@ -29,7 +29,7 @@ ROWS = 2_000  # of the task
 def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
     dice = np.random.default_rng(seed)
     losses = form.compute_loss(FLOPS) * np.exp(dice.normal(0, noise, len(FLOPS)))
-    scores = form.score_of_loss(losses)
+    scores = form.compute_score_of_loss(losses)
     if noise:
         scores = dice.binomial(ROWS, scores) / ROWS
     tasks = {
@@ -62,7 +62,7 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
         score = law.compute_interval(ask)
         assert score is not None and score.low is not None and score.high is not None
         assert score.high - score.low < 0.12
-        held["score"] += score.contains(float(TRUE.score(ask)))
+        held["score"] += score.contains(float(TRUE.compute_score(ask)))
     assert min(held.values()) >= 7, held  # of ten; 95% intervals, drawn of 24 runs
 
 
@@ -97,13 +97,13 @@ def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> No
     assert len((tmp_path / "law.json").read_text().splitlines()) < 700  # a draw is one line
     said = predict_loss(law, 1e9, 1e11)
     (task,) = said.tasks
-    assert task.score == float(law.tasks[0].form.score(6e20)) and isinstance(
+    assert task.score == float(law.tasks[0].form.compute_score(6e20)) and isinstance(
         task.interval, Interval
     )
     assert f"  made_up {task.score:.3f} {task.interval}, chance 0.25" in "\n".join(
         describe_prediction(said)
     )
-    expected = float(law.tasks[0].form.score(10 * FLOPS.max()))
+    expected = float(law.tasks[0].form.compute_score(10 * FLOPS.max()))
     assert f"{expected:.3f} " in "\n".join(describe_law(law))
     page = build_fit_page(fitted, str(tmp_path))
     assert f"made_up: {expected:.3f} " in page and "What tasks will score" in page

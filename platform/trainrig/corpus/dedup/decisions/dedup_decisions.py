@@ -27,7 +27,7 @@ _REPEATED = ("id0", "id1")
 _CLUSTER = ("cluster0", "cluster1")
 
 
-def of_decided(decided: DecidedPartition) -> Rows:
+def build_decided_rows(decided: DecidedPartition) -> Rows:
     """A row for each document that is in pairs, in the order of refs."""
     rows = np.zeros(len(decided.refs), DECISION)
     rows["ref"] = decided.refs
@@ -39,7 +39,7 @@ def of_decided(decided: DecidedPartition) -> Rows:
     return rows
 
 
-def of_repeats(repeats: Rows, known: Rows, kind: int) -> Rows:
+def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
     """What becomes of `repeats`, where `known` (in the order of refs) tells of some of the firsts.
 
     Equal texts (BY_TEXT) share all that became of their first; of a capture of the same URL nobody
@@ -67,20 +67,20 @@ def of_repeats(repeats: Rows, known: Rows, kind: int) -> Rows:
     return rows
 
 
-def of_own_repeats(repeats: Rows, told: Rows, known: Rows, kind: int) -> Rows:
+def build_own_repeat_rows(repeats: Rows, told: Rows, known: Rows, kind: int) -> Rows:
     """What becomes of repeats of a first of their own partition.
 
     The same as of that one, where it was `told` (in the order of refs) of what it repeats itself;
-    else what `of_repeats` makes of them.
+    else what `build_repeat_rows` makes of them.
     """
     at, there = find(told["ref"], repeats["first"])
     there[there] = told["kind"][at[there]] != KEPT
     rows = np.take(told, at[there])
     rows["ref"] = repeats["ref"][there]
-    return np.concatenate([rows, of_repeats(repeats[~there], known, kind)])
+    return np.concatenate([rows, build_repeat_rows(repeats[~there], known, kind)])
 
 
-def of_firsts(repeats: Rows, known: Rows) -> Rows:
+def build_first_rows(repeats: Rows, known: Rows) -> Rows:
     """Rows for the firsts of equal texts that `known` does not tell of: each its own cluster.
 
     `repeats` has one of each first.
@@ -93,7 +93,7 @@ def of_firsts(repeats: Rows, known: Rows) -> Rows:
     return rows
 
 
-def in_order(*tables: Rows) -> Rows:
+def merge_in_order(*tables: Rows) -> Rows:
     """The rows of all, in the order of refs."""
     rows = np.concatenate(tables)
     return np.take(rows, np.argsort(rows["ref"], kind="stable"))

@@ -35,7 +35,7 @@ def cut_lines(
     units = Units.concatenate(found)
     number_D = np.concatenate([np.empty(0, np.int64), *numbers])
     goes_U = _mark_cut_units(units, number_D, common, settings)
-    spans = _spans(units, goes_U)
+    spans = _find_spans(units, goes_U)
     save_spans(path, spans)
     return {
         "documents": documents,
@@ -65,7 +65,7 @@ def _mark_cut_units(
     return goes
 
 
-def _spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
+def _find_spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
     """Runs of units that go, one after the other, as one span."""
     gone = np.flatnonzero(goes_U)
     follows = np.zeros(len(gone), bool)  # whether the unit before it goes as well

@@ -100,7 +100,7 @@ def format_joined_ids(words: NDArray[np.uint64]) -> str:
     return np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
 
 
-def digest_words(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def split_digests(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """[documents, 2] digests of 16 bytes as two numbers."""
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64).reshape(-1, 2)
 

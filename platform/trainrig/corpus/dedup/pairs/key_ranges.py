@@ -27,17 +27,17 @@ def iterate_candidates(
     for rows in entries.iterate_pieces():
         counts += np.bincount(assign_bins(rows["key"], parts), minlength=BINS)
     for first, end in cut_partitions(counts.tolist(), most):
-        in_bins = functools.partial(_in_bins, entries, parts, first, end)
+        in_bins = functools.partial(_iterate_bins, entries, parts, first, end)
         giants = _find_giants(in_bins(), most) if end == first + 1 else np.empty(0, np.uint64)
         rest = [rows[~np.isin(rows["key"], giants)] for rows in in_bins()]
         yield from buckets.iterate_candidates(np.concatenate(rest), earlier)
         for key in giants:
             yield from buckets.iterate_candidates_of_one_key(
-                functools.partial(_of_key, in_bins, key), earlier
+                functools.partial(_select_key, in_bins, key), earlier
             )
 
 
-def _in_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterator[Rows]:
+def _iterate_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterator[Rows]:
     """The entries of some bins of a range, a piece at a time; one piece at least."""
     yield np.empty(0, buckets.ENTRY)
     for rows in entries.iterate_pieces():
@@ -55,6 +55,6 @@ def _find_giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
     return keys[counts > most // 2]
 
 
-def _of_key(pieces: Callable[[], Iterator[Rows]], key: np.uint64) -> Iterator[Rows]:
+def _select_key(pieces: Callable[[], Iterator[Rows]], key: np.uint64) -> Iterator[Rows]:
     for rows in pieces():
         yield np.compress(rows["key"] == key, rows)

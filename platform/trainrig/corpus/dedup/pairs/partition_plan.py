@@ -42,7 +42,7 @@ class PartitionPlan:
     entries: int  # that a task of a part holds at a time
     bytes: int  # what a worker holds at most, as estimated
 
-    def partition_of(self, split_indexes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def find_partition(self, split_indexes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The partition of each of so many split indexes."""
         lengths = [end - first for first, end in self.partitions]
         return np.repeat(np.arange(len(self.partitions)), lengths)[:split_indexes].astype(np.int64)

@@ -100,7 +100,7 @@ class RunPart:
     @classmethod
     def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "RunPart":
         """That part of the runs at `paths`. Raises DataError for a torn file."""
-        spans = ((path, _spans(path, part, kind.itemsize)) for path in paths)
+        spans = ((path, _find_part_spans(path, part, kind.itemsize)) for path in paths)
         return cls(kind, tuple((path, *span) for path, found in spans for span in found))
 
     @property
@@ -157,7 +157,7 @@ def _compute_rows_begin(parts: int) -> int:
     return _HEAD + _NUMBER * (parts + 1)
 
 
-def _spans(path: str, part: int, size: int) -> list[tuple[int, int]]:
+def _find_part_spans(path: str, part: int, size: int) -> list[tuple[int, int]]:
     """Of each chunk of a run, the first byte of its rows of a part, and how many these are.
 
     None if all are empty. `size` is that of a row in bytes.

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from trainrig.config import Settings
 
 
-def match_probability(similarity: float, bands: int, rows: int) -> float:
+def compute_match_probability(similarity: float, bands: int, rows: int) -> float:
     """How likely two texts of this Jaccard similarity are to share a band key."""
     return float(1 - (1 - similarity**rows) ** bands)
 
@@ -30,7 +30,7 @@ def choose_banding(threshold: float, permutations: int, recall: float) -> tuple[
         (
             rows
             for rows in range(1, permutations + 1)
-            if match_probability(threshold, permutations // rows, rows) >= recall
+            if compute_match_probability(threshold, permutations // rows, rows) >= recall
         ),
         default=1,
     )
@@ -92,7 +92,7 @@ class MinHash(Settings):
 
     def compute_candidate_probability(self, similarity: float) -> float:
         """How likely two texts of this Jaccard similarity are to share a band key."""
-        return match_probability(similarity, self.bands, self.rows)
+        return compute_match_probability(similarity, self.bands, self.rows)
 
 
 def compute_match_curve(settings: MinHash) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -41,14 +41,14 @@ class NormalisedTexts(NamedTuple):
         # Joined, they are copied.
         strings = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [_NONE])
         strings.validate(full=True)
-        texts = _of_buffers(strings)
+        texts = _read_buffers(strings)
         found = np.zeros(len(strings), np.bool_)
         _find_capitals(texts.data, texts.starts, _CAPITALS, found)
         if not found.any():
             return texts
         mask = pa.array(found)
         lowered = [text.lower() for text in strings.filter(mask).to_pylist()]
-        return _of_buffers(pc.replace_with_mask(strings, mask, pa.array(lowered, _STRING)))
+        return _read_buffers(pc.replace_with_mask(strings, mask, pa.array(lowered, _STRING)))
 
     def slice_texts(self, first: int, end: int) -> "NormalisedTexts":
         """The texts `first` to `end`."""
@@ -68,7 +68,7 @@ def _lower_case(text: str) -> str:
     return text.lower() if any(capital in text for capital in CAPITALS) else text
 
 
-def _of_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
+def _read_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
     if not len(strings):
         return NormalisedTexts.of([])
     _, starts, data = strings.buffers()

@@ -104,12 +104,14 @@ def _find_pieces(
     apart[1:] |= begins[1:] > ends[:-1]
     heads = np.flatnonzero(apart)
     tails = np.append(heads[1:], len(order))[: len(heads)] - 1
-    pieces, source = _in_bounds(documents[heads], begins[heads], ends[tails], settings.min_bytes)
+    pieces, source = _fit_to_bounds(
+        documents[heads], begins[heads], ends[tails], settings.min_bytes
+    )
     bounds = np.searchsorted(partition[heads][source], np.arange(partitions + 1))
     return pieces, bounds.astype(np.int64)
 
 
-def _in_bounds(
+def _fit_to_bounds(
     documents: NDArray[np.int64],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],

@@ -114,7 +114,7 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
 
 
 @compile_nogil
-def hash_of(text: NDArray[np.uint8]) -> np.uint64:
+def hash_text(text: NDArray[np.uint8]) -> np.uint64:
     """The hash of `text` as one word."""
     hash_, before = _FNV_START, 0
     for i in range(len(text)):
@@ -130,7 +130,7 @@ def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     topics = np.zeros(_SLOTS, np.int32)
     for topic, words in enumerate(TOPICS.values()):
         for word in words.split():
-            key = hash_of(np.frombuffer(word.encode(), np.uint8))
+            key = hash_text(np.frombuffer(word.encode(), np.uint8))
             slot = int(key) % _SLOTS
             while keys[slot] not in (0, key):
                 slot = (slot + 1) % _SLOTS

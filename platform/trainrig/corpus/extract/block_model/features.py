@@ -41,7 +41,7 @@ def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
 
 
 @compile_nogil
-def _share(part: int, whole: int) -> int:
+def _compute_share(part: int, whole: int) -> int:
     return 1000 * part // whole if whole > 0 else 0
 
 
@@ -72,7 +72,7 @@ def fill(
     for i in range(n):
         row = numbers[i]
         characters = int(row[CHARACTERS])
-        link_share = _share(int(row[LINK_CHARACTERS]), characters)
+        link_share = _compute_share(int(row[LINK_CHARACTERS]), characters)
         good[i] = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
         size[i + 1] = size[i] + characters
         linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
@@ -96,8 +96,8 @@ def fill(
         row, out = numbers[i], result[i]
         out[:WIDTH] = row
         column = WIDTH
-        out[column] = _share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
-        out[column + 1] = _share(int(row[TITLE_WORDS]), int(row[WORDS]))
+        out[column] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
+        out[column + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
         out[column + 2] = topics[i]
         column += 3
         for step in range(-_REACH, _REACH + 1):
@@ -110,7 +110,9 @@ def fill(
                 out[column + 2] = (
                     result[j, WIDTH]
                     if j < i
-                    else _share(int(numbers[j, LINK_CHARACTERS]), int(numbers[j, CHARACTERS]))
+                    else _compute_share(
+                        int(numbers[j, LINK_CHARACTERS]), int(numbers[j, CHARACTERS])
+                    )
                 )
                 out[column + 3] = numbers[j, ENDS_SENTENCE]
                 out[column + 4] = topics[j]
@@ -122,19 +124,19 @@ def fill(
         run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
         low, high = max(0, i - _AROUND), min(n, i + _AROUND + 1)
         out[column] = size[high] - size[low]
-        out[column + 1] = _share(linked[high] - linked[low], size[high] - size[low])
+        out[column + 1] = _compute_share(linked[high] - linked[low], size[high] - size[low])
         out[column + 2] = prose[high] - prose[low]
-        out[column + 3] = _share(prose[i], prose[n])
-        out[column + 4] = _share(prose[n] - prose[i + 1], prose[n])
+        out[column + 3] = _compute_share(prose[i], prose[n])
+        out[column + 4] = _compute_share(prose[n] - prose[i + 1], prose[n])
         out[column + 5] = distance
         out[column + 6] = next_good[i]
         out[column + 7] = min(i, 1000)
         out[column + 8] = min(n - 1 - i, 1000)
-        out[column + 9] = _share(size[i], size[n])
+        out[column + 9] = _compute_share(size[i], size[n])
         out[column + 10] = n
         out[column + 11] = size[n]
         out[column + 12] = prose[n]
-        out[column + 13] = _share(linked[n], size[n])
+        out[column + 13] = _compute_share(linked[n], size[n])
         out[column + 14] = repeats[i]
         out[column + 15] = FAR if title < 0 else max(-FAR, min(FAR, i - title))
         out[column + 16] = run
@@ -143,7 +145,7 @@ def fill(
         out[column + 17] = FAR if heading < 0 else min(FAR, i - heading)
         out[column + 18] = min(FAR, last - i)
         out[column + 19] = size[last] - size[first]
-        out[column + 20] = _share(linked[last] - linked[first], size[last] - size[first])
+        out[column + 20] = _compute_share(linked[last] - linked[first], size[last] - size[first])
         out[column + 21] = prose[last] - prose[first]
         if heading >= 0:
             out[column + 22] = numbers[heading, KIND]

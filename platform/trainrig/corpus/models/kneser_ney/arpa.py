@@ -26,8 +26,8 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
     UNKNOWN,
     Ids,
     find_contexts,
-    in_order,
     pack,
+    sort_places,
 )
 from trainrig.corpus.models.kneser_ney.trie import NEVER, Trie
 from trainrig.errors import DataError
@@ -217,7 +217,7 @@ def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
 def _build_trie(levels: Sequence[_Level]) -> Trie:
     sorted_levels = []
     for level in levels:
-        order = in_order(pack(level.words_nM))
+        order = sort_places(pack(level.words_nM))
         words, logs, back_offs = level
         sorted_levels.append(_Level(words[:, order], logs[order], back_offs[order]))
     parents = [

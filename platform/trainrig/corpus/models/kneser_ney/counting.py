@@ -15,8 +15,8 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
     Ids,
     Keys,
     NgramKeys,
-    in_order,
     pack,
+    sort_places,
     unpack,
 )
 
@@ -99,7 +99,7 @@ def _cut_ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
 def _merge(runs: list[Keys]) -> NDArray[np.uint64]:
     """Rows of high key, low key and count [3, M], sorted, equal keys once with their sum."""
     rows = np.concatenate(runs, axis=1)
-    rows = rows[:, in_order(NgramKeys(rows[0], rows[1]))]
+    rows = rows[:, sort_places(NgramKeys(rows[0], rows[1]))]
     if not rows.shape[1]:
         return rows
     new = np.ones(rows.shape[1], np.bool_)

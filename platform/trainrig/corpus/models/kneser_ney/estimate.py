@@ -19,8 +19,8 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
     Counts,
     Ids,
     find_contexts,
-    in_order,
     pack,
+    sort_places,
 )
 from trainrig.corpus.models.kneser_ney.trie import NEVER, Trie
 
@@ -89,7 +89,7 @@ class _Sorted(NamedTuple):
 
 
 def _sort_level(level: Level, below: _Sorted) -> _Sorted:
-    places = in_order(pack(level.words_nM))
+    places = sort_places(pack(level.words_nM))
     words = level.words_nM[:, places]
     return _Sorted(words, places, find_contexts(words, below.words_nM))
 

@@ -55,7 +55,7 @@ def unpack(keys: NgramKeys, order: int) -> Ids:
     return words
 
 
-def in_order(keys: NgramKeys) -> NDArray[np.int64]:
+def sort_places(keys: NgramKeys) -> NDArray[np.int64]:
     """The places of the n-grams when they are sorted."""
     return np.lexsort((keys.low_M, keys.high_M))
 

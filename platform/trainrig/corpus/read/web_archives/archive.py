@@ -78,7 +78,7 @@ class _Archive(abc.ABC):
         else:
             at = self.find(begin - LOOK_BACK)
         while at is not None and (end is None or at < end):
-            at = yield from self.own(at, begin, end)
+            at = yield from self.iterate_own(at, begin, end)
 
     @abc.abstractmethod
     def find_first(self) -> tuple[_Start, str | None]:
@@ -89,7 +89,7 @@ class _Archive(abc.ABC):
         """The first start that can be seen at or after `position`."""
 
     @abc.abstractmethod
-    def own(self, at: int, begin: int, end: int | None) -> _Owned:
+    def iterate_own(self, at: int, begin: int, end: int | None) -> _Owned:
         """What starts from `at` on own, as far as they are in [begin, end); returns the next."""
 
 
@@ -119,7 +119,7 @@ class _PlainArchive(_Archive):
             kept = block[-LONGEST_LINE - 1 :]
             at += len(block) - len(kept)
 
-    def own(self, at: int, begin: int, end: int | None) -> _Owned:
+    def iterate_own(self, at: int, begin: int, end: int | None) -> _Owned:
         self.stream.seek(at)
         records = Records(self.stream, self.grammar, at)
         # One record is held back: whether its length is right shows only behind it.
@@ -173,7 +173,7 @@ class _PackedArchive(_Archive):
     def find(self, position: int) -> _Start:
         return find_member(self.stream, position, self.starts)
 
-    def own(self, at: int, begin: int, end: int | None) -> _Owned:
+    def iterate_own(self, at: int, begin: int, end: int | None) -> _Owned:
         member = self.opened
         if member is None or member.start != at:
             self.packed.move(at)
@@ -257,7 +257,7 @@ def _classify_record(
         return None
     if head.reason or head.length > LARGEST_BODY:
         return Unreadable(where, head.reason or "too_large")
-    block = records.block()
+    block = records.read_block()
     if records.short:
         return None
     try:

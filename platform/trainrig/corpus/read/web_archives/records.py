@@ -89,7 +89,7 @@ class Records:
             raise NoRecord("bad_head")
         return head
 
-    def block(self) -> bytes:
+    def read_block(self) -> bytes:
         """The last record's block, as far as it is there."""
         block = self._stream.read(self._left)
         self._advance(len(block))

@@ -51,7 +51,7 @@ def mix_bits(value: np.uint64) -> np.uint64:
 
 
 @compile_nogil
-def hash_of(codes: NDArray[np.uint32], start: int, end: int) -> np.uint64:
+def hash_characters(codes: NDArray[np.uint32], start: int, end: int) -> np.uint64:
     """The hash of the characters `start` to `end`."""
     found = SEED
     for place in range(start, end):

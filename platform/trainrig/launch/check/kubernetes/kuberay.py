@@ -7,7 +7,7 @@ from trainrig.config import Location
 from trainrig.launch.check.clouds.expiry import EXPIRY
 from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
 from trainrig.launch.check.kubernetes.pods import check_pod_template
-from trainrig.launch.check.kubernetes.quantities import number
+from trainrig.launch.check.kubernetes.quantities import parse_quantity
 from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, PricedPool
 from trainrig.launch.check.ray_file import LONGEST_IDLE, check_labels
 
@@ -65,8 +65,8 @@ def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
         market=str(labels.get(MARKET, "")),
         least=1 if name == HEAD else _parse_count(least) * _parse_count(hosts),
         most=1 if name == HEAD else _parse_count(most) * _parse_count(hosts),
-        cpus=0.0 if name == HEAD else number(ensure_table(limits).get("cpu")) or 0.0,
-        gpus=number(ensure_table(limits).get(GPU)) or 0.0,
+        cpus=0.0 if name == HEAD else parse_quantity(ensure_table(limits).get("cpu")) or 0.0,
+        gpus=parse_quantity(ensure_table(limits).get(GPU)) or 0.0,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from trainrig.config import Location
 from trainrig.launch.check.containers import check_image
 from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
-from trainrig.launch.check.kubernetes.quantities import number
+from trainrig.launch.check.kubernetes.quantities import parse_quantity
 from trainrig.launch.check.pools import HEAD, MARKET
 from trainrig.launch.check.spot_agent import AGENT
 
@@ -41,7 +41,7 @@ def _check_resources(ray: dict[str, Any], where: Location) -> Iterator[Found]:
     for kind in ("cpu", "memory"):
         if kind not in limits:
             yield (*where, "resources"), f"no limit of {kind}; Ray takes the whole machine for its"
-        elif kind in requests and number(requests[kind]) != number(limits[kind]):
+        elif kind in requests and parse_quantity(requests[kind]) != parse_quantity(limits[kind]):
             what = f"{requests[kind]}, but the limit is {limits[kind]}; Ray counts on the limit"
             yield (*where, "resources", "requests", kind), what
 
@@ -62,8 +62,8 @@ def _check_shared_memory(
             continue
         if ensure_table(empty).get("medium") != "Memory":
             yield here, f"{SHARED_MEMORY} must be memory; write medium: Memory"
-        size = number(ensure_table(empty).get("sizeLimit"))
-        memory = number(at(ray, "resources", "limits", "memory"))
+        size = parse_quantity(ensure_table(empty).get("sizeLimit"))
+        memory = parse_quantity(at(ray, "resources", "limits", "memory"))
         if size is not None and memory is not None and size >= memory:
             what = f"{empty['sizeLimit']} counts in the container's memory, and leaves none of it"
             yield (*here, "sizeLimit"), what
@@ -99,7 +99,7 @@ def _check_worker(group: dict[str, Any], spec: dict[str, Any], where: Location) 
     if spec.get("restartPolicy") != "Never":
         what = "autoscaler v2 makes new pods itself; one restarted in place is lost to it: Never"
         yield (*where, "restartPolicy"), what
-    gpus = number(at(spec, "containers", 0, "resources", "limits", GPU))
+    gpus = parse_quantity(at(spec, "containers", 0, "resources", "limits", GPU))
     keys = {str(ensure_table(each).get("key")) for each in ensure_list(spec.get("tolerations"))}
     if gpus and GPU not in keys:
         what = f"no toleration of {GPU}; machines with GPUs turn away pods without one"

@@ -10,7 +10,7 @@ _TIMES |= {"E": 1e18} | {
 }
 
 
-def number(quantity: Any) -> float | None:
+def parse_quantity(quantity: Any) -> float | None:
     """`16Gi` in bytes, `500m` in cores; None for what is none."""
     if isinstance(quantity, int | float) and not isinstance(quantity, bool):
         return float(quantity)

@@ -192,7 +192,7 @@ def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iter
                 objective=law.name,
                 flops=best.flops,
                 flops_6nd=by_six,
-                score=float(np.asarray(of.form.score([by_six]))[0]),
+                score=float(np.asarray(of.form.compute_score([by_six]))[0]),
                 interval=of.compute_interval(by_six),
             )
 

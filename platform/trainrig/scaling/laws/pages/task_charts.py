@@ -27,17 +27,18 @@ def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
     flops, scores = asked.flops_6nd, asked.task_scores[task.task]
     losses, form = asked.task_losses[task.task], task.form
     line = np.geomspace(flops.min(), flops.max() * BEYOND, COMPUTES)
-    band = Band(line, form.score(line))
+    band = Band(line, form.compute_score(line))
     if not refuse_draws(len(task.draws), task.draws_failed):
         tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-        band = Band(line, band.value, *np.quantile(task.drawn.score(line), tails, axis=0))
+        band = Band(line, band.value, *np.quantile(task.drawn.compute_score(line), tails, axis=0))
     ask = 10 * float(flops.max())
     rows = zip(
         asked.name.tolist(), map(format_power, flops), losses.tolist(), scores.tolist(),
-        form.score(flops).tolist(), strict=True,
+        form.compute_score(flops).tolist(), strict=True,
     )  # fmt: skip
     return Chart(
-        f"{task.task}: {float(form.score(ask)):.3f} {format_interval(task.compute_interval(ask))} "
+        f"{task.task}: {float(form.compute_score(ask)):.3f} "
+        f"{format_interval(task.compute_interval(ask))} "
         f"is expected at {format_power(ask)} FLOPs, 10 times the largest run's",
         figures.draw(
             partial(
