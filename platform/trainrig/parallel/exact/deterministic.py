@@ -167,9 +167,13 @@ class SummedInTree:
         return total / self._now.virtual
 
     def _take_own(self, number: int, parameter: Tensor) -> None:
-        """FSDP has left the gradient of a virtual worker with `parameter`, of this `number`."""
+        """There is a gradient with `parameter`, of this `number`: that of a virtual worker, or, where
+        there is no FSDP to keep them together till then, of some micro-batches of one."""
+        slot = self._now.slot
+        if not slot.closes and not self._now.last:
+            return  # the next is added to it
         assert parameter.grad is not None
-        gradient, slot = find_local_slice(parameter.grad)[0], self._now.slot
+        gradient = find_local_slice(parameter.grad)[0]
         parameter.grad = None
         if slot.real:
             self._now.measure_own(gradient, (slot.first, number))
