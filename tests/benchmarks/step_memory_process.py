@@ -1,0 +1,114 @@
+"""Peak memory of training steps of 124M parameters, of this process: `python
+step_memory_process.py ours|transformers`.
+
+A script, as a process must have done nothing before to say what a step needs. Prints a line of JSON
+as tuning_memory.py does. A step is 4 micro-batches of one row of 256 tokens; ours has one virtual
+worker, as the other has no more.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+from tuning_memory import measure
+
+ROWS, LENGTH, STEPS = 4, 256, 3
+SIZES = {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50_304, "positions": LENGTH}
+
+
+def draw_rows() -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and their targets, both [ROWS, LENGTH]."""
+    ids = np.random.default_rng(0).integers(0, SIZES["vocabulary"], (ROWS, LENGTH + 1))
+    return ids[:, :-1].copy(), ids[:, 1:].copy()
+
+
+def prepare_ours() -> Callable[[], None]:
+    """Steps of ours, deterministic, from fresh weights on."""
+    import torch._inductor  # noqa: F401  # what torch imports at a first step
+
+    from trainrig.models.decoder import DecoderConfig
+    from trainrig.optim import Constant
+    from trainrig.parallel import numerics
+    from trainrig.parallel.mesh import find_local_device, join_group
+    from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
+    from trainrig.train.job import TrainingJob
+    from trainrig.train.run_file.training import Training
+    from trainrig.train.state import build_fresh_state
+    from trainrig.train.step import Stepper
+
+    class Rows:
+        """A micro-batch a row, the same at every step."""
+
+        def micro_batches(self, step: int) -> int:
+            return ROWS
+
+        def denominators(self, step: int) -> dict[str, int]:
+            return {TOKENS: ROWS * LENGTH}
+
+        def micro_batch(self, step: int, index: int) -> MicroBatch:
+            ids, targets = (each[index : index + 1] for each in draw_rows())
+            number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
+            return MicroBatch(build_token_arrays(ids, targets), number, number * 0, pieces)
+
+    join_group(0, 1, f"file://{tempfile.mkdtemp()}/store", timedelta(seconds=60))
+    training = Training(steps=10**6, schedule=Constant(warmup=0), virtual_workers=1)
+    numerics.settle(1, training.deterministic)
+    job = TrainingJob(
+        folder="",
+        model=DecoderConfig.model_validate(SIZES),
+        training=training,
+        make_batches=Rows,
+        tokenizer="",
+    )
+
+    def work() -> None:
+        state = build_fresh_state(job, find_local_device())
+        stepper = Stepper(job, ("web",), state, lambda: False)
+        for step in range(STEPS):
+            assert stepper.take(read_local_batch(Rows(), 0, 1, step, virtual=1))
+
+    return work
+
+
+def prepare_transformers() -> Callable[[], None]:
+    """Steps of Transformers' Llama of the same sizes, as a plain loop takes them."""
+    import torch
+    import torch._inductor
+    import torch.nn.functional as F
+    from peers import Llama
+
+    from trainrig.models.decoder import DecoderConfig
+
+    sizes = DecoderConfig.model_validate(SIZES)
+
+    def work() -> None:
+        model = Llama(sizes)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        ids, targets = map(torch.from_numpy, draw_rows())
+        for _ in range(STEPS):
+            for row in range(ROWS):
+                logits = model(ids[row : row + 1]).flatten(0, 1)
+                (F.cross_entropy(logits, targets[row]) / ROWS).backward()
+                del logits
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    prepare = {"ours": prepare_ours, "transformers": prepare_transformers}[sys.argv[1]]
+    print(json.dumps(measure(prepare())), flush=True)
+    os._exit(0)  # nothing that an import registered need end
+
+
+if __name__ == "__main__":
+    main()

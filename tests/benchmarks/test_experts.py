@@ -1,0 +1,64 @@
+"""The pace of a mixture of experts beside a dense model of the same active parameters."""
+
+import importlib.util
+import json
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from trainrig.models.decoder import DecoderConfig, count_parameters
+
+pytestmark = pytest.mark.bench
+ROUNDS = 7
+CHANNELS, BETWEEN = 384, 1024
+EXPERTS, ACTIVE = 8, 2
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+steps = _load("test_train_step")
+
+
+def cpu_seconds(action):
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+@pytest.mark.timeout(1800)
+def test_a_mixture_of_experts_is_little_slower_than_what_it_activates(alone, write_result):
+    sizes = {
+        "layers": 6, "channels": CHANNELS, "heads": 6, "vocabulary": steps.VOCABULARY,
+        "positions": steps.LENGTH, "feedforward_channels": BETWEEN,
+    }  # fmt: skip
+    mixture = {
+        "kind": "MixtureOfExperts", "experts": EXPERTS, "active": ACTIVE,
+        "expert_channels": BETWEEN // ACTIVE,
+    }  # fmt: skip
+    dense = DecoderConfig.model_validate(sizes)
+    sparse = DecoderConfig.model_validate({**sizes, "feedforward": mixture})
+    counts = {name: count_parameters(each) for name, each in (("dense", dense), ("sparse", sparse))}
+    ways = {"dense": steps.ours(dense), "sparse": steps.ours(sparse)}
+    for action in ways.values():
+        action(), action()
+    rounds = [{name: cpu_seconds(each) for name, each in ways.items()} for _ in range(ROUNDS)]
+    ratios = sorted(each["dense"] / each["sparse"] for each in rounds)
+    found = {
+        "experts": EXPERTS,
+        "active": ACTIVE,
+        "active_parameters": {name: each.active for name, each in counts.items()},
+        "parameters": {name: each.total for name, each in counts.items()},
+        "tokens": steps.SEQUENCES * steps.LENGTH,
+        "pace": round(statistics.median(ratios), 3),  # tokens a CPU second, of the dense model's
+        "pace_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
+    }
+    print(json.dumps(found))
+    write_result("experts-beside-dense.json", found)
+    assert found["pace"] > 0.8
