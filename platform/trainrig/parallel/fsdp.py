@@ -6,7 +6,7 @@ axes it is HSDP: sliced along the last, alike along the first; with slices of a 
 
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,46 @@ def shard(
         if over.size() > 1:  # one rank alone would divide by it, for nothing
             module.set_gradient_divide_factor(1.0)
     return root
+
+
+def leave_whole(layers: Sequence[nn.Module]) -> None:
+    """What stands for `shard` where there is nothing to shard (`needs_sharding`).
+
+    Of what a layer reads FSDP adds up the gradients within the layer before it joins them to those
+    of other layers that read the same. Without it the terms of such a sum would be taken in another
+    order, to other bits, where layers share inputs: the text of an encoder, say.
+    """
+    for layer in layers:
+        layer.register_forward_pre_hook(_join_input_gradients, with_kwargs=True)
+
+
+def _join_input_gradients(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    given = [*args, *kwargs.values()]
+    places = [n for n, each in enumerate(given) if isinstance(each, Tensor) and each.requires_grad]
+    if not places or not torch.is_grad_enabled():
+        return None
+    joined = _OneNode.apply(*(given[place] for place in places))  # type: ignore[no-untyped-call]
+    for place, each in zip(places, joined, strict=True):
+        given[place] = each
+    return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
+
+
+class _OneNode(torch.autograd.Function):
+    """Its inputs, whose gradients wait for one another."""
+
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
 
 
 def list_units(model: nn.Module | FSDPModule) -> list[FSDPModule]:

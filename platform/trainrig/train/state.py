@@ -25,7 +25,7 @@ from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.expert.dispatch import divide_experts
 from trainrig.parallel.expert.row_division import find_row_split
 from trainrig.parallel.float8 import use_float8
-from trainrig.parallel.fsdp import find_local_slice, shard
+from trainrig.parallel.fsdp import find_local_slice, leave_whole, shard
 from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.pipeline.cut import cut_for_ranks
@@ -245,6 +245,8 @@ def _build_sharded(
     if needs_sharding(dist.get_world_size(), training.precision):
         once, precision = training.parallel.reshard == "step", training.precision
         shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)
+    else:
+        leave_whole(model.every_layer)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
 

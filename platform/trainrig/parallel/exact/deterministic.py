@@ -167,8 +167,8 @@ class SummedInTree:
         return total / self._now.virtual
 
     def _take_own(self, number: int, parameter: Tensor) -> None:
-        """There is a gradient with `parameter`, of this `number`: that of a virtual worker, or, where
-        there is no FSDP to keep them together till then, of some micro-batches of one."""
+        """There is a gradient with `parameter`, of this `number`: that of a virtual worker, or,
+        where no FSDP keeps them together till then, of some micro-batches of one."""
         slot = self._now.slot
         if not slot.closes and not self._now.last:
             return  # the next is added to it
