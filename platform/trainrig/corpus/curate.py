@@ -30,7 +30,7 @@ from trainrig.config import extract_identity
 from trainrig.corpus.decontaminate import check_examples, fingerprint
 from trainrig.corpus.dedup.decisions.documents import COPIES
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
-from trainrig.corpus.dedup.passes import DuplicateSearch
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.search import (
     DuplicatesFound,
     find_duplicates,

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.dedup import passes
 from trainrig.corpus.dedup.decisions.documents import DedupDecisions, Documents
 from trainrig.corpus.dedup.decisions.keep import KeepFeatures, KeepRule, Longest
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids, parse_ids
 from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.passes import DuplicateSearch
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.search import DuplicatesFound, find_duplicates
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
@@ -119,7 +118,5 @@ def look(
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])
 
-    search = passes.DuplicateSearch(
-        tuple(split_indexes), cut, minhash, verification, keep, urls, place
-    )
+    search = DuplicateSearch(tuple(split_indexes), cut, minhash, verification, keep, urls, place)
     return Searched(search, find_duplicates(search, in_process(folder)))

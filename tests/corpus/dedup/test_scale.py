@@ -24,7 +24,7 @@ from trainrig.corpus.dedup.pairs.buckets import MOST_CANDIDATES
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
 from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.passes import DuplicateSearch
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 
 _planted = runpy.run_path(str(Path(__file__).with_name("planted.py")))

@@ -138,8 +138,8 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
     with (
         mock.patch("trainrig.corpus.curate.read_all_pages", unused),
         mock.patch("trainrig.corpus.curate.write_signatures", unused),
-        mock.patch("trainrig.corpus.dedup.passes.verify", unused),
-        mock.patch("trainrig.corpus.dedup.passes.find_candidates", unused),
+        mock.patch("trainrig.corpus.dedup.search.verify", unused),
+        mock.patch("trainrig.corpus.dedup.search.find_candidates", unused),
     ):
         curate(again)
         assert kept(run.output) == {"c", "e", "f"}  # the longest

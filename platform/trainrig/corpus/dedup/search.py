@@ -5,8 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig.corpus.dedup import passes
-from trainrig.corpus.dedup.passes import DuplicateSearch
+from trainrig.corpus.dedup.passes.candidates import (
+    find_candidates,
+    find_shared_keys,
+    write_band_keys,
+    write_bands,
+)
+from trainrig.corpus.dedup.passes.decision_rounds import decide
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
+from trainrig.corpus.dedup.passes.final_decisions import finalise
+from trainrig.corpus.dedup.passes.propagation import propagate
+from trainrig.corpus.dedup.passes.repeats import write_equal_keys, write_repeats
+from trainrig.corpus.dedup.passes.verification import fetch_remote, verify, write_edges
 from trainrig.splits import Phase, Split, Work, sum_counts
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
@@ -65,23 +75,23 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
 
     partitions, parts = search.partitions, search.parts
     for kind in ("url", "text") if search.urls else ("text",):
-        run(f"{kind}-keys", passes.write_equal_keys, partitions, kind)
-        run(f"{kind}-repeats", passes.write_repeats, parts, kind)
+        run(f"{kind}-keys", write_equal_keys, partitions, kind)
+        run(f"{kind}-repeats", write_repeats, parts, kind)
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
-        run("band-keys", passes.write_band_keys, partitions)
-        run("shared-keys", passes.find_shared_keys, parts)
-        run("bands", passes.write_bands, partitions)
-        run("find-candidates", passes.find_candidates, parts)
-        run("fetch-remote", passes.fetch_remote, partitions)
-        compared = run("verify", passes.verify, partitions)
-    alike = run("edges", passes.write_edges, partitions)["alike"]
+        run("band-keys", write_band_keys, partitions)
+        run("shared-keys", find_shared_keys, parts)
+        run("bands", write_bands, partitions)
+        run("find-candidates", find_candidates, parts)
+        run("fetch-remote", fetch_remote, partitions)
+        compared = run("verify", verify, partitions)
+    alike = run("edges", write_edges, partitions)["alike"]
     turn = 0
-    while run(f"decide-{turn:05d}", passes.decide, partitions, turn)["unsettled"]:
+    while run(f"decide-{turn:05d}", decide, partitions, turn)["unsettled"]:
         turn += 1
     for kind in ("text", "url") if search.urls else ("text",):
-        run(f"{kind}-propagate", passes.propagate, partitions, kind, turn)
-    settled = run("finalise", passes.finalise, partitions, turn)
+        run(f"{kind}-propagate", propagate, partitions, kind, turn)
+    settled = run("finalise", finalise, partitions, turn)
     by_split = {int(number): counts for number, counts in settled["by_split"].items()}
     of_pairs = (compared["candidates"], compared["evidence"], alike)
     return DuplicatesFound(by_split, *of_pairs, settled["clusters"])

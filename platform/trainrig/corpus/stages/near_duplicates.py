@@ -24,7 +24,8 @@ from trainrig.corpus.dedup.decisions.documents import COPIES, Documents
 from trainrig.corpus.dedup.decisions.keep import KeepFeatures
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids, parse_ids
 from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
-from trainrig.corpus.dedup.passes import DuplicateSearch, name_revoked_file
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
+from trainrig.corpus.dedup.passes.final_decisions import name_revoked_file
 from trainrig.corpus.dedup.search import DuplicatesFound
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.files.arrays import load_arrays

@@ -1,0 +1,77 @@
+"""The pass that carries what was decided of documents to all that repeat them exactly."""
+
+import numpy as np
+
+from trainrig.corpus.dedup.decisions import dedup_decisions
+from trainrig.corpus.dedup.decisions.documents import BY_TEXT, BY_URL, KEPT, DedupDecisions
+from trainrig.corpus.dedup.pairs import equals
+from trainrig.corpus.dedup.pairs.document_reference import find_splits, make_refs
+from trainrig.corpus.dedup.pairs.sorted_runs import Rows, read_part
+from trainrig.corpus.dedup.passes.duplicate_search import Done, DuplicateSearch, Kind, Task
+from trainrig.splits import Work
+
+_REPEAT_KINDS = {"url": BY_URL, "text": BY_TEXT}
+
+
+def read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
+    """What is decided of the documents of a partition, now or when an earlier crawl was."""
+    path = search.list_runs(f"decided-{turn:05d}", search.partitions)[partition]
+    tables = [read_part([path], partition, dedup_decisions.DECISION)]
+    for number, split_index in search.list_own_indexes(partition):
+        if split_index.earlier:
+            tables.append(_list_fallen(number, DedupDecisions.load(split_index.documents)))
+    return dedup_decisions.merge_in_order(*tables)
+
+
+def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
+    fell = np.flatnonzero(there.kinds != KEPT)
+    rows = np.zeros(len(fell), dedup_decisions.DECISION)
+    rows["ref"] = make_refs(split_index, fell)
+    rows["kind"], rows["similarity"] = there.kinds[fell], there.similarities[fell]
+    rows["id0"], rows["id1"] = there.repeated[fell].T
+    rows["cluster0"], rows["cluster1"] = there.clusters[fell].T
+    return rows
+
+
+def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
+    """What becomes of repeats elsewhere, as the partition of what they repeat knows it."""
+    partition_of = search.plan.find_partition(len(search.split_indexes))
+
+    def write(task: Task) -> Done:
+        partition = task["number"]
+        known = read_decided(search, turn, partition)
+        if kind == "url":
+            known = dedup_decisions.merge_in_order(
+                known, read_propagated(search, "text", partition, known)
+            )
+        elsewhere = search.find_part(
+            f"{kind}-repeats-by-first", search.parts, partition, equals.REPEAT
+        )
+        firsts = equals.pick_one_per_first(search.read_own_repeats(kind, partition))
+        with search.writing(f"{kind}-told", task) as run:
+            for piece in elsewhere.iterate_pieces():
+                rows = dedup_decisions.build_repeat_rows(piece, known, _REPEAT_KINDS[kind])
+                run.add(rows, partition_of[find_splits(rows["ref"])])
+                firsts = equals.pick_one_per_first(np.concatenate([firsts, piece]))
+            if kind == "text":
+                paths = search.list_runs(f"{kind}-repeats-by-ref", search.parts)
+                there = read_part(paths, partition, equals.REPEAT)
+                firsts = firsts[~np.isin(firsts["first"], there["ref"])]
+                rows = dedup_decisions.build_first_rows(firsts, known)
+                run.add(rows, partition_of[find_splits(rows["ref"])])
+        return {}, {}
+
+    return write
+
+
+def read_propagated(search: DuplicateSearch, kind: Kind, partition: int, known: Rows) -> Rows:
+    """What becomes of the repeats of a partition, in the order of refs; and of firsts of texts."""
+    told = dedup_decisions.merge_in_order(
+        read_part(
+            search.list_runs(f"{kind}-told", search.partitions), partition, dedup_decisions.DECISION
+        )
+    )
+    own = dedup_decisions.build_own_repeat_rows(
+        search.read_own_repeats(kind, partition), told, known, _REPEAT_KINDS[kind]
+    )
+    return dedup_decisions.merge_in_order(told, own)
