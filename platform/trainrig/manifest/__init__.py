@@ -1,0 +1,52 @@
+"""The contract of a stage: it reads folders, writes one folder, and its manifest last.
+
+`stage.json` claims the folder for one fingerprint (what is to be made, from what); `manifest.json`
+says that it was made, and with which bytes. So: written = finished; the same command again does
+nothing; another run is refused; a killed run goes on under its own claim.
+"""
+
+from trainrig.manifest.differences import describe_difference, describe_table_difference
+from trainrig.manifest.environment import LIBRARIES, collect_environment
+from trainrig.manifest.file_checks import (
+    check_sum,
+    compute_file_sum,
+    read_file,
+    read_input,
+    verify_files,
+)
+from trainrig.manifest.records import (
+    CLAIM,
+    MANIFEST,
+    Below,
+    Claim,
+    FileSum,
+    Manifest,
+    digest,
+    read_claim,
+    read_manifest,
+)
+from trainrig.manifest.stage import SCRATCH, Stage, claim
+
+__all__ = [
+    "CLAIM",
+    "LIBRARIES",
+    "MANIFEST",
+    "SCRATCH",
+    "Below",
+    "Claim",
+    "FileSum",
+    "Manifest",
+    "Stage",
+    "check_sum",
+    "claim",
+    "collect_environment",
+    "compute_file_sum",
+    "describe_difference",
+    "describe_table_difference",
+    "digest",
+    "read_claim",
+    "read_file",
+    "read_input",
+    "read_manifest",
+    "verify_files",
+]

@@ -1,0 +1,156 @@
+"""The stage: a folder is claimed for one run, and finished by its manifest."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainrig import storage
+from trainrig.config import RunFile, extract_identity
+from trainrig.errors import InputError, OutputTaken
+from trainrig.manifest.differences import describe_difference
+from trainrig.manifest.environment import announce_changes, collect_environment
+from trainrig.manifest.file_checks import check_files
+from trainrig.manifest.records import (
+    CLAIM,
+    MANIFEST,
+    Claim,
+    FileSum,
+    Manifest,
+    digest,
+    read_claim,
+    read_manifest,
+)
+
+SCRATCH = "scratch"  # the folder, below a stage's, of what is needed only until it is finished
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An output folder claimed for one run. `finished` is its manifest if nothing is left to do.
+
+    `before` is the manifest of a finished folder that is claimed again to be changed.
+    """
+
+    folder: str
+    claim: Claim
+    finished: Manifest | None = None
+    resumed: bool = False
+    before: Manifest | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def build_path(self, *names: str) -> str:
+        """The location of a file of this stage."""
+        return storage.join(self.folder, *names)
+
+    @contextlib.contextmanager
+    def undo_if_refused(self) -> Iterator[None]:
+        """Leave nothing behind if the block finds that its input cannot work.
+
+        Another run file or other inputs are needed then, and this claim would be in their way. One
+        that an earlier call made is left alone, with what it has.
+        """
+        try:
+            yield
+        except InputError:
+            if not self.resumed:
+                storage.delete_folder(self.folder)
+            raise
+
+    def build_manifest(
+        self,
+        counts: Mapping[str, Any],
+        files: Mapping[str, FileSum],
+        cost: Mapping[str, float] | None = None,
+    ) -> Manifest:
+        """What the folder will hold once these files are in place."""
+        return Manifest(
+            **self.claim.model_dump(),
+            counts=dict(counts),
+            seconds=round(time.monotonic() - self.started, 3),
+            files=dict(sorted(files.items())),
+            cost=dict(cost or {}),
+        )
+
+    def finish(
+        self,
+        counts: Mapping[str, Any],
+        files: Mapping[str, FileSum],
+        cost: Mapping[str, float] | None = None,
+    ) -> Manifest:
+        """Write the manifest: from here on the folder is whole. SCRATCH goes."""
+        manifest = self.build_manifest(counts, files, cost)
+        storage.write(self.build_path(MANIFEST), manifest.model_dump_json(indent=1).encode())
+        storage.delete_folder(self.build_path(SCRATCH))
+        return manifest
+
+
+def claim(
+    folder: str,
+    run: RunFile,
+    inputs: Mapping[str, str],
+    extendable_inputs: Mapping[str, str] | None = None,
+) -> Stage:
+    """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
+
+    `extendable_inputs` are those that fields marked EXTENDABLE name: they may change as these may.
+
+    A folder that is not finished may be claimed again with other values of fields marked
+    EXTENDABLE; one that is finished only if its run file `extends_finished`.
+    Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
+    has lost files.
+    """
+    lasting = {
+        "stage": run.verb,
+        "config": extract_identity(run, extendable=False),
+        "inputs": dict(inputs),
+        # The first has none, so that what was made before there were others is still known.
+        **({"output_format": run.output_format} if run.output_format > 1 else {}),
+    }
+    wanted = Claim(
+        stage=run.verb,
+        fingerprint=digest(lasting),
+        config=extract_identity(run),
+        inputs={**inputs, **(extendable_inputs or {})},
+        environment=collect_environment(),
+        output_format=run.output_format,
+    )
+    data = wanted.model_dump_json(indent=1).encode()
+    if storage.exists(folder):
+        raise OutputTaken(f"{folder}: is a file; choose another `output`")
+    empty = not storage.list_files(folder)
+    if empty and storage.create(storage.join(folder, CLAIM), data):
+        return Stage(folder, wanted)
+    there = read_claim(folder)
+    if there is None:
+        first = storage.list_files(folder)[0]
+        raise OutputTaken(
+            f"{folder}: holds files that no stage made ({first.rpartition('/')[2]}, …); "
+            "choose another `output`"
+        )
+    manifest_path = storage.join(folder, MANIFEST)
+    finished = read_manifest(folder) if storage.exists(manifest_path) else None
+    changed = finished is not None and bool(describe_difference(finished, wanted))
+    if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
+        raise OutputTaken(
+            f"{folder}: made by another run ({describe_difference(finished or there, wanted)}); "
+            "choose another `output`, or delete that folder"
+        )
+    announce_changes(folder, there.environment, wanted.environment)
+    if finished and changed:
+        check_files(folder, finished)
+        log.info(
+            "%s: made before, to be changed: %s", folder, describe_difference(finished, wanted)
+        )
+        return Stage(folder, wanted, resumed=True, before=finished)
+    if finished:
+        check_files(folder, finished)
+        storage.delete_folder(storage.join(folder, SCRATCH))  # if killed between manifest and this
+        log.info("%s: made before (%s says so); nothing to do", folder, manifest_path)
+    else:
+        log.info("%s: begun before; going on", folder)
+    return Stage(folder, wanted, finished, resumed=True)
