@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from trainrig.config import Settings
 from trainrig.models.architecture.attention import Biases, SlidingWindow
+from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.architecture.feedforward import GEGLU, FeedForward, MixtureOfExperts
 from trainrig.models.architecture.norms import LayerNorm, Normalisation, PostNorm, PreNorm
 from trainrig.models.architecture.positions import LearnedPositions
@@ -21,7 +22,7 @@ from trainrig.models.architecture.shapes import (
     TransformShape,
     VectorShape,
 )
-from trainrig.models.decoder_config import DecoderConfig, Head, Shape
+from trainrig.models.decoder_config import DecoderConfig, Shape
 
 
 class HeadTransform(Settings):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.architecture.decoder_fields import Head
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.encoders.bert import BERT
 from trainrig.models.families.encoders.electra import ELECTRA
 from trainrig.models.families.encoders.modernbert import MODERNBERT

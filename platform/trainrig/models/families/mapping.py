@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.architecture.positions import (
     LinearInterpolation,
     Llama3Scaling,
@@ -16,7 +17,7 @@ from trainrig.models.architecture.positions import (
     RopeScaling,
     YaRN,
 )
-from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.decoder_config import DecoderConfig
 
 LAYER = "{layer}"  # in names of tensors: the number of the layer, from 0
 # In those of a decoder beside an encoder: the number of its layer, after the encoder's in ours.

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.architecture.decoder_fields import Head
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.layers import is_adapter, list_adapter_shapes, merge
 from trainrig.models.lora.settings import LoRA, is_of_head
 from trainrig.posttrain.peft_adapter.names import find_tensors, split_key

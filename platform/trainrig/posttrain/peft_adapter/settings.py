@@ -7,7 +7,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import Head
+from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.lora.settings import alpha_divisor
 from trainrig.posttrain.peft_adapter.names import find_pattern
 

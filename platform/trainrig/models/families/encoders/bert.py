@@ -4,10 +4,11 @@ arXiv:1810.04805)."""
 from typing import Any
 
 from trainrig.models.architecture.attention import Biases
+from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.architecture.feedforward import GELU
 from trainrig.models.architecture.norms import LayerNorm, PostNorm
 from trainrig.models.architecture.positions import LearnedPositions
-from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig, HeadTransform
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 

@@ -3,7 +3,8 @@ tokens; its generator has one for tokens (Clark et al. 2020, arXiv:2003.10555)."
 
 from typing import Any
 
-from trainrig.models.decoder_config import DecoderConfig, Head
+from trainrig.models.architecture.decoder_fields import Head
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.families.encoders.bert import (
     PARTS,
