@@ -10,7 +10,7 @@ import pytest
 
 MEASURED = """
 import resource, sys
-from trainrig.corpus.read import ReadSettings, Unreadable, files_of, pieces, read
+from trainrig.corpus.read import ReadSettings, Unreadable, cut_pieces, find_files, read
 
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -18,7 +18,7 @@ def peak_mib():
 before, reading = peak_mib(), ReadSettings(documents=sys.argv[2])
 found = [
     page.reason if isinstance(page, Unreadable) else len(page.body)
-    for group in pieces(files_of([sys.argv[1]]), reading)
+    for group in cut_pieces(find_files([sys.argv[1]]), reading)
     for piece in group
     for page in read(piece, reading)
 ]
