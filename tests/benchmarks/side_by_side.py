@@ -14,7 +14,7 @@ def compare(
     CPU seconds of this process, as others may want the cores. Both run once unmeasured first.
     """
     ours(), peer()
-    times = [(_cpu_seconds(ours), _cpu_seconds(peer)) for _ in range(rounds)]
+    times = [(cpu_seconds(ours), cpu_seconds(peer)) for _ in range(rounds)]
     ratios = sorted(a / b for a, b in times)
     result = {
         "benchmark": name,
@@ -28,7 +28,8 @@ def compare(
     return statistics.median(ratios)
 
 
-def _cpu_seconds(action: Callable[[], object]) -> float:
+def cpu_seconds(action: Callable[[], object]) -> float:
+    """CPU seconds of this process that `action` takes."""
     began = time.process_time()
     action()
     return time.process_time() - began

@@ -1,9 +1,9 @@
 """Peak memory of training steps of 124M parameters, of this process: `python
-step_memory_process.py ours|transformers`.
+step_memory_process.py transformers|VIRTUAL`.
 
 A script, as a process must have done nothing before to say what a step needs. Prints a line of JSON
-as tuning_memory.py does. A step is 4 micro-batches of one row of 256 tokens; ours has one virtual
-worker, as the other has no more.
+as tuning_memory.py does. A step is 4 micro-batches of one row of 256 tokens; ours has VIRTUAL
+virtual workers.
 """
 
 import json
@@ -26,7 +26,7 @@ def draw_rows() -> tuple[np.ndarray, np.ndarray]:
     return ids[:, :-1].copy(), ids[:, 1:].copy()
 
 
-def prepare_ours() -> Callable[[], None]:
+def prepare_ours(virtual: int) -> Callable[[], None]:
     """Steps of ours, deterministic, from fresh weights on."""
     import torch._inductor  # noqa: F401  # what torch imports at a first step
 
@@ -55,7 +55,7 @@ def prepare_ours() -> Callable[[], None]:
             return MicroBatch(build_token_arrays(ids, targets), number, number * 0, pieces)
 
     join_group(0, 1, f"file://{tempfile.mkdtemp()}/store", timedelta(seconds=60))
-    training = Training(steps=10**6, schedule=Constant(warmup=0), virtual_workers=1)
+    training = Training(steps=10**6, schedule=Constant(warmup=0), virtual_workers=virtual)
     numerics.settle(1, training.deterministic)
     job = TrainingJob(
         folder="",
@@ -69,7 +69,7 @@ def prepare_ours() -> Callable[[], None]:
         state = build_fresh_state(job, find_local_device())
         stepper = Stepper(job, ("web",), state, lambda: False)
         for step in range(STEPS):
-            assert stepper.take(read_local_batch(Rows(), 0, 1, step, virtual=1))
+            assert stepper.take(read_local_batch(Rows(), 0, 1, step, virtual=virtual))
 
     return work
 
@@ -105,8 +105,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    prepare = {"ours": prepare_ours, "transformers": prepare_transformers}[sys.argv[1]]
-    print(json.dumps(measure(prepare())), flush=True)
+    (side,) = sys.argv[1:]
+    work = prepare_transformers() if side == "transformers" else prepare_ours(int(side))
+    print(json.dumps(measure(work)), flush=True)
     os._exit(0)  # nothing that an import registered need end
 
 

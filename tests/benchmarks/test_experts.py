@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import statistics
-import time
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,7 @@ def _load(name):
     return module
 
 
-steps = _load("test_train_step")
-
-
-def cpu_seconds(action):
-    began = time.process_time()
-    action()
-    return time.process_time() - began
+steps, side_by_side = _load("test_train_step"), _load("side_by_side")
 
 
 @pytest.mark.timeout(1800)
@@ -48,7 +41,9 @@ def test_a_mixture_of_experts_is_little_slower_than_what_it_activates(alone, wri
     ways = {"dense": steps.ours(dense), "sparse": steps.ours(sparse)}
     for action in ways.values():
         action(), action()
-    rounds = [{name: cpu_seconds(each) for name, each in ways.items()} for _ in range(ROUNDS)]
+    rounds = [
+        {name: side_by_side.cpu_seconds(each) for name, each in ways.items()} for _ in range(ROUNDS)
+    ]
     ratios = sorted(each["dense"] / each["sparse"] for each in rounds)
     found = {
         "experts": EXPERTS,

@@ -7,7 +7,6 @@ found last are in `results/step-beside-peers.json`.
 
 import importlib.util
 import statistics
-import time
 from pathlib import Path
 
 import pytest
@@ -29,19 +28,13 @@ def _load(name):
     return module
 
 
-steps, peers = _load("test_train_step"), _load("peers")
+steps, peers, side_by_side = map(_load, ("test_train_step", "peers", "side_by_side"))
 ARCHITECTURES = {"GPT": peers.NANOGPT, "Llama": {}}
 
 
 def product(compute):
     a, b = (torch.randn(SIDE, SIDE, dtype=getattr(torch, compute)) for _ in range(2))
     return lambda: torch.mm(a, b)
-
-
-def cpu_seconds(action):
-    began = time.process_time()
-    action()
-    return time.process_time() - began
 
 
 def compiled(model):
@@ -96,9 +89,9 @@ def measure(compute, vocabulary, tokens, folder):
         action(), action()
     shares = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        pace = 2 * SIDE**3 / min(cpu_seconds(bar) for _ in range(5))
+        pace = 2 * SIDE**3 / min(side_by_side.cpu_seconds(bar) for _ in range(5))
         for name, action in ways.items():
-            shares[name].append(operations[name] / cpu_seconds(action) / pace)
+            shares[name].append(operations[name] / side_by_side.cpu_seconds(action) / pace)
     return {
         name: {
             "median": round(statistics.median(each), 3),

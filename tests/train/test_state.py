@@ -72,12 +72,23 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
     assert states() == before
 
 
-@pytest.mark.parametrize("virtual", [1, 3, 4])  # for 4 micro-batches
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    ("deterministic", "virtual", "model"),  # for 4 micro-batches
+    [
+        (True, 1, {}),
+        (True, 3, {}),
+        (True, 4, {}),
+        (False, 1, {}),
+        (True, 3, {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}}),
+        (True, 3, {"tie_embeddings": False, "block": {"kind": "ParallelBlock"}}),
+    ],
+    ids=["1", "3", "4", "fast", "experts", "untied, parallel"],
+)
 def test_a_rank_alone_that_casts_nothing_steps_to_the_same_bits_without_fsdp(
-    deterministic, virtual, alone, make_job, tmp_path, monkeypatch
+    deterministic, virtual, model, alone, make_job, tmp_path, monkeypatch
 ):
-    job = make_job(tmp_path, training={"deterministic": deterministic, "virtual_workers": virtual})
+    training = {"deterministic": deterministic, "virtual_workers": virtual}
+    job = make_job(tmp_path, training=training, model=model)
     numerics.settle(job.training.threads, deterministic)
     batches = job.make_batches()
     share = read_local_batch(batches, 0, 1, 0, virtual=job.training.virtual_workers)

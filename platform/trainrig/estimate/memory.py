@@ -8,8 +8,8 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
     gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
-                                               root and two layers ("layer"); nothing on one device
-                                               alone that casts none, where FSDP wraps none
+                                               root and two layers ("layer"); 0 on one device
+                                               without FSDP (`needs_sharding`)
     summing            4 N                     while several micro-batches are added up (none with
                                                reduce = "micro_batch": slices of sums are there
                                                from the first on), and in deterministic mode

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism (FSDP2): each rank keeps a slice of every parameter.
+"""Fully sharded data parallelism (FSDP2): each of several ranks keeps a slice of every parameter.
 
 ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shard`. On a mesh of two
 axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
@@ -58,11 +58,12 @@ def shard(
 
 
 def leave_whole(layers: Sequence[nn.Module]) -> None:
-    """What stands for `shard` where there is nothing to shard (`needs_sharding`).
+    """Have the gradients of a model that is not sharded (`needs_sharding`) be those of a sharded
+    one, to the bit; `layers`: of it.
 
-    Of what a layer reads FSDP adds up the gradients within the layer before it joins them to those
-    of other layers that read the same. Without it the terms of such a sum would be taken in another
-    order, to other bits, where layers share inputs: the text of an encoder, say.
+    FSDP adds up the gradients of what a layer reads within the layer, before they join those of
+    other layers that read the same, an encoder's text, say. It looks into containers too; here
+    layers take tensors, and plain objects (`Sight`), which it does not look into.
     """
     for layer in layers:
         layer.register_forward_pre_hook(_join_input_gradients, with_kwargs=True)
@@ -75,14 +76,14 @@ def _join_input_gradients(
     places = [n for n, each in enumerate(given) if isinstance(each, Tensor) and each.requires_grad]
     if not places or not torch.is_grad_enabled():
         return None
-    joined = _OneNode.apply(*(given[place] for place in places))  # type: ignore[no-untyped-call]
+    joined = _JoinGradients.apply(*(given[place] for place in places))  # type: ignore[no-untyped-call]
     for place, each in zip(places, joined, strict=True):
         given[place] = each
     return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
 
 
-class _OneNode(torch.autograd.Function):
-    """Its inputs, whose gradients wait for one another."""
+class _JoinGradients(torch.autograd.Function):
+    """Identity whose backward pass runs once the gradients of all its inputs are known."""
 
     @staticmethod
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:

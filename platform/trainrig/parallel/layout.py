@@ -21,7 +21,8 @@ Reduce = Annotated[Literal["step", "micro_batch"], NOT_IDENTITY]
 
 
 class FSDP(WorkerLayout):
-    """Each worker keeps a slice of every parameter, its gradient and its optimizer memory."""
+    """Each worker keeps a slice of every parameter, its gradient and its optimizer memory; a worker
+    alone keeps all."""
 
     exact: ClassVar[bool] = True
 
@@ -127,7 +128,8 @@ Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]
 def needs_sharding(ranks: int, precision: Precision) -> bool:
     """Whether FSDP has anything to do for a run of `ranks`.
 
-    One rank that computes with its weights as they are gathers nothing, sends nothing and casts
-    nothing; FSDP would copy each weight and each gradient once a step all the same, and hold both.
+    One rank that computes with its weights as they are, in float32 or tf32, gathers nothing, sends
+    nothing and casts nothing. FSDP would copy each weight and each gradient once a step all the
+    same, and keep the copies of weights through it.
     """
     return ranks > 1 or precision.casts

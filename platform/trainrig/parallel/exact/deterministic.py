@@ -58,7 +58,7 @@ UNITS_UNDER_WAY = 2
 
 
 class SummedInTree:
-    """See the module. For parameters that are sliced over all ranks.
+    """See the module. For parameters that are sliced over all ranks, or whole on the only one.
 
     A parameter of experts that are divided is sliced over the replicas, and its gradient is that of
     the whole micro-batch: a virtual worker is one leaf of its tree. Of others, each rank of a
@@ -82,7 +82,6 @@ class SummedInTree:
         part of what a virtual worker adds to the sum. `clock`: times what is waited for. `alike`:
         see `compute_exact_norm`. `by_micro_batch`: each is handed over by itself."""
         self._parameters, self._backward_units = tuple(parameters), BackwardUnits(models)
-        self._by_chunk = _group_by_stage(models, parameters)
         self._gather_once, self._mesh = gather_once, mesh
         self._alike, self._places = alike, places
         self._peers = count_peers(mesh, by_micro_batch)
@@ -91,6 +90,7 @@ class SummedInTree:
         self._clock = clock or PhaseClock(parameters[0].device)
         whole: set[int] = set()
         units = [unit for model in models for unit in list_units(model)]
+        self._by_chunk = _group_by_stage(models, parameters) if units else {}
         if not units:  # one rank alone, see needs_sharding
             whole = set(map(id, parameters))
         for module in units:
@@ -126,6 +126,10 @@ class SummedInTree:
         self._now.slot, self._now.last = slot, last
         self._backward_units.prepare(chunk, slot.closes or last, last, self._gather_once)
         torch.autograd.backward(loss)
+        if slot.closes or last:  # of what this micro-batch did not use, if those before it did
+            for number, parameter in enumerate(self._whole):
+                if parameter.grad is not None:
+                    self._take_own(number, parameter)
         if self._units and slot.closes and not last:
             for parameter in self._by_chunk[chunk]:  # the units have what they need of it
                 parameter.grad = None
@@ -167,8 +171,8 @@ class SummedInTree:
         return total / self._now.virtual
 
     def _take_own(self, number: int, parameter: Tensor) -> None:
-        """There is a gradient with `parameter`, of this `number`: that of a virtual worker, or,
-        where no FSDP keeps them together till then, of some micro-batches of one."""
+        """Move the gradient of `parameter`, of this `number`, into its tree, once it is that of a
+        virtual worker: without FSDP autograd has those of its micro-batches until then."""
         slot = self._now.slot
         if not slot.closes and not self._now.last:
             return  # the next is added to it
@@ -197,14 +201,14 @@ def _group_by_stage(
     models: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
 ) -> dict[int, list[nn.Parameter]]:
     """Those of `parameters` that each of this rank's stages has."""
-    stages: dict[int, int] = {}  # of what is sharded: a rank alone has one stage
+    stages: dict[int, int] = {}
     for model in models:
         for unit in list_units(model):  # the whole model first, then layers of it
             assert isinstance(unit, nn.Module)
             stages |= dict.fromkeys(map(id, unit.parameters()), find_stage(model, unit))
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
     for each in parameters:
-        found[stages.get(id(each), 0)].append(each)
+        found[stages[id(each)]].append(each)
     return found
 
 

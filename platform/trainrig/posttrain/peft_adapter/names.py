@@ -24,7 +24,7 @@ class TheirLayer:
     name: str
     parts: tuple[str, ...]
     outputs: tuple[int, ...]  # of each of them
-    inputs_first: bool = False  # as Transformers' `Conv1D` has it, which adapters are the same for
+    inputs_first: bool = False  # [inputs, outputs], as in `Conv1D`; adapters do not differ
 
 
 def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
