@@ -1,9 +1,10 @@
 """The pace of a mixture of experts beside a dense model of the same active parameters."""
 
-import importlib.util
 import json
+import runpy
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,14 +16,9 @@ CHANNELS, BETWEEN = 384, 1024
 EXPERTS, ACTIVE = 8, 2
 
 
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-steps, side_by_side = _load("test_train_step"), _load("side_by_side")
+HERE = Path(__file__).parent
+steps = SimpleNamespace(**runpy.run_path(str(HERE / "test_train_step.py")))
+side_by_side = SimpleNamespace(**runpy.run_path(str(HERE / "side_by_side.py")))
 
 
 @pytest.mark.timeout(1800)

@@ -25,8 +25,8 @@ def _check_below(name: str) -> str:
 
 
 Below = Annotated[str, AfterValidator(_check_below)]
-"""A file's path below the folder that names it. What names one elsewhere is refused: whoever made
-the folder would have others' files read, moved or deleted."""
+"""A file's path below the folder that names it. What names one elsewhere is refused: a
+folder that others made could have files elsewhere read, moved or deleted."""
 
 
 class _Record(BaseModel):
@@ -58,7 +58,7 @@ class Claim(_Versioned):
     config: dict[str, Any]
     inputs: dict[str, str]  # role -> fingerprint of the contents
     environment: dict[str, str]  # versions and machine; recorded, not part of the fingerprint
-    output_format: int = 1  # RunFile.output_format of whoever made it
+    output_format: int = 1  # RunFile.output_format of the version that made it
 
 
 class Manifest(Claim):

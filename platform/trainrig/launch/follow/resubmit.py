@@ -107,7 +107,7 @@ class Resubmitter:
         record = self.following.record
         if record.read_status().ended:  # it came while we looked
             return
-        if record.find_newest_attempt() != attempt.number:  # somebody else submitted it again
+        if record.find_newest_attempt() != attempt.number:  # another process submitted it again
             return
         self._trouble = ("", 0.0)
         if record.stop_requested(attempt.number):

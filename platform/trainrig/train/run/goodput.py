@@ -43,7 +43,7 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """Of the time that somebody drove the run, that in which it got on; 0 before any."""
+        """Of the time in which a driver was running, that in which it got on; 0 before any."""
         driven = self.wall - self.stopped
         return self.productive / driven if driven else 0.0
 

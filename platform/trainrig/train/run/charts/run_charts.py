@@ -336,6 +336,6 @@ def build_goodput_chart(goodput: Goodput) -> Chart:
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by what they were spent on.",
         caption=f"{format_duration(goodput.wall)} in all, from the first start on. The title's "
-        "share is of the time in which somebody drove the run.",
+        "share is of the time in which a driver was running.",
         table=ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
     )
