@@ -175,7 +175,7 @@ class ScaledAttention(AttentionSettings):
 # Of each file that lists members: the text after which a name is added, and what is added.
 NAMES = {
     "corpus/signals/__init__.py": (
-        ("import words_of\n", "from trainrig.corpus.signals.vowels import vowel_shares\n"),
+        ("import split_words\n", "from trainrig.corpus.signals.vowels import vowel_shares\n"),
         ('    "characters": _COUNT,\n', '    "vowels": _RATIO,\n'),
         ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
     ),

@@ -46,7 +46,7 @@ def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
         text=True,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "test_a_gpu_draws_the_same_bits[words]" in ended.stdout
+    assert "test_a_gpu_draws_the_same_bits[draw_words]" in ended.stdout
 
 
 def measure_table(folder: Path, name: str, *options: str) -> tuple[dict[str, Any], str]:

@@ -45,6 +45,13 @@ def test_the_tour_names_the_places():
         assert f"`{place}" in tour, place
 
 
+def test_each_name_has_one_place():
+    for name, additions in MEMBERS["NAMES"].items():
+        text = (ROOT / "platform" / "trainrig" / name).read_text()
+        for after, _ in additions:
+            assert text.count(after) == 1, (name, after)
+
+
 @pytest.mark.slow
 def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
     pages = [{"url": "https://a.example/1", "text": "an area to use as we do " * 30}]
