@@ -146,6 +146,13 @@ def soak(*values):
         soak("Reward", STAGES, LORA),
         ("Reward", STAGES, None),  # whose head is drawn on the last
         soak("ORPO", TENSOR | STAGES, LORA),
+        ("DPO", CONTEXT | STAGES, LORA),
+        soak("SFT", CONTEXT | STAGES, LORA),
+        soak("SFT", IN_PLACES | STAGES, LORA),
+        soak("Reward", CONTEXT | STAGES, None),
+        soak("Reward", IN_PLACES | STAGES, None),
+        soak("ProcessReward", RING | STAGES, None),
+        soak("ORPO", CONTEXT | IN_PLACES | STAGES, LORA),
     ],
 )
 def test_it_is_what_one_worker_makes_of_the_rows(

@@ -120,7 +120,6 @@ SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
             "mixture of experts",
         ),
         ({"training": {"compile": {}}}, "cannot be compiled"),
-        ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle looks at whole"),
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM looks at whole rows"),
     ],
 )

@@ -133,6 +133,37 @@ def test_the_same_bits_at_any_number_of_workers(kind, ranks, make_job, corrupted
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "parallel", "model"),
+    [
+        (4, {"context": {"kind": "Gathered", "ranks": 2}, "pipeline": {"ranks": 2}}, {}),
+        pytest.param(
+            2, {"tensor": {"ranks": 2, "sequence_parallel": True}}, {}, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            2,
+            {"expert": {"ranks": 2}},
+            {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}},
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=["parts of rows in stages", "tensor", "experts"],
+)
+def test_middles_are_moved_in_any_layout(
+    world, parallel, model, ranks, make_job, corrupted_tokens, tmp_path
+):
+    found = []
+    for count, layout in ((1, {}), (world, parallel)):
+        training = {"steps": 4, "parallel": {"kind": "FSDP", **layout}}
+        changes = OBJECTIVES["FillInTheMiddle"] | {"training": training, "model": model}
+        job = make_job(tmp_path / str(count), count, tokens=corrupted_tokens, **changes)
+        ranks(count, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        found.append([line["train/loss"] for line in metrics.read_series(job.folder)])
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
+    assert len(found[0]) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_trace_shows_the_rows_that_were_trained_on(
     kind, ranks, make_run, corrupted_tokens, tmp_path

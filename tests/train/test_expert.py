@@ -329,7 +329,7 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
             "divides whole rows, which parallel.context cuts",
         ),
         ({"training": {"recompute": {"kind": "Selective"}}}, "set recompute.kind = 'Full'"),
-        ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle is not known"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not known"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_the_run_file(changes, said, make_run, tmp_path):

@@ -113,11 +113,6 @@ def test_copies_of_the_model_come_and_go_together():
             "leave out [training.compile]",
         ),
         (
-            [laid_out(pipeline=3), laid_out(pipeline=2)],
-            {"workers": (2, 8), "parallel": laid_out(pipeline=4), "groups": [{"match": "x"}]},
-            "parallel.pipeline does not go with [[training.groups]]",
-        ),
-        (
             [{"kind": "DDP", "tensor": {"ranks": 2}}],
             {"workers": (2, 8)},
             "fallbacks[0]: parallel.kind = 'DDP' beside parallel.tensor adds gradients",

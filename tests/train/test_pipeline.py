@@ -153,6 +153,10 @@ def test_a_tied_head_counts_once(world, stages, schedule, trained):
     assert_close(trained(world, pipeline, TIED), trained(1, model=TIED))
 
 
+def soak(*values):
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 TWO = {"ranks": 2, "schedule": "1F1B"}
 FULL, SELECTIVE = {"recompute": {"kind": "Full"}}, {"recompute": {"kind": "Selective"}}
 BFLOAT16 = {"precision": {"compute": "bfloat16"}}
@@ -203,6 +207,55 @@ def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
 
 
 SHARED = {"kind": "FSDP", "tensor": {"ranks": 2}}
+EXPERTS = {"kind": "FSDP", "expert": {"ranks": 2}}
+GROUPS = (
+    {"match": "*.attention.*", "rate": 0.5},
+    {"match": "head.*", "optimizer": {"kind": "Adam"}},
+    {"match": "layers.1.feedforward.*", "freeze": True},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "pipeline", "layout"),
+    [
+        (4, INTERLEAVED, EXPERTS),
+        soak(4, TWO, SHARED),
+        soak(8, TWO, EXPERTS | {"tensor": {"ranks": 2, "sequence_parallel": True}}),
+        soak(8, INTERLEAVED, EXPERTS | SHARED),
+        soak(4, INTERLEAVED, EXPERTS | {"kind": "DDP"}),
+    ],
+    ids=["divided", "shared", "both, in places", "both", "copies"],
+)
+def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, trained):
+    model = UNTIED | {"feedforward": MIXTURE}
+    found, expected = trained(world, pipeline, model, layout), trained(1, model=model)
+    assert_close(found, expected)
+    mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
+    added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
+    assert len(added) > 4
+    for line, same in zip(mine, other, strict=True):
+        for name in added:
+            assert line[name] == pytest.approx(same[name], rel=1e-4), name
+    if layout == EXPERTS:
+        assert_equal(trained(2 * world, pipeline, model, layout), found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "more"),
+    [
+        (INTERLEAVED, {"groups": GROUPS}),
+        (TWO, {"groups": GROUPS, "compile": {"backend": "aot_eager"}}),
+        soak(INTERLEAVED, {"compile": {"backend": "inductor"}} | BFLOAT16),
+        (INTERLEAVED, {"precision": {"compute": "float16"}}),
+    ],
+    ids=["groups", "compiled", "by inductor", "float16"],
+)
+def test_groups_and_compiled_layers_and_scaled_losses_are_the_same_in_stages(
+    pipeline, more, trained
+):
+    assert_equal(trained(2, pipeline, more=more), trained(1, more=more))
 
 
 @pytest.mark.slow
@@ -230,6 +283,64 @@ def test_stages_shared_layers_and_data_together(pipeline, trained):
     assert_close(found, trained(1, model=TIED))
     assert_equal(found, trained(4, pipeline, TIED, exact))
     assert_close(trained(8, pipeline, TIED, SHARED | {"kind": "DDP"}), found)
+
+
+IN_PLACES = {"kind": "FSDP", "tensor": {"ranks": 2, "sequence_parallel": True}}
+GATHERED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 2}}
+RING = {"kind": "FSDP", "context": {"kind": "RingAttention", "ranks": 2}}
+ALL_AXES = IN_PLACES | GATHERED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "model", "layout", "more"),
+    [
+        (TWO, TIED, IN_PLACES, None),
+        soak(INTERLEAVED, UNTIED, IN_PLACES, FULL | BFLOAT16),
+        (INTERLEAVED, UNTIED, GATHERED, None),
+        soak(TWO, TIED, GATHERED, SELECTIVE),
+        soak(INTERLEAVED, TIED, RING, None),
+    ],
+    ids=["in places", "in places, again", "gathered", "gathered, again", "ring"],
+)
+def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
+    """Two stages, of whose rows each of two workers has a part: of documents, and in all layers or
+    between their products alone."""
+    found, alone = trained(4, pipeline, model, layout, more), trained(1, model=model, more=more)
+    if more and "precision" in more:
+        np.testing.assert_allclose(losses(found[0]), losses(alone[0]), rtol=5e-3)
+    else:
+        assert_close(found, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "layout"),
+    [
+        (TWO, ALL_AXES),
+        soak(INTERLEAVED, ALL_AXES | {"reshard": "layer"}),
+        soak(TWO, ALL_AXES | {"kind": "DDP"}),
+    ],
+    ids=["1F1B", "interleaved", "DDP"],
+)
+def test_stages_of_parts_of_rows_and_of_layers_together(pipeline, layout, trained):
+    assert_close(trained(8, pipeline, TIED, layout), trained(1, model=TIED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "layout"),
+    [(TWO, GATHERED), soak(INTERLEAVED, GATHERED), soak(TWO, IN_PLACES)],
+    ids=["gathered", "interleaved", "in places"],
+)
+def test_replicas_of_stages_of_parts_of_rows(pipeline, layout, trained):
+    """Two replicas come to the same bits as one, and copies of the model to the same but for
+    rounding."""
+    found = trained(8, pipeline, TIED, layout)
+    assert_equal(found, trained(4, pipeline, TIED, layout))
+    if layout is GATHERED:
+        hybrid = GATHERED | {"kind": "HSDP", "replicas": 2}
+        assert_close(trained(8, pipeline, TIED, hybrid), found)
 
 
 @pytest.mark.slow
@@ -277,11 +388,12 @@ def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
 
 @pytest.mark.slow
 def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks, tmp_path):
-    """Shared layers, then stages, then slices, then stages of shared layers: each reads what the
-    one before it saved, and saves it again."""
+    """Shared layers, then stages, then slices, then stages of shared layers, then of parts of rows:
+    each reads what the one before it saved, and saves it again."""
     job, tensors = trained(1, model=TIED)
     shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
-    for number, parallel in enumerate((shared, stages, slices, shared | {"pipeline": TWO})):
+    of_both = [each | {"pipeline": TWO} for each in (shared, {"context": GATHERED["context"]})]
+    for number, parallel in enumerate((shared, stages, slices, *of_both)):
         found, _ = find_newest_valid(RunFolder(job.folder))
         (tmp_path / str(number)).mkdir()
         moved = dataclasses.replace(laid_out(job, **parallel), folder=str(tmp_path / str(number)))
@@ -337,8 +449,14 @@ def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("rank", "pipeline", "layout"),
-    [(0, TWO, None), (1, TWO, None), (1, INTERLEAVED, None), (3, TWO, SHARED)],
-    ids=["first", "last", "interleaved", "shared layers"],
+    [
+        (0, TWO, None),
+        (1, TWO, None),
+        (1, INTERLEAVED, None),
+        (3, TWO, SHARED),
+        (1, INTERLEAVED, GATHERED),
+    ],
+    ids=["first", "last", "interleaved", "shared layers", "parts of rows"],
 )
 def test_a_stage_that_dies_costs_no_bit(
     rank, pipeline, layout, trained, mortal_ranks, ranks, tmp_path

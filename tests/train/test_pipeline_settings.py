@@ -13,10 +13,7 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 
 REFUSED = [
     ({"model": {"layers": 1}}, r"ranks \(2\) is above the 1 layers.*use at most 1"),
-    ({"training": {"compile": {}}}, r"does not go with \[training.compile\]"),
-    ({"training": {"groups": ({"match": "*", "rate": 0.5},)}}, r"go with \[\[training.groups\]\]"),
-    ({"training": {"precision": {"compute": "float16"}}}, 'use "bfloat16"'),
-    ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle is not computed"),
+    ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not computed in stages"),
     ({"objective": {"kind": "MaskedLM"}, "model": {"kind": "Encoder"}}, "kind Encoder is not cut"),
 ]
 
@@ -45,10 +42,24 @@ def test_stages_that_cannot_be_interleaved_are_refused(pipeline, sizes, said, ma
         make_run(tmp_path, 4, model=UNTIED, batches=sizes, training={"parallel": parallel})
 
 
-def test_rows_are_not_shared_by_stages(make_run, tmp_path):
-    parallel = {"kind": "FSDP", "pipeline": TWO, "context": {"kind": "Gathered", "ranks": 2}}
-    with pytest.raises(ValueError, match=r"go with \[training.parallel.context\]"):
-        make_run(tmp_path, 4, training={"parallel": parallel})
+@pytest.mark.parametrize(
+    ("frozen", "said"),
+    [
+        (("layers.[23].*", "[nh]*"), "freeze all of the stage of layers 2 to 3, which has nothing"),
+        (("layers.[01].*", "embedding.*"), "stage of layers 0 to 1, .*or use fewer ranks"),
+        (("layers.[01].*", "[nh]*"), None),  # the embedding is left, and two layers
+    ],
+)
+def test_a_stage_of_which_all_is_frozen_is_refused(frozen, said, make_run, tmp_path):
+    groups = tuple({"match": each, "freeze": True} for each in frozen)
+    training = {"parallel": {"kind": "FSDP", "pipeline": TWO}, "groups": groups}
+    run = make_run(tmp_path, 2, model=UNTIED, training=training)
+    model = run.model.model_copy(update={"vocabulary": 64})
+    if said is None:
+        run.training.check_parameters(model)
+        return
+    with pytest.raises(ConfigError, match=said):
+        run.training.check_parameters(model)
 
 
 def test_workers_that_are_no_whole_groups_are_refused(make_run, tmp_path):

@@ -41,7 +41,7 @@ def test_a_run_file_needs_to_say_little():
         ({"compile": {"dynamic": True}}, Compile(dynamic=True)),
         ({"precision": {"compute": "float8"}}, None),
         ({"parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}}, None),
-        ({"parallel": {"kind": "FSDP", "pipeline": {"ranks": 2}}}, None),
+        ({"parallel": {"kind": "FSDP", "pipeline": {"ranks": 2}}}, Compile()),
     ],
 )
 def test_layers_are_compiled_on_gpus_unless_the_file_or_the_layout_says_otherwise(said, compiled):

@@ -400,7 +400,7 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
         ),
         ({"model": {"position_embedding": {"kind": "Alibi"}}}, "ALiBi"),
         ({"model": {"attention": {"qk_norm": "projection"}}}, "norm of all heads together"),
-        ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle is not computed"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not computed"),
         ({"training": {"compile": {}}}, "cannot be compiled"),
         ({"training": {"precision": {"compute": "float8"}}}, "float8 scales whole matrices"),
         ({"training": {"optimizer": {"kind": "Muon", "lr": 0.01}}}, "Muon looks at whole"),

@@ -133,8 +133,9 @@ def _estimate_received(local: DecoderConfig, training: Training, context: int) -
     found = 0.0
     if parallel.tensor:  # what is added up; or what is gathered, and what comes back to it
         found += 2 * stream if parallel.tensor.sequence_parallel else stream
-    if parallel.pipeline:
-        found += 2 * stream  # from the stage before, and the gradient from the one after
+    if parallel.pipeline:  # from the stage before, and the gradient from the one after
+        tensor = parallel.tensor
+        found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:
         others = context - 1 if parallel.context.kind == "Gathered" else 2
         found += others * _estimate_keys_and_values(local, training)

@@ -58,6 +58,10 @@ PretrainingObjective = Annotated[
     OfText, Field(discriminator="kind"), assume_kind("CausalLM"), FitsSeveral()
 ]
 
+# Kinds whose loss of a token is that of the logits at its place, of what a decoder reads from left
+# to right: workers can have parts of rows, of layers or of the vocabulary each.
+OF_PLACES = ("CausalLM", "FillInTheMiddle", "SFT")
+
 # Of pairs of answers: what needs a reference model, and all.
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
@@ -90,6 +94,7 @@ __all__ = [
     "IPO",
     "KTO",
     "OF_ANSWERS",
+    "OF_PLACES",
     "ORPO",
     "PPO",
     "RLOO",

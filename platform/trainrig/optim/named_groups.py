@@ -72,6 +72,15 @@ def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, Name
     return found
 
 
+def choose_matching(names: Iterable[str], groups: Sequence[NamedGroup]) -> tuple[NamedGroup, ...]:
+    """Those of `groups` that have one of the parameters `names`: of a stage of a model, say, which
+    has some of the parameters that `assign` was given."""
+    names = list(names)
+    return tuple(
+        group for group in groups if any(fnmatch.fnmatchcase(name, group.match) for name in names)
+    )
+
+
 def freeze(model: "nn.Module", groups: Sequence[NamedGroup]) -> None:
     """Have the parameters of frozen groups need no gradient; before `model` is sharded."""
     parameters = dict(model.named_parameters())

@@ -62,25 +62,14 @@ class WorkerLayout(Settings):
         if self.tensor is not None:
             self.tensor.check_workers(workers, self.replica)
 
-    def check_beside(
-        self, compiled: bool, grouped: bool, compute: str, recompute: str | None
-    ) -> None:
-        """Raise ValueError for axes that do not go together, or not with `compiled` layers, with
-        parameters that are `grouped`, with numbers of the format `compute`, or with that kind of
-        recomputation."""
+    def check_beside(self, compiled: bool, recompute: str | None) -> None:
+        """Raise ValueError for axes that do not go together, or not with `compiled` layers, or with
+        that kind of recomputation."""
         if self.context is not None and compiled:
             raise ValueError(
                 "parallel.context sends keys and values from within layers, which cannot be "
                 "compiled then; leave out [training.compile] or [training.parallel.context]"
             )
-        if self.pipeline is not None:
-            beside = {"context": self.context, "expert": self.expert}
-            others = [f"[training.parallel.{name}]" for name, axis in beside.items() if axis]
-            in_places = self.tensor is not None and self.tensor.sequence_parallel
-            others += ["training.parallel.tensor.sequence_parallel"] if in_places else []
-            others += ["[training.compile]"] if compiled else []
-            others += ["[[training.groups]]"] if grouped else []
-            self.pipeline.check_beside(others, compute)
         if self.expert is not None and self.context is not None:
             raise ValueError(
                 "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "

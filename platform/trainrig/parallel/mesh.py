@@ -113,7 +113,9 @@ class WorkerMesh:
     @property
     def lead(self) -> int:
         """The first of all ranks that have the layers which this one has, or a part of them."""
-        return self.pipeline.rank * self.tensor.size
+        names = self.devices.mesh_dim_names or ()
+        place = tuple(self.pipeline.rank if name == PIPELINE else 0 for name in names)
+        return int(self.devices.mesh[place])
 
     @property
     def _replica(self) -> int:

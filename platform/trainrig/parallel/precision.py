@@ -116,13 +116,22 @@ def has_bfloat16(device: "torch.device") -> bool:
 
 def make_policy(precision: Precision) -> "MixedPrecisionPolicy":
     """How FSDP2 casts: weights as they are gathered, gradients before they are added up."""
-    import torch  # takes seconds, which reading a run file should not
+    import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if precision.casts:
-        narrow = torch.float16 if precision.compute == "float16" else torch.bfloat16
-        return MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
+        stream = find_stream_type(precision)
+        return MixedPrecisionPolicy(param_dtype=stream, reduce_dtype=torch.float32)
     return MixedPrecisionPolicy()
+
+
+def find_stream_type(precision: Precision) -> "torch.dtype":
+    """Of the numbers that flow through the layers."""
+    import torch  # takes seconds, which reading a run file should not
+
+    if not precision.casts:
+        return torch.float32
+    return torch.float16 if precision.compute == "float16" else torch.bfloat16
 
 
 def set_products(precision: Precision) -> None:

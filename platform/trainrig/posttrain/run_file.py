@@ -97,7 +97,6 @@ class FineTuning(TrainingRunFile):
                 parallel.pipeline.check_adapters(model, self.lora)
         shared = parallel.context.ranks if parallel.context else 1
         if parallel.tensor:
-            parallel.tensor.check_stages(model, parallel.pipeline_ranks)
             parallel.tensor.check_length(self.batches.sequence_length, shared)
         if parallel.context:
             parallel.context.check_length(self.batches.sequence_length)

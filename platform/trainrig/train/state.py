@@ -17,7 +17,7 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
-from trainrig.optim.named_groups import build_optimizer, freeze
+from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
@@ -31,13 +31,13 @@ from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.share import StageShare
 from trainrig.parallel.pipeline.stage import StageDecoder
-from trainrig.parallel.precision import LossScale, Precision
+from trainrig.parallel.precision import LossScale, find_stream_type
 from trainrig.parallel.recompute import choose_recomputed, recompute
 from trainrig.parallel.tensor.layers import LayerSplit, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
-from trainrig.train.run_file.training import find_width_transfer
+from trainrig.train.run_file.training import Training, find_width_transfer
 from trainrig.train.spikes import DataRange, SpikeDetector
 
 MEMORY = "optimizer.state."
@@ -182,7 +182,8 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
         other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
     training = job.training
     parameters, transfer = model.named_parameters(), find_width_transfer(job.model)
-    optimizer = build_optimizer(parameters, training.optimizer, training.groups, transfer)
+    groups = _choose_groups(model, training)
+    optimizer = build_optimizer(parameters, training.optimizer, groups, transfer)
     return TrainState(
         model,
         optimizer,
@@ -198,6 +199,13 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
     )
 
 
+def _choose_groups(model: nn.Module, training: Training) -> tuple[NamedGroup, ...]:
+    """The groups of `training` that `model` has parameters of: all, unless it is a stage."""
+    if not isinstance(model, StageDecoder):
+        return training.groups
+    return choose_matching((name for name, _ in model.named_parameters()), training.groups)
+
+
 def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
     """What `stage` is of the model of `job`, whose trained parameters one optimizer would have."""
     training = job.training
@@ -205,8 +213,11 @@ def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
         model = build_model(job.model)
         if job.adapter:
             adapt(model, job.adapter.lora)
-    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    whole = build_optimizer(named.items(), training.optimizer, (), find_width_transfer(job.model))
+        else:
+            freeze(model, training.groups)
+    named = dict(model.named_parameters())
+    groups, transfer = training.groups, find_width_transfer(job.model)
+    whole = build_optimizer(named.items(), training.optimizer, groups, transfer)
     names = {parameter: name for name, parameter in named.items()}
     ordered = [each for group in whole.param_groups for each in group["params"]]
     return StageShare({names[each]: len(each) for each in ordered}, stage.copies_embedding)
@@ -225,12 +236,12 @@ def _build_sharded(
     training = job.training
     with torch.device("meta"):
         chunks = training.parallel.pipeline_chunks
-        model = _build_model(config, mesh, training.precision, chunks).requires_grad_(not frozen)
+        model = _build_model(config, mesh, training, chunks).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
             adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
     if not (adapter or beside):
-        freeze(model, training.groups)
+        freeze(model, _choose_groups(model, training))
         use_float8(model.every_layer, training.precision)
     split, tensor = None, training.parallel.tensor
     if mesh.tensor.group and tensor and not beside:
@@ -252,11 +263,13 @@ def _build_sharded(
 
 
 def _build_model(
-    config: DecoderConfig, mesh: WorkerMesh, precision: Precision, chunks: int
+    config: DecoderConfig, mesh: WorkerMesh, training: Training, chunks: int
 ) -> Decoder:
     """The decoder, or the stages of it that this rank has, `chunks` of them."""
     if mesh.pipeline.group is None:
         return build_model(config)
     stages = cut_for_ranks(config, mesh.pipeline.size, chunks)
-    stream = torch.bfloat16 if precision.compute == "bfloat16" else torch.float32
-    return StageDecoder(config, stages[mesh.pipeline.rank], stream)
+    tensor = training.parallel.tensor
+    parts = tensor.ranks if tensor and tensor.sequence_parallel else 1
+    stream = find_stream_type(training.precision)
+    return StageDecoder(config, stages[mesh.pipeline.rank], stream, parts)

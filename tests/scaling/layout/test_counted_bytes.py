@@ -184,9 +184,19 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["nothing", pytest.param("full", marks=pytest.mark.soak)])
-def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, recompute):
-    """Two stages of two layers and two ranks each: what is added up, on each of the four."""
+@pytest.mark.parametrize(
+    ("in_places", "recompute"),
+    [
+        (True, "nothing"),
+        (False, "nothing"),
+        pytest.param(True, "full", marks=pytest.mark.soak),
+        pytest.param(False, "full", marks=pytest.mark.soak),
+    ],
+)
+def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, in_places, recompute):
+    """Two stages of two layers and two ranks each: what each of the four sends the one that shares
+    its layers."""
+    tensor = {"ranks": 2, "sequence_parallel": in_places}
     job = make_job(
         tmp_path,
         4,
@@ -194,16 +204,28 @@ def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, recomp
         training={
             "steps": 10,
             "deterministic": False,
-            "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}, "pipeline": {"ranks": 2}},
+            "parallel": {"kind": "FSDP", "tensor": tensor, "pipeline": {"ranks": 2}},
             "recompute": AGAIN[recompute],
         },
         batches={"global_batch": 8, "micro_batch": 2, "sequence_length": 16},
     )
     counted = ranks(4, "sent_bytes", job=job)
     degrees = Degrees(tensor=2, pipeline=2)
-    layout = DeviceLayout(degrees, 2, recompute, schedule="1F1B", in_places=False)
+    layout = DeviceLayout(degrees, 2, recompute, schedule="1F1B", in_places=in_places)
     sent = predicted(job, layout)
-    assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
+    if in_places:
+        # The gradients of norms are added up once a step: two of each layer, one before the head.
+        norms = [count * job.model.channels * 4 for count in (4, 4, 5, 5)]
+        found = [sum(each.values()) for each in counted]
+        assert [total - own for total, own in zip(found, norms, strict=True)] == (
+            [sent.tensor.inside] * 4
+        )
+    else:
+        assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
+    received = [each["received"] for each in ranks(4, "stages", job=job)]
+    assert received == [4 * 2 * 16 * job.model.channels * 4 // (2 if in_places else 1)] * 4
+    if in_places:
+        assert sent.pipeline.inside == received[0]
 
 
 @pytest.mark.slow

@@ -73,8 +73,6 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
         degrees = each.prediction.layout.degrees
         for axis in ("pipeline", "expert", "tensor", "context"):
             lacking = getattr(degrees, axis) > 1 and axis not in FSDP.model_fields
-            if axis == "pipeline":  # which the trainer has, but not beside these two
-                lacking = degrees.pipeline > 1 and degrees.expert * degrees.context > 1
             assert (axis in each.needs) == lacking
         shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline > 1
         copies = degrees.replicate > 1 and shared
@@ -115,26 +113,23 @@ def test_shared_layers_are_written_with_their_places_divided(run_file, tmp_path)
     made.training.check_workers(made.workers)
 
 
-def test_shared_layers_are_written_between_stages_with_all_places_on_each(run_file, tmp_path):
+def test_parts_of_rows_and_of_layers_are_written_between_stages(run_file, tmp_path):
     out = tmp_path / "best.toml"
-    found, _ = plan(run_file, out=str(out), tensor=2, pipeline=2, context=1)
-    layout = found.runnable.prediction.layout
-    assert not layout.in_places
-    for each in found.best:
-        in_places = each.prediction.layout.in_places
-        assert ("sequence parallel between stages" in each.needs) == in_places
+    found, _ = plan(run_file, out=str(out), tensor=2, pipeline=2, context=2)
+    assert found.runnable == found.best[0] and not found.best[0].needs
     made = config.load(Pretraining, str(out))
-    assert made.training.parallel.tensor.model_dump() == {"ranks": 2, "sequence_parallel": False}
-    assert made.training.parallel.pipeline.ranks == 2
+    assert made.training.parallel.tensor.model_dump() == {"ranks": 2, "sequence_parallel": True}
+    assert made.training.parallel.pipeline.ranks == made.training.parallel.context.ranks == 2
     done = CliRunner().invoke(app, ["check", str(out)])
     assert done.exit_code == 0, done.output
 
 
-def test_shared_experts_are_not_written_between_stages(run_file):
+def test_experts_are_written_shared_and_divided_within_stages(run_file, tmp_path):
     run_file.write_text(RUN.replace("[batches]", MIXTURE))
-    found, _ = plan(run_file, tensor=2, pipeline=2, expert=1)
-    assert found.runnable is None
-    assert all("shared experts between stages" in each.needs for each in found.best)
+    out = tmp_path / "best.toml"
+    plan(run_file, out=str(out), tensor=2, pipeline=2, expert=2, context=1)
+    parallel = config.load(Pretraining, str(out)).training.parallel
+    assert parallel.tensor.ranks == parallel.pipeline.ranks == parallel.expert.ranks == 2
 
 
 @pytest.mark.slow
@@ -176,7 +171,6 @@ ENCODER = {"channels = 1024": 'kind = "Encoder"\nchannels = 1024', "kv_heads = 8
             {"tensor": 2, "pipeline": 1, "context": 1},
             "tensor for such a model or training",
         ),
-        ({'"bfloat16"': '"float16"'}, "CausalLM", {"pipeline": 2, "context": 1}, "pipeline"),
     ],
 )
 def test_axes_that_what_is_trained_does_not_allow_are_lacking(
@@ -200,9 +194,10 @@ def test_axes_that_what_is_trained_does_not_allow_are_lacking(
 
 def test_a_run_file_that_the_trainer_refuses_is_one_line(run_file, tmp_path, monkeypatch):
     monkeypatch.setattr("trainrig.scaling.layout.search.list_needs", lambda *_: ())
+    run_file.write_text(RUN.replace("[batches]", MIXTURE))
     with pytest.raises(ConfigError) as refused:
-        plan(run_file, out=str(tmp_path / "best.toml"), pipeline=2, context=2, tensor=1)
-    assert "no run file: parallel.pipeline does not go with" in str(refused.value)
+        plan(run_file, out=str(tmp_path / "best.toml"), expert=2, context=2, tensor=1)
+    assert "no run file: parallel.expert divides whole rows" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -8,12 +8,12 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.objectives import OF_ANSWERS
+from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.mixing.stages import StageSizes
 
-BY_ROW = ("CausalLM", "SFT", *OF_ANSWERS)  # objectives whose rows may lie on several workers
+BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may lie on several workers
 EXPERTS = ".experts."  # in the names of parameters that are divided
 
 

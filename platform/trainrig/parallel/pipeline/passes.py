@@ -78,8 +78,8 @@ class StagePasses:
         assert isinstance(model, StageDecoder)
         ids_BT, positions_BT = _find_inputs(objective, batch)
         received = () if model.begins(chunk) else self._receive(model, ids_BT, chunk)
-        model.begin(chunk, received[1] if len(received) > 1 else None)
-        stage = _Fed(model, received[0] if received else None)
+        model.begin(chunk, received)
+        stage = _Plain(model)
         if model.ends(chunk):
             return StagePass(objective.compute(stage, batch, statistics), chunk, received)
         output = stage(ids_BT, positions_BT=positions_BT)
@@ -88,8 +88,8 @@ class StagePasses:
         return StagePass(None, chunk, received, given, going)
 
     def _receive(self, model: StageDecoder, ids_BT: Tensor, chunk: int) -> tuple[Tensor, ...]:
-        """[B, T, C] of the stage before; and what routers gave, if there are any before it."""
-        shape, device = (*ids_BT.shape, model.shape.channels), ids_BT.device
+        """[B, t, C] of the stage before; and what routers gave, if there are any before it."""
+        shape, device = model.stream_shape(ids_BT), ids_BT.device
         received = [torch.empty(shape, dtype=model.stream, device=device)]
         routers = model.router_shape(model.stages[chunk].start)
         if routers[0]:
@@ -172,9 +172,13 @@ class StagePasses:
 def _find_inputs(objective: Objective, batch: DeviceBatch) -> tuple[Tensor, Tensor | None]:
     """[R, T] ids that `objective` has its model read of `batch`, and their positions; None: each
     row is one document."""
-    if isinstance(objective, ReadingIds):
-        return objective.read_ids(batch), None
-    return batch.arrays[IDS], batch.arrays.get(POSITIONS)
+    if not isinstance(objective, ReadingIds):
+        return batch.arrays[IDS], batch.arrays.get(POSITIONS)
+    ids_RT = objective.read_ids(batch)
+    if batch.parts is None:
+        return ids_RT, None
+    positions_BT = batch.parts.positions_BT  # of one of the answers that are below one another
+    return ids_RT, positions_BT.repeat(len(ids_RT) // len(positions_BT), 1)
 
 
 def count_chunks(model: nn.Module) -> int:
@@ -210,21 +214,19 @@ def _find_lane(mesh: WorkerMesh, step: int, back: bool) -> _Lane:
     return _Lane(group, place % axis.size)
 
 
-class _Fed(nn.Module):
-    """A stage as objectives call a model; what they give it as ids is `hidden` instead, if that was
-    received."""
+class _Plain(nn.Module):
+    """A stage as objectives call a model, with what all stages can be given alone: a text in
+    branches, say, the last stage would read by itself."""
 
-    def __init__(self, model: nn.Module, hidden: Tensor | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._call = model.__call__  # of no sub-module
-        self._hidden = hidden
 
     def forward(
         self, ids_BT: Tensor, positions_BT: Tensor | None = None, places_N: Tensor | None = None
     ) -> Any:
         """What the stage gives."""
-        given = ids_BT if self._hidden is None else self._hidden
-        return self._call(given, positions_BT=positions_BT, places_N=places_N)
+        return self._call(ids_BT, positions_BT=positions_BT, places_N=places_N)
 
 
 class _Given(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """How a run file says that layers are cut into stages: over how many workers, in what order."""
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterable
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -8,17 +9,13 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
-from trainrig.objectives import OF_ANSWERS
+from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 # Objectives that take one forward pass, of which the last stage alone computes anything: KTO takes
 # two before it, of its model and of a reference.
-OF_ROWS = ("CausalLM", "SFT", *(kind for kind in OF_ANSWERS if kind != "KTO"))
-NARROW = ("float16", "float8")
+OF_ROWS = (*OF_PLACES, *(kind for kind in OF_ANSWERS if kind != "KTO"))
 
 
 class Pipeline(Settings):
@@ -113,15 +110,17 @@ class Pipeline(Settings):
             f'{micro_batch} sequences for {replicas} replicas; use {nearest}, or schedule = "1F1B"'
         )
 
-    def check_beside(self, others: "Sequence[str]", compute: str) -> None:
-        """Raise ValueError for other settings of a run that stages do not go with: `others`, which
-        it has, and numbers to compute in."""
-        for other in others:
-            raise ValueError(
-                f"parallel.pipeline does not go with {other}; leave out one of the two"
-            )
-        if compute in NARROW:
-            raise ValueError(
-                f'precision.compute = "{compute}" does not go with parallel.pipeline; use '
-                '"bfloat16"'
-            )
+    def check_frozen(self, model: DecoderConfig, trained: Iterable[str]) -> None:
+        """Raise ConfigError unless each stage has one of the parameters that are `trained`."""
+        there = set(trained)
+        for stages in cut_for_ranks(model, self.ranks, self.chunks):
+            for layers in stages:
+                own = [f"layers.{number}." for number in layers]
+                own += ["embedding.", "position_embedding."] if layers.start == 0 else []
+                own += ["norm.", "head."] if layers.stop == model.layers else []
+                if not any(name.startswith(tuple(own)) for name in there):
+                    raise ConfigError(
+                        f"training.parallel.pipeline: training.groups freeze all of the stage of "
+                        f"layers {layers.start} to {layers.stop - 1}, which has nothing to train "
+                        "then; leave some of it, or use fewer ranks"
+                    )

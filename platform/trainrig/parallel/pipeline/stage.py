@@ -22,20 +22,26 @@ class StageDecoder(Decoder):
     first stage has the embedding beside them, the last one the norm and the head; where that is
     tied, the last has a copy of the embedding's weight.
 
-    A forward pass is of one stage, as `begin` says. One that is not the first is given hidden
-    states [B, T, C] in the place of ids, and one that is not the last gives them back, with a head
-    of no entries. Of a mixture of experts, what the routers of all layers so far add to the loss
-    goes the same way, as `ROUTERS` of what a stage gives, so that the last computes their mean as
-    one process does.
+    A forward pass is of one stage, as `begin` says. One that is not the first goes on from hidden
+    states [B, t, C] instead of the ids it is given, and one that is not the last gives them back,
+    with a head of no entries: t of the T places where ranks that share layers have some each. Of a
+    mixture of experts, what the routers of all layers so far add to the loss goes the same way, as
+    `ROUTERS` of what a stage gives, so that the last computes their mean as one process does.
     """
 
     def __init__(
-        self, config: DecoderConfig, stages: Sequence[range], stream: torch.dtype = torch.float32
+        self,
+        config: DecoderConfig,
+        stages: Sequence[range],
+        stream: torch.dtype = torch.float32,
+        parts: int = 1,
     ) -> None:
-        """`stages`: the layers of each that this rank has; `stream`: of what flows between."""
+        """`stages`: the layers of each that this rank has; `stream`: of what flows between.
+        `parts`: ranks that have some places each of it (`parallel.tensor.sequence`)."""
         super().__init__(config)
-        self.stages, self.stream = tuple(stages), stream
+        self.stages, self.stream, self._parts = tuple(stages), stream, parts
         self._chunk = 0  # which of `stages` the forward pass is of
+        self._received: Tensor | None = None  # hidden states of the stage before
         self._before: tuple[Tensor, ...] = ()  # of the routers of earlier stages, in order
         self.first, self.last = stages[0].start == 0, stages[-1].stop == config.layers
         held = nn.ModuleList()
@@ -54,10 +60,17 @@ class StageDecoder(Decoder):
         """Whether it has a copy of the embedding, which is the first stage's, for its head."""
         return self.last and not self.first and self.config.shapes.head is None
 
-    def begin(self, chunk: int, routers_RK: Tensor | None) -> None:
-        """The next forward pass is of that stage, before which routers gave `routers_RK`."""
+    def begin(self, chunk: int, received: Sequence[Tensor]) -> None:
+        """The next forward pass is of that stage, before which came `received`: none for the
+        first of all, else hidden states, and what routers gave [R, K] if there are any."""
         self._chunk = chunk
-        self._before = () if routers_RK is None else routers_RK.unbind()
+        self._received = received[0] if received else None
+        self._before = received[1].unbind() if len(received) > 1 else ()
+
+    def stream_shape(self, ids_BT: Tensor) -> tuple[int, int, int]:
+        """[B, t, C], of what flows between stages for `ids_BT`."""
+        rows, places = ids_BT.shape
+        return rows, -(-places // self._parts), self.shape.channels
 
     def router_shape(self, layers: int) -> tuple[int, int]:
         """Of what the routers of so many layers, the first of the model, give together."""
@@ -80,16 +93,18 @@ class StageDecoder(Decoder):
         return self.stages[chunk].stop == self.config.layers
 
     def find_chunk(self, module: nn.Module) -> int:
-        """The stage that `module`, one of the layers or all of this, has parameters of. The ends of
-        the model are beside the layers: the first chunk's where it has the embedding, else the
-        last's."""
+        """The stage that `module`, a layer or a part of one or all of this, has parameters of. The
+        ends of the model are beside the layers: the first chunk's where it has the embedding, else
+        the last's."""
         for chunk, layers in enumerate(self.stages):
-            if any(module is self.layers.get_submodule(str(number)) for number in layers):
+            own = (self.layers.get_submodule(str(number)) for number in layers)
+            if any(module is part for layer in own for part in layer.modules()):
                 return chunk
         return 0 if self.first else len(self.stages) - 1
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        return super()._embed(ids_BT, positions) if self.begins(self._chunk) else ids_BT
+        received, self._received = self._received, None
+        return super()._embed(ids_BT, positions) if received is None else received
 
     def _number_layers(self) -> Iterable[tuple[int, nn.Module]]:
         for number in self.stages[self._chunk]:

@@ -10,13 +10,13 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.objectives import OF_ANSWERS
+from trainrig.objectives import OF_ANSWERS, OF_PLACES
 
 WHERE = "training.parallel.tensor"
 BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers to which each number is one by itself
 
 # Objectives that ask of a vocabulary the nats of targets alone, or of a model scores.
-OF_PARTS = ("CausalLM", "SFT", *OF_ANSWERS)
+OF_PARTS = (*OF_PLACES, *OF_ANSWERS)
 
 
 class TensorSplit(Settings):
@@ -60,15 +60,6 @@ class TensorSplit(Settings):
                     f"{WHERE}: {kind} looks at whole matrices, of which a worker has a part; use "
                     f"one of {', '.join(BY_ELEMENT)}"
                 )
-
-    @staticmethod
-    def check_stages(model: DecoderConfig, stages: int) -> None:
-        """Raise ValueError for experts that are shared in several `stages`."""
-        if stages > 1 and isinstance(model.feedforward, MixtureOfExperts):
-            raise ValueError(
-                f"{WHERE}: a mixture of experts is shared without stages; leave out this or "
-                "[training.parallel.pipeline]"
-            )
 
     def check_length(self, length: int, context: int) -> None:
         """Raise ValueError unless what flows between layers can be divided by its places, in rows

@@ -72,7 +72,7 @@ class DeviceLayout:
     schedule: Schedule | None = None  # of a pipeline
     chunks: int = 1  # stages of one device
     # Whether each of a tensor group has some places of what flows between products; else all have
-    # all, as the trainer wants between stages.
+    # all.
     in_places: bool = True
 
     @property
@@ -160,10 +160,7 @@ def iterate_legal_layouts(
     for degrees in _factorise_devices(model, batch, devices):
         for micro_batch in _iterate_micro_batches(batch, degrees):
             for again in RECOMPUTED:
-                for layout in _choose_schedules(model, batch, degrees, micro_batch, again):
-                    yield layout
-                    if degrees.tensor > 1 and degrees.pipeline > 1:
-                        yield replace(layout, in_places=False)
+                yield from _choose_schedules(model, batch, degrees, micro_batch, again)
 
 
 def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:

@@ -11,6 +11,7 @@ from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.objectives import OF_PLACES
 from trainrig.optim import Adafactor, Muon
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.tensor.settings import TensorSplit
@@ -137,7 +138,7 @@ def list_needs(
         name for name in ("tensor", "pipeline", "context", "expert") if getattr(degrees, name) > 1
     ]
     lacking = [axis for axis in axes if axis not in FSDP.model_fields]
-    if objective != "CausalLM":
+    if objective not in OF_PLACES:
         lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
     if degrees.tensor > 1 and _is_unshared(degrees.tensor, predictor):
         lacking.append("tensor for such a model or training")
@@ -149,13 +150,6 @@ def list_needs(
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
-    if degrees.tensor > 1 and degrees.pipeline > 1:
-        if layout.in_places:
-            lacking.append("sequence parallel between stages")
-        if isinstance(predictor.model.feedforward, MixtureOfExperts):
-            lacking.append("shared experts between stages")
-    if layout.schedule and "pipeline" not in lacking and _uncut(layout, predictor):
-        lacking.append("pipeline")
     if predictor.training.deterministic and not predictor.build_training(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)
@@ -171,14 +165,6 @@ def _is_unshared(ranks: int, predictor: Predictor) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _uncut(layout: DeviceLayout, predictor: Predictor) -> bool:
-    """Whether the trainer has no pipeline for such a model, or beside what else there is."""
-    training, degrees = predictor.training, layout.degrees
-    beside = degrees.context > 1 or degrees.expert > 1
-    narrow = training.precision.compute in ("float16", "float8")
-    return bool(beside or narrow or training.compile or training.groups)
 
 
 def _iterate_allowed_layouts(

@@ -17,6 +17,7 @@ from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.positions import ContextStage
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import (
+    OF_PLACES,
     CausalLM,
     MaskedLM,
     PretrainingObjective,
@@ -177,12 +178,11 @@ class Pretraining(TrainingRunFile):
             for each in self.batches.resolve_stages():
                 parallel.pipeline.check_batch(each.global_batch, each.micro_batch, replicas)
         if parallel.tensor:
-            parallel.tensor.check_stages(model, parallel.pipeline_ranks)
             for stage in self.batches.resolve_stages():
                 parallel.tensor.check_length(stage.sequence_length, context.ranks if context else 1)
         if context is None:
             return
-        if type(self.objective) is not CausalLM:  # others that derive from it mask or move tokens
+        if self.objective.kind not in OF_PLACES:
             raise ValueError(
                 f"training.parallel.context: objective {self.objective.kind} looks at whole rows; "
                 'leave it out, or set objective.kind = "CausalLM"'

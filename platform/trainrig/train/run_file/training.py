@@ -117,8 +117,7 @@ class Training(Settings):
         have it."""
         changes: dict[str, Any] = {"precision": self.precision.resolve(has_bfloat16)}
         divides = self.parallel.context or self.parallel.tensor or self.parallel.expert
-        alone = not (divides or self.parallel.pipeline)
-        plain = alone and self.precision.compute != "float8"
+        plain = not divides and self.precision.compute != "float8"
         if compiles and self.compile is None and plain and self.steps >= WORTH_COMPILING:
             changes["compile"] = Compile()
         return self.model_copy(update=changes)
@@ -135,7 +134,7 @@ class Training(Settings):
     @model_validator(mode="after")
     def _layout_goes_with_the_rest(self) -> Self:
         compiled, again = bool(self.compile), self.recompute.kind if self.recompute else None
-        self.parallel.check_beside(compiled, bool(self.groups), self.precision.compute, again)
+        self.parallel.check_beside(compiled, again)
         if self.parallel.tensor:
             own = [each.optimizer.kind for each in self.groups if each.optimizer]
             self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
@@ -185,6 +184,9 @@ class Training(Settings):
         for parallel in (each.parallel for each in self.layouts):
             if parallel.expert:
                 parallel.expert.check_optimizers(shapes, assigned, self.optimizer)
+            if parallel.pipeline and assigned:
+                frozen = {name for name, group in assigned.items() if group.freeze}
+                parallel.pipeline.check_frozen(model, shapes.keys() - frozen)
         for name, shape in shapes.items() if transfer else ():
             assert transfer is not None
             group = assigned.get(name)
