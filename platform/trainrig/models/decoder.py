@@ -154,7 +154,9 @@ class Decoder(nn.Module):
         """
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
-        if last > self.config.positions and documents_BS is None:
+        # Places count in each document where rows hold several, which may be wider in all.
+        one_text = documents_BS is None and positions_BT is None
+        if one_text and last > self.config.positions:
             raise ValueError(f"{last} tokens for a model of {self.config.positions} positions")
         if positions_BT is None:
             positions = torch.arange(past, last, device=ids_BT.device)

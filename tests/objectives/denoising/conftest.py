@@ -1,6 +1,7 @@
 """Rows of random documents, and a tokenizer with all the special tokens that corruptions need."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -30,16 +31,21 @@ def documents_in_rows(
     seed: int = 0,
     first: int = 0,
     padded: bool = False,
+    apart: bool = False,
+    sizes: Sequence[int] = (),
 ) -> MicroBatch:
     """`count` rows of `length` positions, cut from documents of `mean` tokens that lie end to end.
-    `padded`: the last rows end with 0, 1, 2 … positions of padding."""
+    `padded`: the last rows end with 0, 1, 2 … positions of padding. `apart`: no document is to see
+    another. `sizes`: tokens of the documents, again and again, without those that end them."""
     dice = np.random.default_rng(seed)
     words = np.array(sorted(set(range(encoder.vocabulary_size)) - {*encoder.special_ids.values()}))
     stream: list[int] = []
     begins = []
+    given = itertools.cycle(sizes)
     while len(stream) <= count * length:
         begins.append(len(stream))
-        stream += [*dice.choice(words, dice.geometric(1 / mean)).tolist(), encoder.end_of_text]
+        size = next(given) if sizes else dice.geometric(1 / mean)
+        stream += [*dice.choice(words, size).tolist(), encoder.end_of_text]
     ids = np.array(stream[: count * length + 1])
     places = np.union1d(np.array(begins), np.arange(count) * length)
     places = places[places < count * length]
@@ -50,9 +56,13 @@ def documents_in_rows(
             targets_BT[row, length - left_out :] = IGNORE
     pieces = np.stack([places // length, places % length, np.arange(len(places))], axis=1)
     samples = np.arange(first, first + count)
-    return MicroBatch(
-        build_token_arrays(ids_BT, targets_BT), samples, np.zeros_like(samples), pieces
-    )
+    positions_BT = None
+    if apart:
+        begins_BT = np.zeros_like(ids_BT)
+        begins_BT[pieces[:, 0], pieces[:, 1]] = pieces[:, 1]
+        positions_BT = np.arange(length) - np.maximum.accumulate(begins_BT, axis=1)
+    arrays = build_token_arrays(ids_BT, targets_BT, positions_BT)
+    return MicroBatch(arrays, samples, np.zeros_like(samples), pieces)
 
 
 @pytest.fixture(scope="session")

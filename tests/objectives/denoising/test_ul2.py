@@ -29,7 +29,6 @@ from trainrig.tokens.batches import (
     SEGMENTS,
     TARGETS,
     TOKENS,
-    build_token_arrays,
 )
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -105,14 +104,6 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
             assert (ids[len(whole) :] == encoder.special_tokens.padding).all()
 
 
-def apart(micro):
-    """`micro` with its documents kept apart."""
-    places = np.zeros_like(micro.ids)
-    places[micro.pieces[:, 0], micro.pieces[:, 1]] = micro.pieces[:, 1]
-    places = np.arange(micro.ids.shape[1]) - np.maximum.accumulate(places, axis=1)
-    return dataclasses.replace(micro, arrays=build_token_arrays(micro.ids, micro.targets, places))
-
-
 def documents_of(found, row):
     """What is read of each document of a row, and what is to be said of it, in their order."""
     ids, targets = found.ids[row], found.targets[row]
@@ -142,8 +133,8 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
     mode, _, mean = TABLE[number]
     objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
-    micro = make_rows(16, LENGTH, mean=60, first=number * 1000)
-    found = corruption.apply(apart(micro), 0)
+    micro = make_rows(16, LENGTH, mean=60, first=number * 1000, apart=True)
+    found = corruption.apply(micro, 0)
     count = corruption.denominators(0, micro.samples, np.full(16, LENGTH))[TOKENS]
     assert (found.targets != IGNORE).sum() == count
     begun = 0
@@ -182,7 +173,7 @@ def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
     looked_at = 0
     for number, (_, objective) in enumerate(UL2(joined=joined).parts()):
         corruption = find_corruption(objective, encoder, 64)
-        found = corruption.apply(apart(make_rows(4, 64, mean=12, first=number)), 0)
+        found = corruption.apply(make_rows(4, 64, mean=12, first=number, apart=True), 0)
         device = torch.device("cpu")
         for row in range(4):
             if joined:

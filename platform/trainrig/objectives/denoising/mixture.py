@@ -294,8 +294,9 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
         shape = (count, max(each.shape[1] for each in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
-        if name == POSITIONS:  # places of padding follow those before: they begin no document
-            joined += np.arange(shape[1])
+        if name == POSITIONS:  # padding begins no document, nor is any place beyond a text's
+            farthest = max(int(each.max()) for each in there)
+            joined += np.arange(shape[1]).clip(max=farthest)
         for of, part in zip(rows, parts, strict=True):
             if name in part.arrays:
                 array = part.arrays[name]

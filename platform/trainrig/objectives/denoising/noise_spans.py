@@ -62,10 +62,19 @@ def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans
     tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
     if not count:
         return Spans(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    return place_spans(
+        draw_words(key, np.arange(2 * length), np.array([sample])), tokens, count, walls
+    )
+
+
+def place_spans(words: Integers, tokens: int, count: int, walls: Flags) -> Spans:
+    """`tokens` left out in `count` spans of a text of which `walls` [N] says what they should not
+    hold; `words` [2 N] are random."""
+    length = len(walls)
     # Which of the tokens left out begin a span, and before which of the others spans stand.
-    cuts = _draw_numbers(key, sample, 0, tokens - 1, count - 1) + 1
+    cuts = _choose_numbers(words[: tokens - 1], count - 1) + 1
     lengths = np.diff(np.concatenate([[0], cuts, [tokens]]))
-    gaps = _draw_numbers(key, sample, length, length - tokens + 1, count)
+    gaps = _choose_numbers(words[length : 2 * length - tokens + 1], count)
     begins = gaps + np.concatenate([[0], np.cumsum(lengths)[:-1]])
     return _clear(Spans(begins, lengths), walls)
 
@@ -123,10 +132,9 @@ def _divide(
     return None
 
 
-def _draw_numbers(key: RandomKey, sample: int, first: int, choices: int, count: int) -> Integers:
-    """`count` different numbers below `choices`, ascending; drawn at the places from `first` on."""
-    drawn = draw_words(key, np.arange(first, first + choices), np.array([sample]))
-    return np.sort(np.argsort(drawn, kind="stable")[:count])
+def _choose_numbers(words: Integers, count: int) -> Integers:
+    """`count` different numbers below that of `words`, which are random; ascending."""
+    return np.sort(np.argsort(words, kind="stable")[:count])
 
 
 def _clear(spans: Spans, walls: Flags) -> Spans:

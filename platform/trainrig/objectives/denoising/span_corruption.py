@@ -28,6 +28,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import DeviceBatch, Output
+from trainrig.objectives.denoising.document_spans import draw_in_each
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
 from trainrig.objectives.denoising.noise_spans import (
     Denoising,
@@ -156,6 +157,8 @@ class SpansLeftOut:
         for name, plain in (("suffix", False), ("mode", None), ("joined", False)):
             if parts[name] == plain:
                 del parts[name]
+        if self.joined:  # documents that are apart had none where the draw left them out
+            parts["gaps"] = "in each document"
         return {"kind": "SpanCorruption", **parts}
 
     def check_length(self, longest: int) -> None:
@@ -215,9 +218,12 @@ class SpansLeftOut:
         """`micro` with the text of each row as a prefix, and the spans after it."""
         made = self._corrupt_texts(micro)
         encoded, decoded = self._compute_widths(micro)
-        joined = {row: self._join_parts(*made[row], micro.positions is not None) for row in made}
-        widths = [sum(len(part.ids) for part in parts) for parts in joined.values()]
-        shape = len(micro.ids), max([encoded + decoded - 1, *widths])
+        whole = encoded + decoded - 1
+        apart = micro.positions is not None
+        joined = {row: self._join_parts(*made[row], apart) for row in made}
+        # Rows of documents apart are as wide as there are gaps: none is padded to that of one text.
+        widths = [sum(len(part.ids) for part in parts) for parts in joined.values() if apart]
+        shape = len(micro.ids), max(widths, default=whole)
         ids_BT, targets_BT = np.full(shape, self.padding), np.full(shape, IGNORE)
         prefixes_BT = np.zeros(shape, dtype=np.bool_)
         places_BT = np.broadcast_to(np.arange(shape[1]), shape).copy()
@@ -233,15 +239,15 @@ class SpansLeftOut:
                 begins.append(begin)
                 begin = end
             text, found = made[row]
-            if micro.positions is None:
-                _move_pieces(pieces, row, text, found)
-            else:
+            if apart:
                 _move_pieces_to(pieces, row, text, begins, [part.document for part in parts])
+            else:
+                _move_pieces(pieces, row, text, found)
         arrays = {IDS: ids_BT, TARGETS: targets_BT, PREFIXES: prefixes_BT}
-        if micro.positions is None:
-            pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
+        if apart:  # no document is longer than one text; padding may be, after the last of them
+            arrays[POSITIONS] = places_BT.clip(max=whole - 1)
         else:
-            arrays[POSITIONS] = places_BT
+            pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
         return MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
     def _compute_widths(self, micro: MicroBatch) -> tuple[int, int]:
@@ -265,23 +271,29 @@ class SpansLeftOut:
         if not apart:
             return [join_text(found.ids, found.targets, 1)]
         of_ids, of_targets = text.documents[found.places], text.documents[found.target_places]
-        return [
-            join_text(found.ids[of_ids == each], found.targets[of_targets == each], each)
-            for each in np.unique(of_targets).tolist()
-        ]
+        parts = []
+        for each in np.unique(of_targets).tolist():
+            read = found.ids[of_ids == each]
+            if not len(read):  # all of it is in a span that began before it
+                read = np.array([self.end])
+            parts.append(join_text(read, found.targets[of_targets == each], each))
+        return parts
 
     def _draw_spans(self, sample: int, text: RowText, apart: bool) -> Spans:
         noise, spans = self.noise.count(np.array([len(text.ids)]))
         some = spans > 0
         most = len(self.sentinels) - self.closing_sentinel
-        if not self.suffix:
-            key = RandomKey(self.seed, "spans left out")
-            if apart and some[0]:
-                return draw_within(key, sample, self.noise, text.walls, text.documents, most)
-            return draw_spans(key, sample, self.noise, text.walls)
+        key = RandomKey(self.seed, "spans left out")
         if apart and some[0]:
-            return draw_ends(self.noise, text.documents, most)
-        return Spans((len(text.ids) - noise)[some], noise[some])
+            told = key, sample, self.noise, text.walls, text.documents, most
+            if self.joined and (found := draw_in_each(*told)) is not None:
+                return found
+            return (
+                draw_ends(self.noise, text.documents, most) if self.suffix else draw_within(*told)
+            )
+        if self.suffix:
+            return Spans((len(text.ids) - noise)[some], noise[some])
+        return draw_spans(key, sample, self.noise, text.walls)
 
     def _corrupt_text(self, sample: int, text: RowText, apart: bool) -> Denoising | None:
         """The text of `sample` without some of its spans, both sides ended, and with its mode, of
