@@ -44,12 +44,12 @@ def draw_in_each(
     if noise.mean_span is None:
         return Spans(begins + sizes - left_out, left_out)
     words = draw_words(key, np.arange(2 * len(documents)), np.array([sample]))
-    placed = [
-        place_spans(words[2 * begin : 2 * (begin + size)], *of, walls[begin : begin + size])
-        for begin, size, *of in zip(
-            begins.tolist(), sizes.tolist(), left_out.tolist(), counts.tolist(), strict=True
-        )
-    ]
+    placed = []
+    for begin, size, tokens, count in zip(
+        begins.tolist(), sizes.tolist(), left_out.tolist(), counts.tolist(), strict=True
+    ):
+        own, end = words[2 * begin : 2 * (begin + size)], begin + size
+        placed.append(place_spans(own, tokens, count, walls[begin:end]))
     return Spans(
         np.concatenate([begin + of.begins for begin, of in zip(begins, placed, strict=True)]),
         np.concatenate([of.lengths for of in placed]),

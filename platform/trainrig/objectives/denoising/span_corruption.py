@@ -118,8 +118,8 @@ class SpanCorruption(CausalLM):
         return int(encoded[0]), int(noise[0] + spans[0]) + 1 + self.closing_sentinel
 
     def compute_row_length(self, sequence_length: int) -> int:
-        """Places that a decoder's row of so many positions fills; the last span's end is not
-        read."""
+        """Places that a decoder's row of so many positions fills as one text; the last span's end
+        is not read."""
         return sum(self.compute_lengths(sequence_length)) - 1 if self.joined else sequence_length
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
