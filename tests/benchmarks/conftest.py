@@ -1,5 +1,6 @@
-"""What benchmarks of training steps in this process share."""
+"""What benchmarks share: the modules beside them, and a process that is a rank of its own."""
 
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,9 @@ import torch.distributed as dist
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group
+
+# They import `side_by_side`, `peers` and one another: this folder is no package.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

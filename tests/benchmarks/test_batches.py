@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -36,12 +35,6 @@ from trainrig.tokens.shards.token_shards import (
     TokenShards,
     write_shard,
 )
-
-_spec = importlib.util.spec_from_file_location(
-    "side_by_side", Path(__file__).with_name("side_by_side.py")
-)
-side_by_side = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(side_by_side)
 
 pytestmark = pytest.mark.bench
 SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096

@@ -1,10 +1,8 @@
 """Steps of masked prediction and span corruption, against causal ones and Transformers'."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import side_by_side
 import torch
 
 from trainrig.estimate.objective_flops import count_position_flops
@@ -38,16 +36,6 @@ from trainrig.train.step import Stepper
 pytestmark = pytest.mark.bench
 SEQUENCES, LENGTH, VOCABULARY, ROUNDS = 8, 256, 4096, 9
 SIZES = {"layers": 4, "channels": 256, "heads": 4, "vocabulary": VOCABULARY, "positions": LENGTH}
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-side_by_side = _load("side_by_side")
 
 
 class OneBatch:

@@ -5,14 +5,13 @@ must not hold, on the half of the hosts that nothing was tuned on.
 """
 
 import functools
-import importlib.util
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import extraction_pages as real
 import psutil
 import pytest
 
@@ -30,15 +29,6 @@ from trainrig.corpus.read import RawPage
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(3600)]
 trafilatura = pytest.importorskip("trafilatura", reason="the peer")
-
-# Beside this file, which is no package.
-_spec = importlib.util.spec_from_file_location(
-    "extraction_pages", Path(__file__).with_name("extraction_pages.py")
-)
-assert _spec and _spec.loader
-real = importlib.util.module_from_spec(_spec)
-sys.modules["extraction_pages"] = real  # its dataclasses ask for their module
-_spec.loader.exec_module(real)
 
 ROUNDS = 3
 EVERY = 3  # page, where speed is measured

@@ -3,7 +3,6 @@
 The shards are sparse: .ends is whole, of the ids nothing lies on disk. Times are CPU seconds.
 """
 
-import importlib.util
 import json
 import time
 import tracemalloc
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import side_by_side
 import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -21,12 +21,6 @@ from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import TokenShards
-
-_spec = importlib.util.spec_from_file_location(
-    "side_by_side", Path(__file__).with_name("side_by_side.py")
-)
-side_by_side = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(side_by_side)
 
 pytestmark = pytest.mark.bench
 LENGTH = 2048

@@ -1,6 +1,5 @@
 """What rewrites of texts, and signals and spellings of URLs, cost on real pages, in CPU seconds."""
 
-import importlib.util
 import itertools
 import json
 import random
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import side_by_side
 import tldextract
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
@@ -20,12 +20,6 @@ from trainrig.corpus.rewrite.unicode import load_fixer
 from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 from trainrig.corpus.urls.key import compute_url_key
 from trainrig.corpus.urls.normalise import normalise
-
-_spec = importlib.util.spec_from_file_location(
-    "side_by_side", Path(__file__).with_name("side_by_side.py")
-)
-side_by_side = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(side_by_side)
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -5,11 +5,12 @@ loops of equal sizes. All are eager and compiled, on one thread, in turns. The f
 found last are in `results/step-beside-peers.json`.
 """
 
-import importlib.util
 import statistics
-from pathlib import Path
 
+import peers
 import pytest
+import side_by_side
+import test_train_step as steps
 import torch
 
 from trainrig.flops import count_token_flops
@@ -19,16 +20,6 @@ from trainrig.models.decoder import DecoderConfig
 pytestmark = pytest.mark.bench
 ROUNDS = 5
 SIDE = 2048  # of the square matrices whose product is the machine's measure
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-steps, peers, side_by_side = map(_load, ("test_train_step", "peers", "side_by_side"))
 ARCHITECTURES = {"GPT": peers.NANOGPT, "Llama": {}}
 
 

@@ -7,7 +7,6 @@ holds a passage of another one, each two of 300 common lines. So a known part re
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import json
 import re
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pydivsufsort
 import pytest
+import side_by_side
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
@@ -36,12 +36,6 @@ from trainrig.corpus.dedup.substrings import (
     find_repeats,
     gather_pieces,
 )
-
-_spec = importlib.util.spec_from_file_location(
-    "side_by_side", Path(__file__).with_name("side_by_side.py")
-)
-side_by_side = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(side_by_side)
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

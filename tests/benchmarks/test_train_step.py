@@ -1,10 +1,9 @@
 """A training step as ours and as plain loops take it: equal sizes, one thread."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
+import peers
 import pytest
+import side_by_side
 import torch
 import torch.nn.functional as F
 
@@ -24,16 +23,6 @@ pytestmark = pytest.mark.bench
 SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096
 SIZES = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=VOCABULARY, positions=LENGTH)
 ROUNDS = 5
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-side_by_side, peers = _load("side_by_side"), _load("peers")
 
 
 class OneBatch:
