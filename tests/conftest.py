@@ -67,18 +67,28 @@ def _loggers_as_they_were() -> Iterator[None]:
     logger.handlers[:] = handlers
 
 
+def describe_tree(folder: Path) -> dict[str, Any]:
+    """The commit of the work tree that `folder` is in, and whether files differ from it: any but
+    results, which measurements write."""
+
+    def ask(*command: str) -> str:
+        told = subprocess.run(["git", *command], capture_output=True, text=True, cwd=folder)
+        return told.stdout.strip()
+
+    changed = ask("status", "--porcelain", "--", ":/", ":(top,exclude,glob)**/results/**")
+    return {"commit": ask("rev-parse", "HEAD"), "changed": bool(changed)}
+
+
 @pytest.fixture
 def write_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any]], None]:
     """`write_result("kills.json", found)`: what a long form found, beside its test in `results`.
 
-    With the day, and the commit that it was found of.
+    With the day, the commit that it was found of, and whether files had changed since.
     """
     place = request.path.parent / "results"
 
     def write(name: str, found: dict[str, Any]) -> None:
-        command = ["git", "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, cwd=place.parent).stdout
-        stamp = {"date": datetime.date.today().isoformat(), "commit": commit.strip()}
+        stamp = {"date": datetime.date.today().isoformat(), **describe_tree(place.parent)}
         place.mkdir(exist_ok=True)
         (place / name).write_text(json.dumps(stamp | found, indent=1) + "\n")
 

@@ -1,6 +1,7 @@
 """How the suite runs: what it says of skipped tests, and how its processes begin."""
 
 import ast
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,35 @@ def test_skips_are_told_by_reason(pytestconfig: pytest.Config) -> None:
     conftest.pytest_terminal_summary(shown)
     assert lines == ["  250 no GPU", "    1 no network"]
     assert "s" not in pytestconfig.option.reportchars.lower().replace("fe", "")
+
+
+def test_results_say_whether_they_are_of_what_was_committed(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    conftest = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    assert conftest is not None
+
+    def git(*arguments: str) -> str:
+        name = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        told = subprocess.run(["git", *name, *arguments], cwd=tmp_path, capture_output=True)
+        assert told.returncode == 0, told.stderr
+        return told.stdout.decode().strip()
+
+    measured, found = tmp_path / "tests" / "a.py", tmp_path / "tests" / "results" / "a.json"
+    found.parent.mkdir(parents=True)
+    measured.write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "a")
+    commit = git("rev-parse", "HEAD")
+    found.write_text("{}")
+    assert conftest.describe_tree(measured.parent) == {"commit": commit, "changed": False}
+    measured.write_text("2")
+    assert conftest.describe_tree(measured.parent) == {"commit": commit, "changed": True}
+    git("commit", "-q", "-a", "-m", "b")
+    assert not conftest.describe_tree(measured.parent)["changed"]
+    (tmp_path / "b.py").touch()  # of which git does not know yet
+    assert conftest.describe_tree(measured.parent)["changed"]
 
 
 def forks(path: Path) -> Iterator[int]:
