@@ -254,7 +254,7 @@ class Decoder(nn.Module):
         whole_weight = getattr(layer, "compute_whole_weight", None)
         weight_VC: Tensor = whole_weight() if whole_weight else layer.weight
         if torch.is_grad_enabled() and weight_VC.requires_grad and not x_BTC.requires_grad:
-            # All but the head is frozen: FSDP adds up once the gradient of `hidden` is known.
+            # All but the head is frozen: where FSDP is, it waits for the gradient of `hidden`.
             x_BTC.requires_grad_()
         head = self._output_head(weight_VC, self._head_bias())
         return ModelOutput(x_BTC, head, self._average_router_terms(routers))

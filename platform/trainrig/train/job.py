@@ -33,7 +33,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A model beside the one that is trained: loaded, sharded, never saved."""
+    """A model beside the one that is trained: loaded, laid out as that is, never saved."""
 
     model: DecoderConfig
     weights: str  # checkpoint
@@ -41,7 +41,7 @@ class FrozenModel:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that is trained beside: sharded, with an optimizer of its own, saved and resumed."""
+    """A model that is trained beside: with an optimizer of its own, saved and resumed."""
 
     model: DecoderConfig
     weights: str  # checkpoint that it begins with; a head for scores that it lacks is drawn

@@ -57,7 +57,7 @@ class OnlineBatches:
         actors: bool = False,
     ) -> None:
         """Collective. `virtual`: virtual workers at most; None: as many as ranks. `gather_once`: as
-        the model was sharded, over `mesh`. `actors`: there are some that sample."""
+        `shard` was told, if it was, over `mesh`. `actors`: there are some that sample."""
         self.maker, self.sources = maker, maker.sources
         self._folder, self._attempt, self._virtual = folder, attempt, virtual
         self._gather_once, self._mesh = gather_once, mesh

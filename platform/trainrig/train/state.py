@@ -159,7 +159,7 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
     any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
     mesh = job.training.parallel.mesh(device)
-    model, split = _build_sharded(job, job.model, mesh, job.adapter)
+    model, split = _build_empty(job, job.model, mesh, job.adapter)
     shared = SharedLayers(split, mesh) if split else None
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
@@ -174,10 +174,10 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
             part.copy_(fresh)
     others: dict[str, nn.Module] = {}
     for name, each in job.frozen.items():
-        others[name], _ = _build_sharded(job, each.model, mesh, beside=True, frozen=True)
+        others[name], _ = _build_empty(job, each.model, mesh, beside=True, frozen=True)
     other_optimizers: dict[str, OptimizerSet] = {}
     for name, beside in job.trained.items():
-        others[name], _ = _build_sharded(job, beside.model, mesh, beside=True)
+        others[name], _ = _build_empty(job, beside.model, mesh, beside=True)
         named, scale = others[name].named_parameters(), find_width_transfer(beside.model)
         other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
     training = job.training
@@ -223,7 +223,7 @@ def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
     return StageShare({names[each]: len(each) for each in ordered}, stage.copies_embedding)
 
 
-def _build_sharded(
+def _build_empty(
     job: TrainingJob,
     config: DecoderConfig,
     mesh: WorkerMesh,

@@ -35,7 +35,7 @@ class VllmSampler:
         tensors = dict(model.named_parameters(remove_duplicate=False))
 
         def read(name: str) -> "Tensor":
-            # A copy: FSDP frees what is gathered, which nothing else may hold.
+            # A copy: FSDP frees what it gathers, and updates change in place what is not sharded.
             return tensors[name].detach().to("cpu", torch.float32, copy=True)
 
         if self._vllm is None:
