@@ -38,17 +38,24 @@ from trainrig.train.step import Stepper  # noqa: E402
 
 WORLD = 8
 TENSOR = {"ranks": 2}
+IN_PLACES = TENSOR | {"sequence_parallel": True}
 EXPERTS = {"feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2}}
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "FSDP": {"kind": "FSDP"},
     "HSDP of 2 copies": {"kind": "HSDP", "replicas": 2},
     "DDP": {"kind": "DDP"},
     "tensor 2": {"kind": "FSDP", "tensor": TENSOR},
-    "tensor 2 in places": {"kind": "FSDP", "tensor": TENSOR | {"sequence_parallel": True}},
+    "tensor 2 in places": {"kind": "FSDP", "tensor": IN_PLACES},
     "context 2": {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 2}},
     "context 2 by ring": {"kind": "FSDP", "context": {"kind": "RingAttention", "ranks": 2}},
     "pipeline 2": {"kind": "FSDP", "pipeline": {"ranks": 2}},
-    "tensor 2, pipeline 2": {"kind": "FSDP", "tensor": TENSOR, "pipeline": {"ranks": 2}},
+    "tensor 2, pipeline 2": {"kind": "FSDP", "tensor": IN_PLACES, "pipeline": {"ranks": 2}},
+    "tensor, context, pipeline 2": {
+        "kind": "FSDP",
+        "tensor": IN_PLACES,
+        "context": {"kind": "Gathered", "ranks": 2},
+        "pipeline": {"ranks": 2},
+    },
     "mixture": {"kind": "FSDP"},
     "mixture, expert 2": {"kind": "FSDP", "expert": {"ranks": 2}},
 }
@@ -151,16 +158,16 @@ def main(arguments: Sequence[str]) -> int:
     }
     path = Path(asked.out) / f"layout-table-{now:%Y%m%dT%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{'one rank of 8, alone':<22}{'tokens/s':>10}{'ms/step':>9}{'GiB':>7}")
+    print(f"{'one rank of 8, alone':<28}{'tokens/s':>10}{'ms/step':>9}{'GiB':>7}")
     for name in LAYOUTS:
         found = step_table.alone(measure_layout, name, size, asked.device)
         rows.append({"layout": name} | found)
         path.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
         if "failed" in found:
-            print(f"{name:<22}{found['failed']}", flush=True)
+            print(f"{name:<28}{found['failed']}", flush=True)
             continue
         print(
-            f"{name:<22}{found['tokens_per_second_a_device']:>10,.0f}"
+            f"{name:<28}{found['tokens_per_second_a_device']:>10,.0f}"
             f"{1e3 * found['step_seconds']:>9.1f}{found['peak_gib']:>7.2f}"
             f"{'' if found['updated'] else '  without the optimizer'}",
             flush=True,

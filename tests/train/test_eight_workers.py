@@ -20,6 +20,7 @@ WORLD, STEPS = 8, 50
 TENSOR = {"ranks": 2, "sequence_parallel": True}
 CONTEXT = {"kind": "Gathered", "ranks": 2}
 PIPELINE = {"ranks": 2}
+INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 EXPERT = {"ranks": 2}
 DENSE = {
     "FSDP": FSDP(),
@@ -33,6 +34,8 @@ DENSE = {
     "HSDP of pipeline": HSDP(replicas=2, pipeline=PIPELINE),
     "tensor and pipeline": FSDP(tensor={"ranks": 2}, pipeline=PIPELINE),
     "tensor and context": FSDP(tensor={"ranks": 2}, context=CONTEXT),
+    "context and pipeline": FSDP(context=CONTEXT, pipeline=INTERLEAVED),
+    "tensor, context and pipeline": FSDP(tensor=TENSOR, context=CONTEXT, pipeline=PIPELINE),
 }
 MIXTURE = {
     "kind": "MixtureOfExperts",
@@ -45,6 +48,8 @@ SPARSE = {
     "mixture, FSDP": FSDP(),
     "mixture, expert": FSDP(expert=EXPERT),
     "mixture, HSDP of expert": HSDP(replicas=2, expert=EXPERT),
+    "mixture, expert and pipeline": FSDP(expert=EXPERT, pipeline=INTERLEAVED),
+    "mixture, tensor, expert and pipeline": FSDP(tensor=TENSOR, expert=EXPERT, pipeline=PIPELINE),
 }
 PREFERENCES = {
     "LoRA and DPO, FSDP": FSDP(),

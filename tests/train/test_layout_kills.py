@@ -24,6 +24,11 @@ LAYOUTS = {
     "context": (FSDP(context={"kind": "Gathered", "ranks": 2}), {}),
     "ring of context": (FSDP(context={"kind": "RingAttention", "ranks": 2}), {}),
     "expert": (FSDP(expert={"ranks": 2}), EXPERTS),
+    "pipeline of context": (
+        FSDP(pipeline={"ranks": 2}, context={"kind": "Gathered", "ranks": 2}),
+        {},
+    ),
+    "pipeline of experts": (FSDP(pipeline={"ranks": 2}, expert={"ranks": 2}), EXPERTS),
 }
 MODEL = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
 BATCHES = {"global_batch": 16, "micro_batch": 4, "attend": "document", "epochs": 1e6}
@@ -55,19 +60,19 @@ def test_ten_kills_in_each_layout_cost_no_bit(
             "checkpoints": {"every": 2, "keep": 2},
             "held_out": {"rows": 8, "every": 11},
         }
-        folder = tmp_path / name.replace(" ", "-")
+        folder, one = tmp_path / name.replace(" ", "-"), layout.replica
         straight = make_job(
-            folder / "straight", 2, model=MODEL | changes, batches=BATCHES, training=training
+            folder / "straight", one, model=MODEL | changes, batches=BATCHES, training=training
         )
-        go_on(straight, 2, ranks)
+        go_on(straight, one, ranks)
         (folder / "run").mkdir()
         job, kills = dataclasses.replace(straight, folder=str(folder / "run")), []
         for number in range(KILLS):
-            world = (2, 4)[number % 2]
+            world = (one, 2 * one)[number % 2]
             fault = (dice.randrange(world), "die", 3 * number + dice.randrange(1, 4))
             go_on(job, world, mortal_ranks, fault)
             kills.append({"of": world, "rank": fault[0], "at_step": fault[2]})
-        go_on(job, 2, mortal_ranks)
+        go_on(job, one, mortal_ranks)
         attempts = RunFolder(job.folder).read_attempts()
         assert len(attempts) == KILLS + 1 and attempts[-1].resumed_step > STEPS / 2
         assert losses(job) == losses(straight)
