@@ -12,14 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from trainrig.estimate import memory
+from trainrig.estimate import activations
+from trainrig.estimate.activations import estimate_per_token
 from trainrig.estimate.layouts import (
     BatchShape,
     build_memory_table,
     count_devices_needed,
     find_fitting,
 )
-from trainrig.estimate.memory import estimate_per_token, estimate_step_memory
+from trainrig.estimate.memory import estimate_step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
@@ -189,4 +190,4 @@ def test_the_table_falls_with_each_stage() -> None:
 
 
 def test_the_block_of_logits_is_that_of_the_head():
-    assert memory.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE
+    assert activations.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
+from trainrig.estimate.activations import MASTER, estimate_layers_per_token
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import MASTER, estimate_layers_per_token, estimate_step_memory
+from trainrig.estimate.memory import estimate_step_memory
 from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes, slice_parameters
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory

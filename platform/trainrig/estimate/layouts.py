@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainrig.estimate.memory import MASTER, Memory, estimate_step_memory
+from trainrig.estimate.activations import MASTER
+from trainrig.estimate.memory import Memory, estimate_step_memory
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.layout import DDP, FSDP, HSDP

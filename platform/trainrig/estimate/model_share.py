@@ -13,7 +13,8 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Self
 
-from trainrig.estimate.memory import MASTER, Memory
+from trainrig.estimate.activations import MASTER
+from trainrig.estimate.memory import Memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.shapes import (
     DecoderShapes,

@@ -14,14 +14,13 @@ By `estimate.memory`, of the part of the model that one worker has (`estimate.mo
 
 import math
 
+from trainrig.estimate.activations import estimate_at_head, estimate_layers_per_token
 from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.memory import (
     HeldActivations,
     HeldParameters,
     Memory,
     count_slices,
-    estimate_at_head,
-    estimate_layers_per_token,
     estimate_peak_memory,
     estimate_step_memory,
 )

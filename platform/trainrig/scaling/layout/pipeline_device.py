@@ -3,14 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainrig.estimate.memory import (
-    HeldActivations,
-    HeldParameters,
-    Memory,
-    estimate_at_head,
-    estimate_layers_per_token,
-    estimate_peak_memory,
-)
+from trainrig.estimate.activations import estimate_at_head, estimate_layers_per_token
+from trainrig.estimate.memory import HeldActivations, HeldParameters, Memory, estimate_peak_memory
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.models.decoder_config import DecoderConfig

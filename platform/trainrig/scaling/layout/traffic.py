@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trainrig.estimate.memory import MASTER
+from trainrig.estimate.activations import MASTER
 from trainrig.estimate.model_share import CountedParameters
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.estimate import layouts
+from trainrig.estimate.activations import MASTER
 from trainrig.estimate.cost import (
     Assumptions,
     Cost,
@@ -20,7 +21,7 @@ from trainrig.estimate.cost import (
     estimate_cost,
 )
 from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import MASTER, count_slices
+from trainrig.estimate.memory import count_slices
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute, Hardware
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
