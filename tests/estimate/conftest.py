@@ -3,4 +3,6 @@
 import runpy
 from pathlib import Path
 
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+TRAIN = Path(__file__).parents[1] / "train"
+globals().update(runpy.run_path(str(TRAIN / "tiny.py")))
+globals().update(runpy.run_path(str(TRAIN / "peaks.py")))

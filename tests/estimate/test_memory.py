@@ -1,16 +1,11 @@
 """Memory of a step, by its formulas and against what a real step took."""
 
-import gc
-from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from trainrig.estimate import activations
 from trainrig.estimate.activations import estimate_per_token
@@ -24,15 +19,11 @@ from trainrig.estimate.memory import estimate_step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
-from trainrig.parallel import numerics
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.parallel.recompute import Full, Selective
-from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
+from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file.training import Training
-from trainrig.train.state import build_fresh_state
-from trainrig.train.step import Stepper
 
 MODEL = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=128)
 LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)
@@ -61,41 +52,23 @@ class OneBatch:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-    numerics.settle(1, deterministic=False)
+def peak(measure_peak: Callable[..., int]) -> Callable[..., int]:
+    def measure(training: Training, rows: int, count: int, length: int = 128) -> int:
+        batches = OneBatch(rows, count, length)
+        return measure_peak(
+            TrainingJob(
+                folder="",
+                model=MODEL,
+                training=training,
+                make_batches=lambda: batches,
+                tokenizer="",
+            )
+        )
+
+    return measure
 
 
-def peak(training: Training, rows: int, count: int, length: int = 128) -> int:
-    """Bytes that the allocator had given out at most in the second step, what was there before
-    included."""
-    gc.collect()  # else what tests before left may be let go of while it is counted
-    batches = OneBatch(rows, count, length)
-    numerics.settle(1, training.deterministic)
-    job = TrainingJob(
-        folder="", model=MODEL, training=training, make_batches=lambda: batches, tokenizer=""
-    )
-    before, most = 0, 0
-    share = read_local_batch(batches, 0, 1, 0, virtual=training.virtual_workers)
-    for stage in ("made", "first", "second"):
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            if stage == "made":
-                stepper = Stepper(
-                    job, ("web",), build_fresh_state(job, find_local_device()), lambda: False
-                )
-            else:
-                stepper.take(share)
-        events = profiled.profiler.kineto_results.events()
-        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if
-                   e.name() == "[memory]"]  # fmt: skip
-        running = before + np.cumsum(changes)
-        before, most = int(running[-1]), int(running.max())
-    return most
-
-
-def test_a_real_step_takes_what_is_reckoned(alone: None) -> None:
+def test_a_real_step_takes_what_is_reckoned(peak: Callable[..., int]) -> None:
     """One way; tests/benchmarks/test_step_memory.py has the others."""
     training = Training(
         steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
@@ -104,7 +77,9 @@ def test_a_real_step_takes_what_is_reckoned(alone: None) -> None:
     assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
 
 
-def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(alone: None) -> None:
+def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(
+    peak: Callable[..., int],
+) -> None:
     """Eight virtual workers: three sums wait for their other half. So few tokens that what is left
     is weights, gradients and their sums; docs/training.md has the same terms."""
     training = Training(steps=10, schedule=Constant(warmup=0), virtual_workers=8)

@@ -15,7 +15,9 @@ from trainrig.posttrain.conversations import encode_conversations
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+TRAIN = Path(__file__).parents[1] / "train"
+globals().update(runpy.run_path(str(TRAIN / "tiny.py")))
+globals().update(runpy.run_path(str(TRAIN / "peaks.py")))
 
 
 @pytest.fixture(scope="session")

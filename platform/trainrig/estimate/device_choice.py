@@ -22,6 +22,11 @@ class DeviceChoice:
             return self.device
         return hardware.identify_local_device(offers)
 
+    def is_emulated(self, device: str, compute: str) -> bool:
+        """Whether a core of this machine would compute in numbers that it has no hardware for."""
+        here = self.device is None and device in hardware.CPUS
+        return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
+
     def check(self) -> None:
         """Raise ConfigError for what cannot be, also where nothing is reckoned for it."""
         self.resolve_name(hardware.load(self.table))

@@ -39,13 +39,21 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between,
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
-from trainrig.estimate.activations import MASTER, estimate_at_head, estimate_per_token
+from trainrig.estimate.activations import (
+    MASTER,
+    estimate_at_head,
+    estimate_per_token,
+    estimate_restored_head,
+    estimate_restored_weight,
+)
+from trainrig.estimate.held_parameters import GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
-from trainrig.models.architecture.shapes import count
-from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
-from trainrig.optim.named_groups import count_state_bytes, count_trained
+from trainrig.models.architecture.shapes import count, list_named_sizes
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.layout import needs_sharding
 from trainrig.train.run_file.training import Training
 
@@ -99,6 +107,30 @@ class HeldParameters:
     optimizer: float  # bytes
     gradients: float  # bytes
     sharded: bool  # whether FSDP gathers them; see parallel/layout.py
+    # None: all in the format that is computed in. Of what differs, `root` and `layer` are those
+    # that are trained.
+    gathered: GatheredBytes | None = None
+
+    def count_gathered(self, compute: int) -> GatheredBytes:
+        """Bytes of them as they are computed with, in numbers of `compute` bytes."""
+        if self.gathered is not None:
+            return self.gathered
+        return GatheredBytes(compute * self.total, compute * self.root, compute * self.layer)
+
+    def hold_beside(self, other: "HeldParameters", compute: int) -> "HeldParameters":
+        """Those of this model and of `other`, whose gradients are sent unit by unit as well."""
+        return HeldParameters(
+            total=self.total + other.total,
+            trained=self.trained + other.trained,
+            root=max(self.root, other.root) if other.trained else self.root,
+            layer=max(self.layer, other.layer) if other.trained else self.layer,
+            layers=self.layers + (other.layers if other.trained else 0),
+            weights=self.weights + other.weights,
+            optimizer=self.optimizer + other.optimizer,
+            gradients=self.gradients + other.gradients,
+            sharded=self.sharded,
+            gathered=self.count_gathered(compute) + other.count_gathered(compute),
+        )
 
 
 @dataclass(frozen=True)
@@ -111,6 +143,22 @@ class HeldActivations:
     buffers: float = 0.0  # of what is sent and received between products
 
 
+@dataclass(frozen=True)
+class TuningStep:
+    """What a step does that is none of pretraining's."""
+
+    lora: LoRA | None = None  # adapters that are trained instead of the model's own weights
+    # Places of a micro-batch that logits are made of, all at once; None: of all places, in blocks.
+    places: int | None = None
+    # The models that are gathered beside, and bytes of what is there of them, for a moment or for
+    # the backward pass, while the logits are.
+    beside: HeldParameters | None = None
+    activations_beside: float = 0.0
+
+
+PRETRAINING = TuningStep()
+
+
 def estimate_step_memory(
     model: DecoderConfig,
     training: Training,
@@ -119,40 +167,70 @@ def estimate_step_memory(
     micro_batch: int,
     sequence_length: int,
     masks: RowMasks = NO_MASKS,
+    tuning: TuningStep = PRETRAINING,
 ) -> Memory:
     """Of a step on `global_batch` sequences in micro-batches of `micro_batch`.
 
     Raises ConfigError while the vocabulary is not settled.
     """
-    shapes = parameter_shapes(model)
-    total, trained = count_parameters(model).total, count_trained(shapes, training.groups)
-    sliced = count_slices(training, workers)
-    tokens = micro_batch * sequence_length
-    root, layer = _count_unit_parameters(model)
-    kept, in_a_layer = (tokens * each for each in estimate_per_token(model, training))
-    head = estimate_at_head(model, training.precision.bytes, tokens)
+    tokens, compute = micro_batch * sequence_length, training.precision.bytes
+    kept, in_a_layer = (tokens * each for each in estimate_per_token(model, training, tuning.lora))
+    in_a_layer += estimate_restored_weight(model, training, tuning.lora)
+    head = estimate_at_head(model, compute, tokens, tuning.places, tuning.lora)
     if (generator := model.generator_model) is not None:  # it goes first, and is kept beside
         own, within = (tokens * each for each in estimate_per_token(generator, training))
         kept, in_a_layer = kept + own, max(in_a_layer, within)
         head = max(head, estimate_at_head(generator, training.precision.bytes, tokens))
     kept += masks.count_kept(model, training, micro_batch, sequence_length)
-    return estimate_peak_memory(
-        HeldParameters(
-            total=total,
-            trained=trained,
-            root=root,
-            layer=layer,
-            layers=model.layers,
-            weights=MASTER * total / sliced,
-            optimizer=count_state_bytes(shapes, training.optimizer, training.groups) / sliced,
-            gradients=MASTER * trained / sliced,
-            sharded=needs_sharding(workers, training.precision),
-        ),
-        HeldActivations(kept, in_a_layer, head),
-        training,
-        workers,
-        math.ceil(global_batch / micro_batch / workers),
+    kept += estimate_restored_head(model, training, tuning.lora)
+    if tuning.activations_beside:
+        held = compute * (tuning.places or 0) * model.outputs
+        head = max(head, held + tuning.activations_beside)
+    parameters = hold_model(model, training, workers, ModelRole.of(training, tuning.lora))
+    if tuning.beside is not None:
+        parameters = parameters.hold_beside(tuning.beside, compute)
+    activations = HeldActivations(kept, in_a_layer, head)
+    turns = math.ceil(global_batch / micro_batch / workers)
+    return estimate_peak_memory(parameters, activations, training, workers, turns)
+
+
+def hold_model(
+    model: DecoderConfig, training: Training, workers: int, role: ModelRole
+) -> HeldParameters:
+    """What each of `workers` holds of a model of which no layer or expert is divided."""
+    held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
+    sliced = count_slices(training, workers)
+    trained = sum(each.trained for each in held)
+    root, layer = _count_unit_parameters(model)
+    gathered = None
+    if role.lora is not None or role.optimizer is None:
+        units = Counter[str]()
+        of_trained = Counter[str]()
+        for each in held:
+            units[name_unit(each.name)] += each.gathered
+            of_trained[name_unit(each.name)] += each.trained
+        root, of_root = of_trained.pop("", 0), units.pop("", 0)
+        layer = max(of_trained.values())
+        gathered = GatheredBytes(of_root + sum(units.values()), of_root, max(units.values()))
+    return HeldParameters(
+        total=sum(each.numbers for each in held),
+        trained=trained,
+        root=root,
+        layer=layer,
+        layers=model.layers,
+        weights=sum(each.held for each in held) / sliced,
+        optimizer=sum(each.optimizer for each in held) / sliced,
+        gradients=MASTER * trained / sliced,
+        sharded=needs_sharding(workers, training.precision),
+        gathered=gathered,
     )
+
+
+def name_unit(parameter: str) -> str:
+    """The layer of the `parameter` of that name, whose parameters are gathered by themselves; "":
+    it is gathered with the ends."""
+    kind, _, rest = parameter.partition("layers.")
+    return f"{kind}{rest.partition('.')[0]}" if rest else ""
 
 
 def estimate_peak_memory(
@@ -165,10 +243,13 @@ def estimate_peak_memory(
     """Of a step in which each of `workers` takes `turns` micro-batches."""
     compute = training.precision.bytes
     root, layer = held.root, held.layer
-    gathered = held.total if training.parallel.reshard == "step" else root + 2 * layer
+    bytes_of = held.count_gathered(compute)
+    gathered = bytes_of.whole
+    if training.parallel.reshard != "step":
+        gathered = bytes_of.root + 2 * bytes_of.layer
     whole_sums, together = _count_sums(training, workers, turns)
     if not held.sharded:  # weights and gradients stay where they are
-        gathered, together = 0, True
+        gathered, together = 0.0, True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
     passing = _estimate_passing(max(root, layer), compute, together)
     summing = MASTER * held.trained * whole_sums
@@ -183,7 +264,7 @@ def estimate_peak_memory(
     if turns > 1 and _reduces_each(training, workers):
         levels = math.log2(training.virtual_workers) + 1 if training.deterministic else 1
         slices_early = held.gradients * math.ceil(levels) + sending
-    before = slices_early + summing + compute * gathered + activations.kept + fleeting + passing
+    before = slices_early + summing + gathered + activations.kept + fleeting + passing
     last = 0.0 if sending else passing
     after = sending + last + held.gradients
     early = before >= after
@@ -191,7 +272,7 @@ def estimate_peak_memory(
         weights=held.weights,
         optimizer=held.optimizer,
         gradients=slices_early if early else held.gradients,
-        gathered=compute * gathered if early else 0.0,
+        gathered=gathered if early else 0.0,
         summing=summing if early else sending,
         activations=activations.kept if early else 0.0,
         fleeting=fleeting if early else 0.0,
@@ -243,12 +324,14 @@ def _estimate_sending(root: int, layer: int, layers: int) -> float:
     return float(2 * MASTER * sum(largest))
 
 
-def estimate_cache_memory(model: DecoderConfig, positions: int, size: int = 2) -> float:
+def estimate_cache_memory(
+    model: DecoderConfig, positions: int, size: int = 2, windows: int = 1
+) -> float:
     """Bytes of the keys and values of one sequence of so many positions, in numbers of `size` bytes
-    (2: bfloat16); a layer with a window holds no more than that."""
+    (2: bfloat16); a layer with a window holds no more than `windows` of it."""
     shape, window = model.shape, model.attention.window
     held = sum(
-        min(positions, window.size) if window and window.is_local(layer) else positions
+        min(positions, windows * window.size) if window and window.is_local(layer) else positions
         for layer in range(model.layers)
     )
     return 2.0 * size * shape.kv_heads * shape.head_channels * held

@@ -6,7 +6,6 @@ routers are alike on all of a tensor group, which each compute with on a part of
 """
 
 import itertools
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -14,6 +13,7 @@ from functools import cache
 from typing import Self
 
 from trainrig.estimate.activations import MASTER
+from trainrig.estimate.held_parameters import HeldParameter, ModelRole, list_held
 from trainrig.estimate.memory import Memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.shapes import (
@@ -25,14 +25,15 @@ from trainrig.models.architecture.shapes import (
     list_named_sizes,
 )
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.optim.named_groups import assign
 from trainrig.train.run_file.training import Training
 
 _EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
 # Last parts of the names of those that a tensor group cuts along another dimension than the first.
 _BY_COLUMNS = (
     ".attention.output.weight",
+    ".attention.output.lora_a",
     ".down.weight",
+    ".down.lora_a",
     *(f".experts.{name}" for name in ("gate", "up", "down")),
 )
 
@@ -104,11 +105,15 @@ class CountedParameters:
 
     total: int = 0
     trained: int = 0
+    held: int = 0  # bytes of these as they are kept
+    gathered: int = 0  # bytes of these as they are computed with
     optimizer: int = 0
     # Bytes of those, and of what the optimizer keeps of them, of which a tensor group has columns.
     columns: int = 0
     experts: int = 0
     experts_trained: int = 0
+    experts_held: int = 0
+    experts_gathered: int = 0
     experts_optimizer: int = 0
     experts_columns: int = 0
 
@@ -157,7 +162,7 @@ def slice_parameters(counted: CountedParameters, over: int, expert: int, tensor:
     # divided as well each have all (parallel/tensor/whole.py).
     gathered = counted.experts_columns * (tensor if expert > 1 else 1)
     return Slices(
-        weights=MASTER * bytes_of(counted.total, counted.experts),
+        weights=bytes_of(counted.held, counted.experts_held),
         optimizer=bytes_of(counted.optimizer, counted.experts_optimizer),
         gradients=MASTER * bytes_of(counted.trained, counted.experts_trained),
         rows=(counted.columns - counted.experts_columns) / over + gathered / fewer,
@@ -176,25 +181,30 @@ class ModelParts:
     layer: tuple[int, ...]  # parameters of each
 
     @classmethod
-    def of(cls, model: DecoderConfig, training: Training, tensor: int, expert: int) -> Self:
-        """As `training` trains and keeps them."""
+    def of(
+        cls,
+        model: DecoderConfig,
+        training: Training,
+        tensor: int,
+        expert: int,
+        role: ModelRole | None = None,
+    ) -> Self:
+        """As `training` trains and keeps them, or as `role` says."""
         shapes = _find_held_shapes(model, tensor, expert)
         by_layer = [CountedParameters()] * len(shapes.layers)
         before = after = embedding = CountedParameters()
         first = {
             name for name, _ in list_named_sizes(replace(shapes, layers=(), norm=None, head=None))
         }
-        assigned = assign((name for name, _ in list_named_sizes(shapes)), training.groups)
-        for name, size in list_named_sizes(shapes):
-            group = assigned.get(name)
-            frozen = group is not None and group.freeze
-            chosen = group.optimizer if group and group.optimizer else training.optimizer
-            kept = 0 if frozen else chosen.count_state_bytes(name, size)
-            found = _count_parameters(name, size, kept, frozen, tensor > 1)
+        of_first = {name.removesuffix(".weight") for name in first}  # of which are adapters
+        role = role or ModelRole.of(training)
+        sizes = list_named_sizes(shapes)
+        for each in list_held(model, sizes, role, training.precision):
+            name, found = each.name, _count_parameters(each, role, tensor > 1)
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
-            elif name in first:
+            elif name in first or name.rpartition(".")[0] in of_first:
                 before += found
                 if kind == "embedding":
                     embedding += found
@@ -206,6 +216,13 @@ class ModelParts:
 
     def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, int]:
         """Of a device with layers of these `ranges`; how many of it are gathered with the ends."""
+        total, root = self.count_with_ends(ranges)
+        return total, root.total
+
+    def count_with_ends(
+        self, ranges: Sequence[range]
+    ) -> tuple[CountedParameters, CountedParameters]:
+        """Of a device with layers of these `ranges`; what of it is gathered with the ends."""
         total = root = CountedParameters()
         last = len(self.layers) - 1
         for each in ranges:
@@ -217,14 +234,14 @@ class ModelParts:
         apart = not any(each.start == 0 for each in ranges)
         if apart and any(each.stop == last for each in ranges):
             root += self.tied
-        return total + root, root.total
+        return total + root, root
 
 
-def _count_parameters(
-    name: str, size: tuple[int, ...], kept: int, frozen: bool, shared: bool
-) -> CountedParameters:
+def _count_parameters(each: HeldParameter, role: ModelRole, shared: bool) -> CountedParameters:
     """`shared`: devices of a tensor group have parts of it."""
-    numbers = math.prod(size)
-    columns = MASTER * numbers + kept if shared and name.endswith(_BY_COLUMNS) else 0
-    found = (numbers, 0 if frozen else numbers, kept, columns)
-    return CountedParameters(*found, *found) if _EXPERTS in name else CountedParameters(*found)
+    # Of a model with adapters these alone are saved, and of a frozen one nothing.
+    saved = each.trained > 0 or (role.lora is None and role.optimizer is not None)
+    by_columns = shared and saved and each.name.endswith(_BY_COLUMNS)
+    columns = each.held + each.optimizer if by_columns else 0
+    found = (each.numbers, each.trained, each.held, each.gathered, each.optimizer, columns)
+    return CountedParameters(*found, *found) if _EXPERTS in each.name else CountedParameters(*found)

@@ -87,7 +87,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "hours": taken.hours,
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
-        **({"warning": hardware.NO_BFLOAT16} if _is_emulated(machine, device, compute) else {}),
+        **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
     }
@@ -106,12 +106,6 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
         "stages": describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks),
         "bubble": f"{share:.1%} of a step, of {count} micro-batches of a replica",
     }
-
-
-def _is_emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
-    """Whether a core of this machine would compute in numbers that it has no hardware for."""
-    here = machine.device is None and device in hardware.CPUS
-    return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
 
 
 def _describe_at_work(run: Pretraining, taken: Cost) -> str:

@@ -13,19 +13,32 @@ By `estimate.memory`, of the part of the model that one worker has (`estimate.mo
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
-from trainrig.estimate.activations import estimate_at_head, estimate_layers_per_token
+from trainrig.estimate.activations import (
+    estimate_at_head,
+    estimate_layers_per_token,
+    estimate_restored_head,
+    estimate_restored_weight,
+    list_layer_adapters,
+)
+from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
 from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.memory import (
+    PRETRAINING,
     HeldActivations,
     HeldParameters,
     Memory,
+    TuningStep,
     count_slices,
     estimate_peak_memory,
     estimate_step_memory,
 )
 from trainrig.estimate.model_share import (
+    CountedParameters,
     ModelParts,
+    Slices,
     cut_model,
     cut_shapes,
     slice_parameters,
@@ -44,6 +57,7 @@ def estimate_worker_memory(
     micro_batch: int,
     sequence_length: int,
     masks: RowMasks = NO_MASKS,
+    tuning: TuningStep = PRETRAINING,
 ) -> Memory:
     """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time; of a
     save, if that takes more.
@@ -53,53 +67,97 @@ def estimate_worker_memory(
     parallel = training.parallel
     if parallel.replica == 1:
         sizes = global_batch, micro_batch, sequence_length
-        return estimate_step_memory(model, training, workers, *sizes, masks)
+        return estimate_step_memory(model, training, workers, *sizes, masks, tuning)
     tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
     expert = 1 if parallel.expert is None else parallel.expert.ranks
     context = 1 if parallel.context is None else parallel.context.ranks
     replicas = parallel.data_workers(workers)
     count = math.ceil(global_batch / micro_batch / replicas)
     local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
-    parts = ModelParts.of(model, training, tensor, expert)
+    role = ModelRole.of(training, tuning.lora)
+    parts = ModelParts.of(model, training, tensor, expert, role)
+    adapters = list_layer_adapters(model, tuning.lora)
     ranks, chunks = parallel.pipeline_ranks, parallel.pipeline_chunks
     over = count_slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
+    places = tuning.places and math.ceil(tuning.places / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
-        counted, root = parts.count_held(stages)
+        counted, root = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor)
         kept, in_a_layer = 0.0, 0.0
         held = _count_held_at_once(training, rank, count)
         for chunk, layers in enumerate(stages):
             own = [shapes.layers[number] for number in layers]
-            of_chunk, widest = estimate_layers_per_token(own, local, training, of_places)
+            theirs = [adapters[number] for number in layers]
+            of_chunk, widest = estimate_layers_per_token(own, local, training, of_places, theirs)
             of_chunk += len(own) * _estimate_gathered_rows(local, training, context)
             kept += of_chunk * held[chunk]
             in_a_layer = max(in_a_layer, widest)
         last = stages[-1].stop == model.layers
         size = training.precision.bytes
+        head = 0.0
+        if last:
+            there = replace(tuning, places=places)
+            head = _estimate_at_head(local, tokens, size, there, tensor)
+        kept = kept * tokens + mask * sum(held)
         activations = HeldActivations(
-            kept=kept * tokens + mask * sum(held),
-            in_a_layer=in_a_layer * tokens,
-            at_the_head=estimate_at_head(local, size, tokens) if last else 0.0,
+            kept=kept + (estimate_restored_head(local, training, tuning.lora) if last else 0.0),
+            in_a_layer=in_a_layer * tokens + estimate_restored_weight(local, training, tuning.lora),
+            at_the_head=head,
             buffers=tokens * _estimate_received(local, training, context),
         )
-        parameters = HeldParameters(
-            total=counted.total,
-            trained=counted.trained,
-            root=root,
-            layer=max(parts.layer[number] for layers in stages for number in layers),
-            layers=sum(map(len, stages)),
-            weights=mine.weights,
-            optimizer=mine.optimizer,
-            gradients=mine.gradients,
-            sharded=True,
-        )
+        parameters = _hold_parts(parts, counted, root, mine, stages, tuning.lora is not None)
+        if tuning.beside is not None:
+            parameters = parameters.hold_beside(tuning.beside, size)
         found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
         found.append(mine.in_a_save)
     return max(found, key=lambda each: each.total)
+
+
+def _hold_parts(
+    parts: ModelParts,
+    counted: CountedParameters,
+    root: CountedParameters,
+    mine: Slices,
+    stages: Sequence[range],
+    adapted: bool,
+) -> HeldParameters:
+    """What a device holds that has `stages` of a model, `counted` in all, `root` with the ends."""
+    numbers = [number for layers in stages for number in layers]
+    each = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
+    gathered, root_sent, layer_sent = None, root.total, max(parts.layer[n] for n in numbers)
+    if adapted:  # frozen parameters are gathered as they are held, and have no gradient to send
+        largest = max(layer.gathered for layer in each)
+        gathered = GatheredBytes(counted.gathered, root.gathered, largest)
+        root_sent, layer_sent = root.trained, max(layer.trained for layer in each)
+    return HeldParameters(
+        total=counted.total,
+        trained=counted.trained,
+        root=root_sent,
+        layer=layer_sent,
+        layers=len(numbers),
+        weights=mine.weights,
+        optimizer=mine.optimizer,
+        gradients=mine.gradients,
+        sharded=True,
+        gathered=gathered,
+    )
+
+
+def _estimate_at_head(
+    local: DecoderConfig, tokens: int, size: int, tuning: TuningStep, tensor: int
+) -> float:
+    """Bytes at the logits; those of the part of the vocabulary that a tensor group divides are
+    made in blocks, whatever they are for."""
+    if tuning.places is not None and tensor > 1:
+        return estimate_at_head(local, size, tuning.places, None, tuning.lora)
+    head = estimate_at_head(local, size, tokens, tuning.places, tuning.lora)
+    if tuning.activations_beside:
+        return max(head, size * (tuning.places or 0) * local.outputs + tuning.activations_beside)
+    return head
 
 
 def _count_held_at_once(training: Training, rank: int, count: int) -> list[int]:

@@ -102,7 +102,7 @@ def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
     shared = torch.minimum(same, lengths.amin(0))
     [*sides, common] = torch.cat([lengths, shared[None]]).tolist()  # the one wait for the device
     totals = [sum(each) - both for *each, both in zip(*sides, common, strict=True)]
-    rows = _fill_rows(totals)
+    rows = fill_rows(totals)
     shape = len(rows), max(totals)
     sources = np.full(shape[0] * shape[1], NOWHERE)
     positions, documents, branches = np.zeros((3, len(sources)), dtype=np.int64)
@@ -132,7 +132,7 @@ def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
     )
 
 
-def _fill_rows(lengths: list[int]) -> list[list[int]]:
+def fill_rows(lengths: list[int]) -> list[list[int]]:
     """The numbers of `lengths` in rows as long as the longest."""
     rows: list[list[int]] = []
     room: list[int] = []

@@ -77,13 +77,7 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     length, stored = run.batches.sequence_length, None
     if needs_references(run):
         stored = find_reference_folder(folder, reference, length)
-    frozen: dict[str, FrozenModel] = {}
-    if isinstance(run.objective, KTO):
-        # Which answer it compares with depends on the batch: no reference can be computed before.
-        model, _ = checkpoint.describe(reference)
-        for laid_out in run.list_laid_out():
-            laid_out.check_reference(model)
-        frozen = {REFERENCE_MODEL: FrozenModel(model, reference)}
+    frozen = find_frozen(run, reference)
     kind = find_answer_kind(run.objective)
     make = functools.partial(
         open_answers, kind, folder, run.batches, padding, run.cache, references=stored
@@ -92,6 +86,18 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     held_out = HeldOutAnswers(folder, length, padding, rows, kind, stored, run.cache)
     there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
     return TuningRows(kind, make, held_out if rows and there else hold_nothing_out, frozen)
+
+
+def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
+    """The models that a run has beside while it trains: of KTO the checkpoint `reference`, as the
+    answers that it compares with depend on the batch. Raises ConfigError for one that workers
+    cannot share."""
+    if not isinstance(run.objective, KTO):
+        return {}
+    model, _ = checkpoint.describe(reference)
+    for laid_out in run.list_laid_out():
+        laid_out.check_reference(model)
+    return {REFERENCE_MODEL: FrozenModel(model, reference)}
 
 
 def find_answer_kind(objective: Objective) -> AnswerKind:

@@ -6,13 +6,14 @@ from typing import Any, get_args
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.fallback_facts import describe_fallbacks
+from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import (
+    KTO,
     SFT,
     AnswerSpan,
     Classification,
@@ -30,7 +31,13 @@ from trainrig.posttrain.comparison.views import TuningComparison
 from trainrig.posttrain.distillation.batches import HeldOutTaught, open_taught
 from trainrig.posttrain.distillation.parts import check_teacher
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
-from trainrig.posttrain.preference_rows import TuningRows, needs_references, open_rows
+from trainrig.posttrain.memory.tuning import describe_tuning_memory
+from trainrig.posttrain.preference_rows import (
+    TuningRows,
+    find_frozen,
+    needs_references,
+    open_rows,
+)
 from trainrig.posttrain.references import compute_references, find_reference
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.tokens.encoding.encode import Encoder
@@ -40,7 +47,7 @@ from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
 from trainrig.train.held_out import HeldOutSets, hold_nothing_out, open_held_out_conversations
-from trainrig.train.job import Adapter, TrainingJob
+from trainrig.train.job import Adapter, FrozenModel, TrainingJob
 from trainrig.train.pretrain import drive
 from trainrig.train.run_file.objective_fit import check_positions
 
@@ -240,24 +247,31 @@ def _build_comparison(
     )
 
 
-def estimate_tuning(run: FineTuning, _: object) -> dict[str, int | str]:
-    """The sizes of the model, what of it is trained, and what is in the conversations; nothing
-    before it is there, and of a folder of Hugging Face, which is yet to be brought into our form.
+def estimate_tuning(run: FineTuning, machine: DeviceChoice) -> dict[str, Any]:
+    """The sizes of the model, what of it is trained, what is in the conversations, and the memory
+    that a device of `machine` needs; nothing before the model is there, and of a folder of Hugging
+    Face, which is yet to be brought into our form.
 
     Raises InputError for what does not fit.
     """
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
-    fallbacks = describe_fallbacks(run.training, run.workers)
-    if not storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
+    counted: dict[str, int] = {}
+    frozen: Mapping[str, FrozenModel] = {}
+    if storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
+        job, _inputs, counted = prepare(run)
+        model, frozen = job.model, job.frozen
+    else:
         path = checkpoint.resolve(run.checkpoint)
         model = checkpoint.describe(path)[0]
         if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
             model = _add_head(run, path, model, {})
         _check(run, model)
-        return describe_sizes(model) | describe_adapters(run.lora, model) | fallbacks
-    job, _inputs, counted = prepare(run)
-    return describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model) | fallbacks
+        if isinstance(run.objective, KTO):
+            encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
+            frozen = find_frozen(run, _find_reference(run, path, encoder))
+    facts = describe_sizes(model) | counted | describe_adapters(run.lora, model)
+    return facts | describe_tuning_memory(run, model, frozen, machine)
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:

@@ -2,9 +2,11 @@
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
+from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
@@ -16,6 +18,7 @@ from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import hash_reward_inputs
 from trainrig.posttrain.rollouts.batches import open_rewards
+from trainrig.posttrain.rollouts.memory import describe_rollout_memory
 from trainrig.posttrain.rollouts.partial_batches import open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
@@ -45,16 +48,19 @@ def prepare(
     run: ReinforcementLearning,
 ) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
+    job, inputs, counted, _longest = prepare_with_prompts(run)
+    return job, inputs, counted
+
+
+def prepare_with_prompts(
+    run: ReinforcementLearning,
+) -> tuple[TrainingJob, dict[str, str], dict[str, int], int]:
+    """As `prepare`, with the tokens of the longest prompt."""
     path = open_initial_model(
         storage.make_absolute(run.checkpoint), storage.make_absolute(run.output)
     )
     model, tokenizer = checkpoint.describe(path)
     files = checkpoint.read_tokenizer_files(path)
-    if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
-        raise ConfigError(
-            f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
-            "into a folder, which may be named here"
-        )
     _check(run, path, model)
     encoder = PromptEncoder(Encoder.of(files))
     rewards = tuple(part.resolve_paths() for part in run.rewards)
@@ -111,25 +117,28 @@ def prepare(
     if critic:
         inputs["critic"] = checkpoint.compute_content_key(critic.weights)
         counted["parameters_of_critic"] = count_parameters(critic.model).total
-    return job, inputs, counted
+    longest = max(len(each.ids) for each in asked.prompts)
+    return job, inputs, counted, longest
 
 
-def estimate_rollouts(run: ReinforcementLearning, _: object) -> dict[str, int | str]:
-    """The sizes of the models that are trained, and what is in the prompts; nothing before the
-    checkpoint is there, and of a folder of Hugging Face, which is yet to be brought into our form.
+def estimate_rollouts(run: ReinforcementLearning, machine: DeviceChoice) -> dict[str, Any]:
+    """The sizes of the models that are trained, what is in the prompts, and the memory that a
+    device of `machine` needs; nothing before the checkpoint is there, and of a folder of Hugging
+    Face, which is yet to be brought into our form.
 
     Raises InputError for what does not fit.
     """
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
-    job, _inputs, counted = prepare(run)
+    job, _inputs, counted, longest = prepare_with_prompts(run)
     foreign: dict[str, str] = {}
     for part in run.rewards:
         foreign |= _name_inputs(part.name, part.kind, part.resolve_paths().hash_inputs())
     if run.environment:
         there = run.environment
         foreign |= _name_inputs(there.name, there.kind, there.resolve_paths().hash_inputs())
-    return describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
+    facts = describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
+    return facts | describe_rollout_memory(run, job, longest, machine)
 
 
 def _name_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
@@ -197,6 +206,11 @@ def _describe_reader(
 
 
 def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
+    if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
+        raise ConfigError(
+            f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
+            "into a folder, which may be named here"
+        )
     if model.head != "tokens":
         raise ConfigError(
             f"checkpoint: {path} is {model.description}, which does not speak; name a "

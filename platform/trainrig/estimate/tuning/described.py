@@ -1,0 +1,54 @@
+"""What `check` says of the memory of tuning, in the fields that it has for pretraining."""
+
+from collections.abc import Callable, Sequence
+
+from trainrig import hardware
+from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.fallback_facts import describe_fallbacks
+from trainrig.estimate.memory import Memory, estimate_cache_memory
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.parallel.pipeline.cut import describe_cut
+from trainrig.train.run_file.training import Training
+from trainrig.train.worker_bounds import Workers, parse_bounds
+
+GIB = 2**30
+TuningFacts = dict[str, int | float | str]
+
+
+def describe_tuning(
+    model: DecoderConfig,
+    training: Training,
+    workers: Workers,
+    machine: DeviceChoice,
+    find_memory: Callable[[Training, int, bool], Memory],
+    left_out: Sequence[str] = (),
+) -> TuningFacts:
+    """What a device of `machine` needs, with the most workers that there may be, and in layouts to
+    fall back on. `find_memory`: of a layout, of so many workers, on a CPU or not; `left_out`: what
+    it does not count."""
+    offers, most = hardware.load(machine.table), parse_bounds(workers).most
+    device = machine.resolve_name(offers)
+    training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
+    on_cpu = device in hardware.CPUS
+
+    def find_bytes(laid_out: Training, count: int) -> float:
+        return find_memory(laid_out, count, on_cpu).total
+
+    facts: TuningFacts = {
+        "device": f"{device} x {most}",
+        "compute": training.precision.compute,
+        "memory_per_device_gib": round(find_bytes(training, most) / GIB, 3),
+    }
+    if left_out:
+        facts["memory_leaves_out"] = "; ".join(left_out)
+    speaks = model.head == "tokens" and not model.bidirectional
+    if speaks and not isinstance(model, EncoderDecoderConfig):
+        cache = estimate_cache_memory(model, model.positions)
+        facts["cache_of_a_sequence_gib"] = round(cache / GIB, 3)
+    if machine.is_emulated(device, training.precision.peak):
+        facts["warning"] = hardware.NO_BFLOAT16
+    parallel = training.parallel
+    if parallel.pipeline is not None:
+        facts["stages"] = describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks)
+    return facts | describe_fallbacks(training, workers, find_bytes)

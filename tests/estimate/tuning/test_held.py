@@ -1,0 +1,152 @@
+"""What a device holds of models that are tuned, by hand.
+
+Shapes: C channels 64, F between 128, 4 heads and 2 of keys of 16 channels, V vocabulary 320.
+"""
+
+import pytest
+
+from trainrig.estimate.activations import estimate_at_head, estimate_per_token
+from trainrig.estimate.held_parameters import ModelRole
+from trainrig.estimate.memory import (
+    PRETRAINING,
+    TuningStep,
+    estimate_step_memory,
+    hold_model,
+)
+from trainrig.estimate.tuning.models_beside import ModelBeside, hold_beside
+from trainrig.estimate.tuning.sampling import SampledRows, estimate_making_memory
+from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.models.lora.layers import count_adapter
+from trainrig.models.lora.settings import LoRA
+from trainrig.optim import SGD, AdamW
+from trainrig.train.run_file.training import Training
+
+MODEL = DecoderConfig(
+    layers=2, channels=64, heads=4, kv_heads=2, feedforward_channels=128, vocabulary=320,
+    positions=64, tie_embeddings=False,
+)  # fmt: skip
+TRAINING = Training(steps=1, deterministic=False, optimizer=AdamW())
+TABLE = 320 * 64
+MATRICES = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of the layers
+NORMS = 5 * 64
+# Of rank 4: A and B of query and output, of key and value, of gate, up and down.
+ADAPTER = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
+ROWS = 2 * (64 * 2 + 32 * 2 + 128 * 2 + 64) + 320  # that have a scale of their own in int8
+LORA = LoRA(rank=4)
+
+
+def step(tuning=PRETRAINING, training=TRAINING, workers=1, micro_batch=2):
+    return estimate_step_memory(MODEL, training, workers, 2 * micro_batch, micro_batch, 16,
+                                tuning=tuning)  # fmt: skip
+
+
+def test_full_tuning_holds_what_pretraining_holds():
+    total = 2 * TABLE + MATRICES + NORMS
+    assert total == count_parameters(MODEL).total
+    found = step()
+    assert (found.weights, found.optimizer, found.summing) == (4 * total, 8 * total, 4 * total)
+    assert found.gathered == found.gradients == 0  # two micro-batches are added up where they are
+
+
+@pytest.mark.parametrize(
+    ("base", "frozen"),
+    [
+        ("float32", 4 * (2 * TABLE + MATRICES + NORMS)),
+        ("bfloat16", 2 * (2 * TABLE + MATRICES) + 4 * NORMS),
+        # The table of embeddings in bfloat16; the head's in int8, as other matrices.
+        ("int8", 2 * TABLE + TABLE + MATRICES + 4 * ROWS + 4 * NORMS),
+    ],
+)
+def test_of_an_adapter_alone_are_there_gradients_and_memory_of_the_optimizer(base, frozen):
+    lora = LoRA(rank=4, base=base)
+    assert count_adapter(MODEL, lora) == ADAPTER
+    found = step(TuningStep(lora))
+    assert found.weights == frozen + 4 * ADAPTER
+    assert (found.optimizer, found.summing) == (8 * ADAPTER, 4 * ADAPTER)
+
+
+def test_frozen_weights_are_gathered_as_they_are_held():
+    narrow = Training.model_validate(
+        {"steps": 1, "deterministic": False, "precision": {"compute": "bfloat16"}}
+    )
+    found = step(TuningStep(LoRA(rank=4, base="int8")), narrow)
+    # Matrices as whole numbers, all else is cast to bfloat16.
+    assert found.gathered == TABLE + MATRICES + 2 * (TABLE + ROWS + NORMS + ADAPTER)
+    whole = step(training=narrow)
+    assert whole.gathered == 2 * count_parameters(MODEL).total
+
+
+def test_layers_with_adapters_keep_ranks_and_no_products_of_norms():
+    plain, _ = estimate_per_token(MODEL, TRAINING)
+    adapted, _ = estimate_per_token(MODEL, TRAINING, LORA)
+    assert plain - adapted == 2 * 4 * (2 * 64 - 7 * 4)
+    # Without adapters what feed-forward parts read, 64 and 128 channels, is not kept either.
+    attention, _ = estimate_per_token(MODEL, TRAINING, LoRA(rank=4, targets=("attention.*",)))
+    assert adapted - attention == 2 * 4 * (3 * 4 + 64 + 128)
+
+
+def test_logits_of_answers_are_there_at_once_with_their_gradients():
+    """DPO, of two answers of a pair: 2 micro-batches of 1 pair of 16 places, 5 of each learnt."""
+    places = 10
+    assert estimate_at_head(MODEL, 4, 32, places) == 4 * (
+        2 * places * 320 + 3 * places * 64 + 32 * 64 + 320 * 64
+    )
+    adapted = estimate_at_head(MODEL, 4, 32, places, LORA)
+    assert estimate_at_head(MODEL, 4, 32, places) - adapted == 4 * 320 * 64
+
+
+def test_a_reference_beside_is_held_in_float32_and_gathered_where_steps_read_it():
+    total = count_parameters(MODEL).total
+    alone = step(TuningStep(places=10), workers=2)
+    for in_steps in (False, True):
+        held = hold_beside(ModelBeside(MODEL, in_steps=in_steps), TRAINING, 2)
+        found = step(TuningStep(places=10, beside=held), workers=2)
+        assert found.weights - alone.weights == 4 * total / 2
+        assert (found.optimizer, found.summing) == (alone.optimizer, alone.summing)
+        assert found.gathered - alone.gathered == (4 * total if in_steps else 0)
+
+
+def test_a_critic_is_trained_by_an_optimizer_of_its_own():
+    critic = MODEL.with_score_head()
+    total, of_critic = count_parameters(MODEL).total, count_parameters(critic).total
+    assert of_critic == total - TABLE + 64
+    held = hold_beside(ModelBeside(critic, SGD(momentum=0.0)), TRAINING, 1)
+    found = step(TuningStep(places=10, beside=held))
+    assert (found.weights, found.summing) == (4 * (total + of_critic), 4 * (total + of_critic))
+    assert found.optimizer == 8 * total
+
+
+def test_a_batch_is_made_beside_what_the_optimizer_remembers():
+    rows = SampledRows(rows=256, prompts=64, prompt_tokens=8, new_tokens=1, scaled=False)
+    found = estimate_making_memory(MODEL, TRAINING, 1, rows, others=[ModelBeside(MODEL)])
+    total = count_parameters(MODEL).total
+    assert (found.weights, found.optimizer, found.gradients) == (8 * total, 8 * total, 0)
+    # Read at once are 256 x 8 places: three of 128 channels, three of 64, which is more than keys
+    # and values, 2 layers of 2 x 32 channels.
+    assert (found.activations, found.fleeting) == (0, 4 * 256 * 8 * (3 * 128 + 3 * 64))
+    deep = MODEL.model_copy(update={"layers": 32})
+    found = estimate_making_memory(deep, TRAINING, 1, rows)
+    assert found.activations == 4 * 256 * 8 * 32 * 2 * 32
+    # The keys and values of 64 prompts, before those of 4 completions of each are made of them.
+    assert found.fleeting == 4 * 64 * 8 * 32 * 2 * 32
+
+
+def test_workers_that_share_layers_have_their_part_of_base_and_adapters():
+    def memory(tensor, workers):
+        parallel = {"kind": "FSDP", **({"tensor": {"ranks": tensor}} if tensor > 1 else {})}
+        given = Training.model_validate({"steps": 1, "virtual_workers": 4, "parallel": parallel})
+        tuning = TuningStep(LoRA(rank=4, base="bfloat16"))
+        return estimate_worker_memory(MODEL, given, workers, 8, 2, 16, tuning=tuning)
+
+    sliced, shared = memory(1, 2), memory(2, 2)
+    # Whole on both are norms, and of an adapter the matrix on the side that is not cut: of 4 x 64
+    # numbers, B's of output and down, A's of the other five.
+    alike = 4 * NORMS + 4 * 2 * 7 * 4 * 64
+    assert shared.weights - sliced.weights == alike / 2
+    assert shared.optimizer - sliced.optimizer == 2 * 4 * 2 * 7 * 4 * 64 / 2
+
+
+def test_a_frozen_model_has_no_gradient_to_send():
+    held = hold_model(MODEL, TRAINING, 1, ModelRole(None))
+    assert (held.trained, held.root, held.layer, held.optimizer, held.gradients) == (0, 0, 0, 0, 0)

@@ -1,0 +1,6 @@
+"""What tests of tuning ask for."""
+
+import runpy
+from pathlib import Path
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "conftest.py")))

@@ -1,0 +1,176 @@
+"""The memory of tuning, reckoned, against the peaks that the allocator saw of real steps."""
+
+import pytest
+import torch
+
+from trainrig.check import describe
+from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.lora.settings import LoRA
+from trainrig.objectives.log_probabilities import stack_rows
+from trainrig.objectives.shared_prompts import lay_out
+from trainrig.posttrain.memory.rows import LargestRows, find_largest
+from trainrig.posttrain.memory.tuning import estimate_tuning_memory
+from trainrig.posttrain.references import compute_references
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.sft import estimate_tuning, needs_references, prepare
+from trainrig.tokens.batches import (
+    CHOSEN_IDS,
+    CHOSEN_TARGETS,
+    IGNORE,
+    REJECTED_IDS,
+    REJECTED_TARGETS,
+)
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import write_model
+
+SAID = "the sea is a grey mirror and nobody sleeps "
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"{number} {SAID}"},
+            {"role": "assistant", "content": 2 * SAID},
+        ]
+    }
+    for number in range(10, 58)
+]
+# The prompt is so long that both answers are read after one reading of it.
+PAIRS = [
+    {"prompt": f"{number} {2 * SAID}", "chosen": 2 * SAID, "rejected": f"buy two {SAID}"}
+    for number in range(10, 58)
+]
+LABELLED = [
+    {"prompt": f"{number} {SAID}", "completion": 2 * SAID, "label": number % 2 == 0}
+    for number in range(10, 58)
+]
+ROWS = {"SFT": ("conversations", CHATS), "KTO": ("labelled", LABELLED)}
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory, encoder):
+    """A model whose weights and activations are large beside the arrays of a batch."""
+    folder = str(tmp_path_factory.mktemp("wide") / "run")
+    config = DecoderConfig(
+        layers=4, channels=128, heads=4, kv_heads=2, positions=128, vocabulary=640
+    )
+    model = Decoder(config)
+    initialise(model, seed=1)
+    write_model(folder, config, encoder.text, model.state_dict())
+    return folder
+
+
+@pytest.fixture
+def tuning(wide, encode_rows, tmp_path):
+    """`tuning("DPO", lora={…}, batches={…})`: a run file, whose rows are there."""
+
+    def make(kind, training=None, batches=None, **changes):
+        rows, given = ROWS.get(kind, ("pairs", PAIRS))
+        encode_rows(given, rows=rows, sequence_length=96)
+        usual = {
+            "steps": 4,
+            "deterministic": False,
+            "schedule": {"kind": "Constant"},
+            "precision": {"compute": "float32"},
+        }
+        return FineTuning.model_validate(
+            {
+                "checkpoint": wide,
+                "conversations": str(tmp_path / "encoded"),
+                "output": str(tmp_path / "tuned"),
+                "objective": {"kind": kind},
+                "batches": {
+                    "sequence_length": 96,
+                    "global_batch": 16,
+                    "micro_batch": 8,
+                    **(batches or {}),
+                },
+                "training": usual | (training or {}),
+                **changes,
+            }
+        )
+
+    return make
+
+
+NARROW = {"precision": {"compute": "bfloat16"}}
+ADAPTER = {"rank": 8}
+
+
+def slowly(*given):
+    return pytest.param(*given, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("SFT", {}),
+        slowly("SFT", {"batches": {"packing": "none"}}),
+        ("SFT", {"lora": ADAPTER}),
+        slowly("SFT", {"lora": ADAPTER | {"base": "int8"}}),
+        slowly("SFT", {"lora": ADAPTER | {"base": "int8"}, "training": NARROW}),
+        slowly("SFT", {"lora": ADAPTER | {"dora": True}}),
+        slowly("SFT", {"lora": ADAPTER | {"dropout": 0.1}}),
+        slowly("SFT", {"lora": ADAPTER | {"targets": ("attention.*",)}}),
+        slowly("SFT", {"lora": ADAPTER | {"targets": ("attention.*", "embedding")}}),
+        slowly("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Full"}}}),
+        slowly("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Selective"}}}),
+        ("DPO", {}),
+        slowly("DPO", {"training": NARROW}),
+        slowly("DPO", {"lora": ADAPTER}),
+        slowly("DPO", {"lora": ADAPTER | {"dropout": 0.1}}),
+        slowly("Reward", {}),
+        slowly("Reward", {"lora": ADAPTER}),
+        slowly("KTO", {}),
+        slowly("KTO", {"lora": ADAPTER}),
+        slowly("KTO", {"training": NARROW}),
+    ],
+)
+def test_a_real_step_takes_what_is_reckoned(kind, changes, tuning, measure_peak):
+    """Off by 1.5% on average, by 4.7% at worst (dropout, too little)."""
+    run = tuning(kind, **changes)
+    if needs_references(run):
+        model = checkpoint.resolve(run.checkpoint)
+        compute_references(run.conversations, model, run.batches.sequence_length)
+    job, _, _ = prepare(run)
+    rows = find_largest(run, job.model)
+    frozen = [each.model for each in job.frozen.values()]
+    reckoned = estimate_tuning_memory(run, job.model, frozen, rows, run.training, 1, True)
+    assert reckoned.total == pytest.approx(measure_peak(job), rel=0.055)
+
+
+def test_both_answers_of_a_pair_share_a_row_if_that_is_less_to_look_at(tuning, wide):
+    """Prompts of 33 tokens and what fits behind, as real batches lay them out."""
+    run = tuning("SimPO")
+    model, _ = checkpoint.describe(checkpoint.resolve(wide))
+    rows = find_largest(run, model)
+    assert rows.branches
+    micro = prepare(run)[0].make_batches().micro_batch(0, 0)
+    sides = [
+        (torch.from_numpy(micro.arrays[ids]), torch.from_numpy(micro.arrays[targets]))
+        for ids, targets in ((CHOSEN_IDS, CHOSEN_TARGETS), (REJECTED_IDS, REJECTED_TARGETS))
+    ]
+    layout = lay_out(*stack_rows(*sides))
+    assert layout.sources_RW.shape == (rows.rows, rows.length)
+    assert rows.places == sum(int((targets != IGNORE).sum()) for _, targets in sides)
+    apart = find_largest(run.model_copy(update={"lora": LoRA(dropout=0.1)}), model)
+    assert (apart.rows, apart.branches) == (16, False)
+    assert apart.length == micro.arrays[CHOSEN_IDS].shape[1]
+
+
+def test_without_its_rows_they_are_taken_to_be_as_long_as_may_be(tuning, wide):
+    run = tuning("DPO").model_copy(update={"conversations": "never/written"})
+    model, _ = checkpoint.describe(checkpoint.resolve(wide))
+    assert find_largest(run, model) == LargestRows(16, 96, 16 * 96)
+    one = estimate_tuning(run, DeviceChoice("h100"))
+    assert one["largest_micro_batch"] == "16 rows of 96 places, logits of 1536"
+    assert one["device"] == "h100 x 1"
+    assert one["memory_per_device_gib"] > 0
+
+
+def test_an_adapter_needs_less_and_check_says_so(tuning):
+    whole, adapted = (
+        describe(tuning("SFT", **changes), DeviceChoice("h100"))
+        for changes in ({}, {"lora": {"rank": 4, "base": "int8"}})
+    )
+    assert adapted["memory_per_device_gib"] < whole["memory_per_device_gib"]
+    assert (whole["compute"], adapted["parameters_trained"]) == ("float32", 38912)

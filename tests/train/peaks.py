@@ -1,0 +1,93 @@
+"""What real steps take of the allocator, counted on the CPU, in a group of this process alone.
+
+Read by the conftest.py of each folder that asks for it.
+"""
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from trainrig.parallel import numerics
+from trainrig.parallel.mesh import find_local_device, join_group
+from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.tokens.batches import read_local_batch
+from trainrig.train import checkpoint
+from trainrig.train.job import TrainingJob
+from trainrig.train.online_batches import OnlineBatches
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.state import TrainState, build_fresh_state
+from trainrig.train.step import Stepper
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+    numerics.settle(1, deterministic=False)
+
+
+@pytest.fixture
+def measure_peak(alone: None) -> Callable[..., Any]:
+    """`measure_peak(job)`: bytes that the allocator had given out at most in the second step, what
+    was there before included. `making`: beside them, before them, those while its batch was made.
+    """
+    return find_peaks
+
+
+def find_peaks(job: TrainingJob, making: bool = False) -> Any:
+    gc.collect()  # else what tests before left may be let go of while it is counted
+    training = job.training
+    numerics.settle(1, training.deterministic)
+    held, most = 0, 0
+
+    def count(do: Callable[[], None]) -> None:
+        nonlocal held, most
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            do()
+        events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
+        running = held + np.cumsum([e.nbytes() for e in events if e.name() == "[memory]"])
+        held, most = int(running[-1]), int(running.max())
+
+    def begin() -> None:
+        state = build_first_state(job)
+        begun.append((state, Stepper(job, ("web",), state, lambda: False)))
+
+    begun: list[tuple[TrainState, Stepper]] = []
+    count(begin)
+    ((state, stepper),) = begun
+    batches = job.make_batches()
+    virtual, made = training.virtual_workers, 0
+    if isinstance(batches, BatchMaker):
+        folder, attempt = RunFolder(job.folder), TrainingAttempt(1, 0)
+        batches = OnlineBatches(batches, folder, attempt, virtual, mesh=state.mesh)
+
+    def take() -> None:
+        stepper.take(read_local_batch(batches, 0, 1, state.data_step, virtual=virtual))
+
+    for _ in range(2):
+        if isinstance(batches, OnlineBatches):
+            count(functools.partial(batches.prepare, state))
+            made = most
+        count(take)
+    assert state.step == 2, "an update was made of each batch"
+    return (made, most) if making else most
+
+
+def build_first_state(job: TrainingJob) -> TrainState:
+    state = build_fresh_state(job, find_local_device())
+    if job.adapter:
+        checkpoint.load_base(state, job)
+    checkpoint.load_frozen(state, job)
+    checkpoint.load_trained(state, job)
+    if job.initial_weights:
+        checkpoint.load_weights(job.initial_weights, state, job)
+    return state
