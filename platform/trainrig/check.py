@@ -10,7 +10,8 @@ from trainrig.verbs import load_named
 def describe(run: RunFile, machine: DeviceChoice | None = None) -> dict[str, Any]:
     """Facts about `run`, as its verb estimates them: for a sweep, what it will train; for training,
     its parameters, the positions of its rows, its operations, and what it takes of `machine`:
-    memory, hours, money, energy; for curation, how likely its near-duplicates are to be compared.
+    memory, hours, money, energy; for tuning, parameters and memory; for curation, how likely its
+    near-duplicates are to be compared.
 
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.

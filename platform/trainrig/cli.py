@@ -125,7 +125,8 @@ def check(
 ) -> None:
     """Validate a run file and print every setting and what the run would take.
 
-    Defaults are marked as such. For training: parameters, FLOPs, memory, time and cost.
+    Defaults are marked as such. For training: parameters and memory; for pretraining also FLOPs,
+    time and cost.
     """
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
