@@ -68,6 +68,25 @@ def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Pa
     assert facts["compute"] == "float32"
 
 
+def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
+    """7 billion parameters with float32 weights, gradients and AdamW's two moments."""
+    table = {
+        "stage": "pretrain",
+        "tokens": str(tmp_path / "tokens"),
+        "output": "o",
+        "model": {"preset": "llama-2-7b"},
+        "batches": {"global_batch": 8, "micro_batch": 1, "sequence_length": 2048},
+        "training": {"steps": 5},
+    }
+    facts = describe(build(Pretraining, table, "run.toml"), DeviceChoice(device="h100"))
+    needed = facts["memory_per_device_gib"]
+    assert needed > 16 * 6.7e9 / 2**30
+    said = facts["too_little_memory"]
+    assert said.startswith(f"h100 has 74.5 GiB, 10% of it kept free, and a step takes {needed:.1f}")
+    few = build(Pretraining, table | {"workers": 8}, "run.toml")
+    assert "too_little_memory" not in describe(few, DeviceChoice(device="h100"))
+
+
 def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     model = DecoderConfig(**SIZES, vocabulary=320)

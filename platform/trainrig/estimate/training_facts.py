@@ -11,6 +11,7 @@ from trainrig.estimate.busy_workers import (
 )
 from trainrig.estimate.cost import Cost, estimate_cost
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.device_room import describe_room
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import estimate_cache_memory
@@ -88,6 +89,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
+        **describe_room(offers, device, largest),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
     }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from trainrig import hardware
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.device_room import describe_room
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.memory import Memory, estimate_cache_memory
 from trainrig.models.decoder_config import DecoderConfig
@@ -35,10 +36,12 @@ def describe_tuning(
     def find_bytes(laid_out: Training, count: int) -> float:
         return find_memory(laid_out, count, on_cpu).total
 
+    needed = find_bytes(training, most)
     facts: TuningFacts = {
         "device": f"{device} x {most}",
         "compute": training.precision.compute,
-        "memory_per_device_gib": round(find_bytes(training, most) / GIB, 3),
+        "memory_per_device_gib": round(needed / GIB, 3),
+        **describe_room(offers, device, needed),
     }
     if left_out:
         facts["memory_leaves_out"] = "; ".join(left_out)
