@@ -94,9 +94,11 @@ def build_optimizer(
     optimizer: Optimizer,
     groups: Sequence[NamedGroup] = (),
     transfer: WidthTransfer | None = None,
+    hosted: bool = False,
 ) -> OptimizerSet:
     """Optimizers over all of `parameters` that are to be trained, with rates by width if there is a
-    `transfer`. Raises ConfigError for an optimizer that does not say how its rate goes with it."""
+    `transfer`. `hosted`: what they remember is kept in the host's memory. Raises ConfigError for an
+    optimizer that does not say how its rate goes with it."""
     pairs = list(parameters)
     assigned = assign((name for name, _ in pairs), groups)
     rest = [(name, each) for name, each in pairs if name not in assigned]
@@ -119,7 +121,13 @@ def build_optimizer(
     for each in built.param_groups:
         # Optimizers decay by rate times decay, which stays what it is at the base.
         each["weight_decay"] /= each.pop(_WIDTH_SHARE, 1.0)
-    return built
+    return _host(built) if hosted else built
+
+
+def _host(optimizers: OptimizerSet) -> OptimizerSet:
+    from trainrig.optim.hosted import HostedOptimizer  # torch, which takes seconds
+
+    return OptimizerSet([HostedOptimizer(part) for part in optimizers.parts])
 
 
 def _split_by_width(

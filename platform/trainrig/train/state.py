@@ -175,15 +175,15 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
     others: dict[str, nn.Module] = {}
     for name, each in job.frozen.items():
         others[name], _ = _build_empty(job, each.model, mesh, beside=True, frozen=True)
-    other_optimizers: dict[str, OptimizerSet] = {}
+    training, other_optimizers = job.training, dict[str, OptimizerSet]()
+    hosted = training.offload.optimizer
     for name, beside in job.trained.items():
         others[name], _ = _build_empty(job, beside.model, mesh, beside=True)
         named, scale = others[name].named_parameters(), find_width_transfer(beside.model)
-        other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
-    training = job.training
+        other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale, hosted)
     parameters, transfer = model.named_parameters(), find_width_transfer(job.model)
     groups = _choose_groups(model, training)
-    optimizer = build_optimizer(parameters, training.optimizer, groups, transfer)
+    optimizer = build_optimizer(parameters, training.optimizer, groups, transfer, hosted)
     return TrainState(
         model,
         optimizer,

@@ -28,7 +28,8 @@ class SharedLayers:
         assert mesh.tensor.group is not None
         self._cuts, self._parts, self.axis = split.cuts, split.parts, mesh.tensor
         self._group: dist.ProcessGroup = mesh.tensor.group
-        self._meshes: dict[DeviceMesh, tuple[DeviceMesh, DeviceMesh]] = {}
+        self._device = mesh.devices.device_type  # whose memory the group sends from
+        self._meshes: dict[tuple[DeviceMesh, str], tuple[DeviceMesh, DeviceMesh]] = {}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """`tensor`, of the sizes of the parameter `name` as this rank has it, as a part of the
@@ -42,24 +43,25 @@ class SharedLayers:
             size[cut] *= self.axis.size
             placement = Shard(cut)
         placements = (placement, *tensor.placements)
-        return _view_as(
-            tensor.to_local(), self._find_meshes(tensor.device_mesh)[0], placements, size
-        )
+        local = tensor.to_local()
+        outside, _ = self._find_meshes(tensor.device_mesh, local.device.type)
+        return _view_as(local, outside, placements, size)
 
-    def _find_meshes(self, mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
+    def _find_meshes(self, mesh: DeviceMesh, kind: str) -> tuple[DeviceMesh, DeviceMesh]:
         """`mesh`, over which a tensor is sliced, with the ranks that share layers: as its first
-        axis, and as its last. Only to say who has what: nothing is sent over these."""
-        if mesh not in self._meshes:
+        axis, and as its last. Only to say who has what: nothing is sent over these. `kind`: of the
+        device where slices lie, or `DTensor.from_local` would move them."""
+        if (mesh, kind) not in self._meshes:
             # Ranks that share a layer are neighbours.
             ranks = (mesh.mesh - self.axis.rank)[..., None] + torch.arange(self.axis.size)
-            kind, names = mesh.device_type, mesh.mesh_dim_names or ()
-            self._meshes[mesh] = (
+            names = mesh.mesh_dim_names or ()
+            self._meshes[mesh, kind] = (
                 DeviceMesh(
                     kind, ranks.movedim(-1, 0), mesh_dim_names=(TENSOR, *names), _init_backend=False
                 ),
                 DeviceMesh(kind, ranks, mesh_dim_names=(*names, TENSOR), _init_backend=False),
             )
-        return self._meshes[mesh]
+        return self._meshes[mesh, kind]
 
     def is_alike(self, name: str) -> bool:
         """Whether all ranks of the axis have all of the parameter `name`."""
@@ -124,7 +126,8 @@ class SharedLayers:
         if _cut_twice(tensor):
             found = mine.new_empty(len(mine), *tensor.shape[1:])
             if filled:
-                self._split_by_rank(found, tensor).copy_(gather_parts(mine, self._group))
+                parts = gather_parts(mine.to(self._device), self._group)
+                self._split_by_rank(found, tensor).copy_(parts)
             placements: tuple[Placement, ...] = (Replicate(), *tensor.placements[1:])
             outside = self._find_whole_meshes(tensor)[0]
             return _view_as(found, outside, placements, list(tensor.shape))
@@ -158,9 +161,11 @@ class SharedLayers:
     def _exchange(
         self, incoming: Tensor, outgoing: Tensor, sizes: list[int], sent: list[int]
     ) -> None:
-        dist.all_to_all_single(
-            incoming.view(-1), outgoing.reshape(-1), sizes, sent, group=self._group
-        )
+        # What lies in the host's memory goes through the device's, one tensor at a time.
+        there, sending = incoming.to(self._device), outgoing.reshape(-1).to(self._device)
+        dist.all_to_all_single(there.view(-1), sending, sizes, sent, group=self._group)
+        if there is not incoming:
+            incoming.copy_(there)
 
 
 def _is_cut_by_columns(tensor: Tensor) -> bool:

@@ -19,6 +19,7 @@ from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.fallback import Fallback, check_order, list_units
 from trainrig.parallel.layout import FSDP, Layout
+from trainrig.parallel.offload import Offload
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Recompute
 from trainrig.train.averaging import Averaging
@@ -72,6 +73,8 @@ class Training(Settings):
     precision: Precision = Precision()  # number format to compute in
     # What to compute again in the backward pass, to save memory; None: nothing.
     recompute: Recompute | None = None
+    # What to keep in the host's memory, to leave that of GPUs to the rest.
+    offload: Annotated[Offload, NOT_IDENTITY] = Offload()
     # How to compile the layers; false: not at all; None: as by an empty table where `pretrain`
     # trains a dense decoder for 1,000 steps and more on GPUs, in a layout that divides no layers,
     # else not at all.

@@ -1,0 +1,183 @@
+"""Steps of any optimizer whose memory is the host's (Ren et al. 2021, arXiv:2101.06840).
+
+Unlike theirs, which update on the CPU, the memory comes to the device and the device updates: the
+same kernels on the same numbers give the same bits.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainrig.optim.adafactor_steps import AdafactorSteps
+from trainrig.optim.elementwise import to_local
+from trainrig.optim.groups import ParameterGroup
+from trainrig.optim.hosted.lanes import SLOTS, Lanes, open_lanes
+from trainrig.optim.muon_steps import MuonSteps
+from trainrig.optim.whole_matrix import split_into_rounds
+
+COUNTER = "step"  # a number, which stays where the optimizer wants it
+ALIGNMENT = 512  # bytes, as CUDA's allocator has it: kernels read vectors
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that are updated at once: one, or a round of whole matrices."""
+
+    group: ParameterGroup  # that they are of
+    parameters: Sequence[Tensor]
+
+
+class HostedOptimizer(torch.optim.Optimizer):
+    """Takes the steps of `inner`, unit by unit, and keeps what it remembers in the host's memory.
+
+    The device has room for that of two units while a step is taken, and for none between steps.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([_name_parameters(each) for each in inner.param_groups], inner.defaults)
+        whole = isinstance(inner, MuonSteps | AdafactorSteps)
+        self._cut: Callable[[Iterable[Tensor]], Iterator[list[Tensor]]] = (
+            split_into_rounds if whole else _take_singly
+        )
+        self._inner = inner
+        self._lanes: Lanes | None = None  # until a step shows the device
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step on every parameter that has a gradient."""
+        units = list(self._list_units())
+        if not units:
+            return
+        device = to_local(units[0].parameters[0]).device
+        lanes = self._lanes = self._lanes or open_lanes(device)
+        slots = self._make_slots(units, device)
+        lanes.begin()
+        fetched = self._fetch(units[0], lanes, slots, 0)
+        for number, unit in enumerate(units):
+            ahead = number + 1
+            coming = self._fetch(units[ahead], lanes, slots, ahead) if ahead < len(units) else {}
+            lanes.use(number % SLOTS)
+            self._update(unit, fetched)
+            self._store(unit, lanes, number % SLOTS)
+            fetched = coming
+        self._inner.state.clear()
+        lanes.join()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered, for the host to read: all of it has arrived there."""
+        if self._lanes:
+            self._lanes.wait()
+        return super().state_dict()
+
+    def _list_units(self) -> Iterator[Unit]:
+        for group in self.param_groups:
+            for parameters in self._cut(p for p in group["params"] if p.grad is not None):
+                yield Unit(group, parameters)
+
+    def _list_hosted(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """What the host has of `parameter`, by name."""
+        for name, kept in self.state.get(parameter, {}).items():
+            if name != COUNTER:
+                yield name, kept
+
+    def _make_slots(self, units: Sequence[Unit], device: torch.device) -> list[Tensor]:
+        """Room on `device`, each slot for the largest that comes through it."""
+        sizes = [0] * SLOTS
+        for number, unit in enumerate(units):
+            size = sum(
+                _count_room(kept)
+                for parameter in unit.parameters
+                for _, kept in self._list_hosted(parameter)
+            )
+            sizes[number % SLOTS] = max(sizes[number % SLOTS], size)
+        return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+
+    def _fetch(
+        self, unit: Unit, lanes: Lanes, slots: Sequence[Tensor], number: int
+    ) -> dict[Tensor, dict[str, Any]]:
+        """Copies, in the slot of the unit of that number, of what the host has of it: for each
+        parameter, by name."""
+        found: dict[Tensor, dict[str, Any]] = {}
+        slot, at = number % SLOTS, 0
+        with lanes.fetch(slot):
+            for parameter in unit.parameters:
+                if parameter not in self.state:
+                    continue
+                found[parameter] = dict(self.state[parameter])
+                for name, kept in self._list_hosted(parameter):
+                    size = to_local(kept).nbytes
+                    copy = _lay_out(slots[slot][at : at + size], kept)
+                    to_local(copy).copy_(to_local(kept), non_blocking=True)
+                    found[parameter][name] = copy
+                    at += _count_room(kept)
+        return found
+
+    def _update(self, unit: Unit, fetched: dict[Tensor, dict[str, Any]]) -> None:
+        """A step of the inner optimizer on `unit` alone."""
+        self._inner.param_groups = [unit.group | {"params": list(unit.parameters)}]
+        self._inner.state.clear()
+        self._inner.state.update(fetched)
+        self._inner.step()
+
+    def _store(self, unit: Unit, lanes: Lanes, slot: int) -> None:
+        """Have the host remember what the inner optimizer does of `unit`."""
+        fresh = False
+        with lanes.store(slot):
+            for parameter in unit.parameters:
+                state = self.state[parameter]
+                for name, value in self._inner.state[parameter].items():
+                    if name == COUNTER:
+                        state[name] = value
+                        continue
+                    if name not in state:
+                        state[name], fresh = _make_host_tensor(value), True
+                    to_local(state[name]).copy_(to_local(value), non_blocking=True)
+        if fresh:  # what was made by the way lies in no slot, and goes now
+            lanes.join()
+
+
+def _name_parameters(group: ParameterGroup) -> ParameterGroup:
+    """`group` as an optimizer takes it."""
+    rest = {key: each for key, each in group.items() if key != "param_names"}
+    if names := group.get("param_names"):
+        rest["params"] = list(zip(names, group["params"], strict=True))
+    return rest
+
+
+def _take_singly(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    return ([each] for each in parameters)
+
+
+def _count_room(kept: Tensor) -> int:
+    """Bytes of a slot that this rank's slice of `kept` takes."""
+    return -(-to_local(kept).nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _make_host_tensor(like: Tensor) -> Tensor:
+    """Room in the host's memory for `like`: a slice is one of the same whole, on the same mesh.
+
+    `DTensor.from_local` would move it to the device of the mesh; `empty_like`, given a device,
+    makes the slice there and leaves the mesh alone.
+    """
+    pinned = to_local(like).is_cuda  # else a copy is not made beside what is computed
+    return torch.empty_like(like, device="cpu", pin_memory=pinned)
+
+
+def _lay_out(room: Tensor, kept: Tensor) -> Tensor:
+    """`room`, as many bytes of the device as the slice has, as a tensor like `kept`."""
+    local = to_local(kept)
+    made = room.view(local.dtype).as_strided(local.shape, local.stride())
+    if not isinstance(kept, DTensor):
+        return made
+    return DTensor.from_local(
+        made,
+        kept.device_mesh,
+        kept.placements,
+        run_check=False,
+        shape=kept.shape,
+        stride=kept.stride(),
+    )

@@ -1,0 +1,87 @@
+"""Optimizers whose memory is the host's, on a GPU: run by `make gpu`, without Ray."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from trainrig.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
+from trainrig.optim.named_groups import build_optimizer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
+]
+
+WIDTH, LAYERS, STEPS = 1024, 12, 4
+SLEEP = 50_000_000  # clock cycles, some 30 ms: longer than the host takes to give all its orders
+OPTIMIZERS = [
+    AdamW(),
+    AdamW(state="bfloat16"),
+    Adam(),
+    Lion(),
+    SGD(),
+    Adafactor(),
+    Muon(products="float32"),
+]
+
+
+def build_model() -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    with torch.no_grad():
+        for each in model.parameters():
+            each.copy_(torch.randn(each.shape, generator=generator))
+    return model.cuda()
+
+
+def take_steps(settings, hosted: bool):
+    """The model, what its optimizer remembers, by name, and the most bytes that steps after the
+    first took beside what was there before."""
+    model = build_model()
+    optimizer = build_optimizer(model.named_parameters(), settings, hosted=hosted)
+    generator = torch.Generator().manual_seed(4)
+    for each in model.parameters():
+        each.grad = torch.empty_like(each)
+    before = torch.cuda.memory_allocated()
+    for number in range(STEPS):
+        for each in model.parameters():
+            assert each.grad is not None
+            each.grad.copy_(torch.randn(each.shape, generator=generator))
+        if number == 1:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        torch.cuda._sleep(SLEEP)
+        optimizer.step()
+    most = torch.cuda.max_memory_allocated() - before
+    # With no word of the GPU's: it may still be at the last step.
+    memory = get_optimizer_state_dict(model, optimizer.parts)["state"]
+    copied = {
+        (name, what): value.clone() if value.device.type == "cpu" else value.cpu()
+        for name, state in memory.items()
+        for what, value in state.items()
+    }
+    torch.cuda.synchronize()
+    return model, memory, copied, most
+
+
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
+def test_a_gpu_gives_the_same_bits_with_its_memory_in_the_host(settings) -> None:
+    there, _, expected, _ = take_steps(settings, hosted=False)
+    hosted, memory, found, _ = take_steps(settings, hosted=True)
+    for name, weight in there.named_parameters():
+        assert torch.equal(hosted.get_parameter(name), weight), name
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    for state in memory.values():
+        for what, value in state.items():
+            assert what == "step" or (value.device.type == "cpu" and value.is_pinned())
+
+
+def test_a_gpu_has_room_for_the_memory_of_two_parameters_alone() -> None:
+    matrix = 2 * 4 * WIDTH**2  # bytes of both averages of one
+    *_, resident = take_steps(AdamW(), hosted=False)
+    *_, hosted = take_steps(AdamW(), hosted=True)
+    assert resident >= LAYERS * matrix
+    assert hosted <= 2 * matrix + 2**20
