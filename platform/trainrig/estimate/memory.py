@@ -4,7 +4,9 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
 
     weights            4 N / S                 float32 masters
     optimizer          8 N / S                 AdamW's two moments; of others what they declare
-                                               (`count_state_bytes` in optim/)
+                                               (`count_state_bytes` in optim/); with
+                                               `offload.optimizer` that of two parameters at a time
+                                               (estimate/offload.py)
     gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
@@ -55,6 +57,7 @@ from trainrig.estimate.activations import (
 )
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
+from trainrig.estimate.offload import UnderWay
 from trainrig.models.architecture.shapes import count, list_named_sizes
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
@@ -205,6 +208,9 @@ def hold_model(
     held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
     sliced = count_slices(training, workers)
     trained = sum(each.trained for each in held)
+    optimizer = sum(each.optimizer for each in held) / sliced
+    if training.offload.optimizer:
+        optimizer = UnderWay.of(held, role).estimate_bytes(sliced, sliced)
     root, layer = _count_unit_parameters(model)
     gathered = None
     if role.lora is not None or role.optimizer is None:
@@ -223,7 +229,7 @@ def hold_model(
         layer=layer,
         layers=model.layers,
         weights=sum(each.held for each in held) / sliced,
-        optimizer=sum(each.optimizer for each in held) / sliced,
+        optimizer=optimizer,
         gradients=MASTER * trained / sliced,
         sharded=needs_sharding(workers, training.precision),
         gathered=gathered,

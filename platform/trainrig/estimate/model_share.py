@@ -15,6 +15,7 @@ from typing import Self
 from trainrig.estimate.activations import MASTER
 from trainrig.estimate.held_parameters import HeldParameter, ModelRole, list_held
 from trainrig.estimate.memory import Memory
+from trainrig.estimate.offload import UnderWay
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.shapes import (
     DecoderShapes,
@@ -150,9 +151,16 @@ class Slices:
         )
 
 
-def slice_parameters(counted: CountedParameters, over: int, expert: int, tensor: int = 1) -> Slices:
+def slice_parameters(
+    counted: CountedParameters,
+    over: int,
+    expert: int,
+    tensor: int = 1,
+    hosted: UnderWay | None = None,
+) -> Slices:
     """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
-    their own, each the part of one of `tensor` devices."""
+    their own, each the part of one of `tensor` devices. `hosted`: of the whole of which it is a
+    part, if the host keeps what optimizers remember."""
     fewer = max(1, over // expert)
 
     def bytes_of(all_of: int, of_experts: int) -> float:
@@ -161,9 +169,12 @@ def slice_parameters(counted: CountedParameters, over: int, expert: int, tensor:
     # Devices that have columns of a row share the rows out among them; those of experts that are
     # divided as well each have all (parallel/tensor/whole.py).
     gathered = counted.experts_columns * (tensor if expert > 1 else 1)
+    optimizer = bytes_of(counted.optimizer, counted.experts_optimizer)
+    if hosted is not None:
+        optimizer = min(optimizer, hosted.estimate_bytes(over, fewer))
     return Slices(
         weights=bytes_of(counted.held, counted.experts_held),
-        optimizer=bytes_of(counted.optimizer, counted.experts_optimizer),
+        optimizer=optimizer,
         gradients=MASTER * bytes_of(counted.trained, counted.experts_trained),
         rows=(counted.columns - counted.experts_columns) / over + gathered / fewer,
         counted=counted,
@@ -179,6 +190,8 @@ class ModelParts:
     after: CountedParameters  # last norm and head
     tied: CountedParameters  # the embedding again, where a tied head is on another device
     layer: tuple[int, ...]  # parameters of each
+    # Of what optimizers remember of all pieces, where the host keeps it; None: the device does.
+    hosted: UnderWay | None
 
     @classmethod
     def of(
@@ -199,8 +212,10 @@ class ModelParts:
         of_first = {name.removesuffix(".weight") for name in first}  # of which are adapters
         role = role or ModelRole.of(training)
         sizes = list_named_sizes(shapes)
-        for each in list_held(model, sizes, role, training.precision):
-            name, found = each.name, _count_parameters(each, role, tensor > 1)
+        held = list(list_held(model, sizes, role, training.precision))
+        hosted = UnderWay.of(held, role, _EXPERTS) if training.offload.optimizer else None
+        for each in held:
+            name, found = each.name, _count_parameters(each, role, tensor > 1, hosted is not None)
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
@@ -212,7 +227,8 @@ class ModelParts:
                 after += found
         sums = tuple(itertools.accumulate(by_layer, initial=CountedParameters()))
         tied = embedding if shapes.head is None else CountedParameters()
-        return cls(sums, before, after, tied, tuple(count(each) for each in shapes.layers))
+        of_each = tuple(count(each) for each in shapes.layers)
+        return cls(sums, before, after, tied, of_each, hosted)
 
     def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, int]:
         """Of a device with layers of these `ranges`; how many of it are gathered with the ends."""
@@ -237,11 +253,14 @@ class ModelParts:
         return total + root, root
 
 
-def _count_parameters(each: HeldParameter, role: ModelRole, shared: bool) -> CountedParameters:
-    """`shared`: devices of a tensor group have parts of it."""
+def _count_parameters(
+    each: HeldParameter, role: ModelRole, shared: bool, hosted: bool
+) -> CountedParameters:
+    """`shared`: devices of a tensor group have parts of it; `hosted`: what the optimizer remembers
+    of it, whole rows too, lies in the host's memory."""
     # Of a model with adapters these alone are saved, and of a frozen one nothing.
     saved = each.trained > 0 or (role.lora is None and role.optimizer is not None)
     by_columns = shared and saved and each.name.endswith(_BY_COLUMNS)
-    columns = each.held + each.optimizer if by_columns else 0
+    columns = each.held + (0 if hosted else each.optimizer) if by_columns else 0
     found = (each.numbers, each.trained, each.held, each.gathered, each.optimizer, columns)
     return CountedParameters(*found, *found) if _EXPERTS in each.name else CountedParameters(*found)

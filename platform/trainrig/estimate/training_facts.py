@@ -16,6 +16,7 @@ from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import estimate_cache_memory
 from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.estimate.offload import settle_offload
 from trainrig.estimate.row_facts import describe_rows
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
@@ -59,6 +60,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
     compute = training.precision.peak
     flops, on_cpu = _count_flops(run, model), device in hardware.CPUS
+    training = settle_offload(training, on_cpu)
 
     def find_memory(laid_out: Training, count: int) -> float:
         return max(

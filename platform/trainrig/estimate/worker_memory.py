@@ -86,7 +86,7 @@ def estimate_worker_memory(
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, root = parts.count_with_ends(stages)
-        mine = slice_parameters(counted, over, expert, tensor)
+        mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
         kept, in_a_layer = 0.0, 0.0
         held = _count_held_at_once(training, rank, count)
         for chunk, layers in enumerate(stages):

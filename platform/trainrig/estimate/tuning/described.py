@@ -7,6 +7,7 @@ from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.device_room import describe_room
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.memory import Memory, estimate_cache_memory
+from trainrig.estimate.offload import settle_offload
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.parallel.pipeline.cut import describe_cut
@@ -32,6 +33,7 @@ def describe_tuning(
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
     on_cpu = device in hardware.CPUS
+    training = settle_offload(training, on_cpu)
 
     def find_bytes(laid_out: Training, count: int) -> float:
         return find_memory(laid_out, count, on_cpu).total

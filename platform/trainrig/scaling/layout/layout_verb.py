@@ -12,6 +12,7 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.layouts import BatchShape
+from trainrig.estimate.offload import settle_offload
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig
@@ -61,6 +62,7 @@ def answer(
     cluster = build_cluster(wanted, offers, parse_bounds(run.workers).most)
     # Of the layouts some cannot be compiled, so unless the run file says so none is.
     on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
+    on_devices = settle_offload(on_devices, not cluster.device.accelerator)
     subject, notes = build_subject(run.model_copy(update={"training": on_devices}), path)
     found = search(subject, cluster, fixed, offers)
     lines = [*notes, *layout_text.describe_layouts(found)]
@@ -87,6 +89,11 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"{beside}"
         )
     notes = []
+    if run.training.offload.optimizer:
+        notes.append(
+            "Step times leave out the way of the optimizer's memory from the host and back, which "
+            "offload.optimizer has it take."
+        )
     stages = run.batches.resolve_stages()
     ends = [
         run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages

@@ -159,13 +159,14 @@ class OfPipeline:
 
     def time_update(self, layout: DeviceLayout) -> float:
         """Seconds of the optimizer: weights read and written, gradients read for their norm and for
-        the update, the optimizer's memory read and written."""
+        the update, the optimizer's memory read and written; not of bringing that from the host."""
         mine = slice_parameters(self.held, *_count_slices(layout.degrees))
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
     def estimate_memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
         """At the peak of a step of `turns` micro-batches, or of a save, if that takes more."""
-        mine = slice_parameters(self.held, *_count_slices(layout.degrees))
+        slices = _count_slices(layout.degrees)
+        mine = slice_parameters(self.held, *slices, self._parts.hosted)
         kept, in_a_layer, head = self._estimate_activations(training)
         activations = HeldActivations(
             kept=kept * count_in_flight(self._device, layout, turns),

@@ -1,0 +1,111 @@
+"""What a device has of the memory of an optimizer that the host keeps."""
+
+import pytest
+import torch
+
+from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.model_share import ModelParts, slice_parameters
+from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
+from trainrig.optim.named_groups import build_optimizer
+from trainrig.train.run_file.training import Training
+
+MODEL = DecoderConfig(
+    layers=4, channels=64, heads=4, feedforward_channels=128, vocabulary=320, positions=128,
+    tie_embeddings=False,
+)  # fmt: skip
+MIXTURE = MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)
+EXPERTS = MODEL.model_copy(update={"feedforward": MIXTURE})
+TABLE, MATRIX = 320 * 64, 128 * 64  # numbers of the embedding and of the head; of the next
+
+
+def train(hosted=True, optimizer=None, **parallel):
+    given = {
+        "steps": 10,
+        "virtual_workers": 4,
+        "optimizer": optimizer or AdamW(),
+        "offload": {"optimizer": hosted},
+        "parallel": {"kind": "FSDP", **parallel},
+    }
+    return Training.model_validate(given)
+
+
+def reckon(model, training, workers):
+    return estimate_worker_memory(model, training, workers, 8, 2, 64)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_device_has_that_of_its_slices_of_the_two_largest(workers):
+    there, hosted = (
+        estimate_step_memory(MODEL, train(h), workers, 8, 2, 64) for h in (False, True)
+    )
+    assert hosted.optimizer == 2 * 8 * TABLE / workers
+    assert there.total - hosted.total == there.optimizer - hosted.optimizer > 0
+
+
+def test_whole_matrices_are_updated_as_many_at_once_as_there_are_slices():
+    two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2  # AdamW has the tables, and two numbers of each
+    assert reckon(MODEL, train(optimizer=Muon()), 2).optimizer == two
+
+
+@pytest.mark.parametrize("settings", [SGD(), AdamW(), Lion(), Adafactor(), Muon()])
+@pytest.mark.parametrize("model", [MODEL, EXPERTS])
+def test_no_step_makes_more_room_than_is_reckoned(settings, model):
+    decoder = Decoder(model)
+    optimizer = build_optimizer(decoder.named_parameters(), settings, hosted=True)
+    for parameter in decoder.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    made = [
+        part._make_slots(list(part._list_units()), torch.device("cpu")) for part in optimizer.parts
+    ]
+    room = max(sum(slot.nbytes for slot in slots) for slots in made)
+    reckoned = estimate_step_memory(model, train(optimizer=settings), 1, 8, 2, 64).optimizer
+    assert room <= reckoned + 2 * 512  # slots are aligned
+
+
+AXES = {
+    "tensor": (MODEL, {"tensor": {"ranks": 2}}),
+    "pipeline": (MODEL, {"pipeline": {"ranks": 2}}),
+    "expert": (EXPERTS, {"expert": {"ranks": 2}}),
+}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_workers_that_share_a_model_have_two_slices_of_the_largest_parts(axis):
+    model, parallel = AXES[axis]
+    there, hosted = (reckon(model, train(h, **parallel), 4) for h in (False, True))
+    # Of four workers two have other layers or columns; experts are cut in two, then their slices.
+    largest = {"tensor": TABLE / 4, "pipeline": TABLE / 2}
+    assert hosted.optimizer == 2 * 8 * largest.get(axis, 4 * MATRIX / 4)
+    assert hosted.optimizer < there.optimizer
+
+
+def test_a_save_has_no_whole_rows_of_it_on_the_device():
+    """Those of weights alone, a third of what the weights and two moments of AdamW have."""
+    rows = []
+    for hosted in (False, True):
+        parts = ModelParts.of(MODEL, train(hosted), 2, 1)
+        counted, _ = parts.count_held([range(4)])
+        rows.append(slice_parameters(counted, 2, 1, 2, parts.hosted).rows)
+    assert rows[1] == rows[0] / 3 > 0
+
+
+def test_check_leaves_it_out_on_a_gpu_and_counts_it_on_a_cpu(make_run, tmp_path):
+    found = {}
+    for hosted in (False, True):
+        run = make_run(
+            tmp_path / str(hosted),
+            tokens=str(tmp_path / "none"),
+            model=MODEL.model_dump(exclude_unset=True) | {"channels": 512, "heads": 8},
+            training={"steps": 10, "offload": {"optimizer": hosted}},
+        )
+        for device in ("cpu-core", "h100"):
+            facts = estimate_pretraining(run, DeviceChoice(device))
+            found[device, hosted] = facts["memory_per_device_gib"]
+    assert found["cpu-core", True] == found["cpu-core", False]
+    assert found["h100", True] < found["h100", False]
