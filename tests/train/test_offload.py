@@ -106,6 +106,38 @@ def test_a_run_that_was_killed_goes_on_with_its_memory_elsewhere(
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
+LAYOUTS = {
+    "columns": {"tensor": {"ranks": 2}},  # whose whole rows ranks make together for a checkpoint
+    "stages": {"pipeline": {"ranks": 2}},
+    "layer by layer": {"reshard": "layer", "reduce": "micro_batch"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_every_layout_it_is_the_run_without_and_each_goes_on_from_the_other(
+    layout, ranks, make_job, tmp_path
+):
+    parallel = {"kind": "FSDP", **LAYOUTS[layout]}
+    states = {}
+    for name, turns in {
+        "never": (False, False),
+        "early": (True, False),
+        "late": (False, True),
+    }.items():
+        training = {"checkpoints": {"every": 4, "keep": 10}, "parallel": parallel}
+        job = make_job(tmp_path / name, 2, training={"steps": STEPS, **training})
+        half = dataclasses.replace(job, training=job.training.model_copy(update={"steps": 4}))
+        for part, hosted in zip((half, job), turns, strict=True):
+            attempt(host(part, hosted), 2, ranks)
+        newest, _ = find_newest_valid(RunFolder(job.folder))
+        found = ranks(2, "tensors", job=job, resume_from=newest.path)
+        states[name] = [
+            {n: value.tobytes() for n, value in each.items() if n != "counters"} for each in found
+        ]
+    assert states["never"][0] and states["early"] == states["late"] == states["never"]
+
+
 def test_a_checkpoint_is_read_into_either_memory(ranks, make_job, straight_run):
     job = straight_run("AdamW")
     assert read_state(ranks, host(job)) == read_state(ranks, job)
