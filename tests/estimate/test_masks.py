@@ -12,7 +12,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
-from trainrig.parallel.recompute import Full, recompute
+from trainrig.parallel.activation_memory.recompute import Full, recompute
 from trainrig.train.run_file.training import Training
 
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}

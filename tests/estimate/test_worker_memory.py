@@ -8,11 +8,12 @@ from trainrig.estimate.activations import MASTER, estimate_layers_per_token
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import estimate_step_memory
-from trainrig.estimate.model_share import ModelParts, cut_model, cut_shapes, slice_parameters
+from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder import DecoderConfig
+from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
 from trainrig.train.run_file.training import Training
 
 MODEL = DecoderConfig(

@@ -8,8 +8,8 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import compiled
+from trainrig.parallel.activation_memory.recompute import Full, Selective, recompute
 from trainrig.parallel.compiled import Compile, check_compiler, compile_layers
-from trainrig.parallel.recompute import Full, Selective, recompute
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import pretrain
 

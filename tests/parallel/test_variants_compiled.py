@@ -8,8 +8,8 @@ from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.parallel.activation_memory.recompute import Full, Selective, recompute
 from trainrig.parallel.compiled import Compile, compile_layers
-from trainrig.parallel.recompute import Full, Selective, recompute
 
 VARIANTS = {
     "experts": {"feedforward": MixtureOfExperts(experts=4, active=2, balance_bias=True)},

@@ -8,8 +8,8 @@ from trainrig.estimate.activations import MASTER
 from trainrig.estimate.memory import Memory, estimate_step_memory
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained
+from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selective
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.parallel.recompute import Full, Recompute, Selective
 from trainrig.train.run_file.training import Training
 
 # Tokens of a micro-batch beyond which a device's products get no faster.

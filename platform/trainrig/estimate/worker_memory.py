@@ -21,7 +21,6 @@ from trainrig.estimate.activations import (
     estimate_layers_per_token,
     estimate_restored_head,
     estimate_restored_weight,
-    list_layer_adapters,
 )
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
 from trainrig.estimate.masks import NO_MASKS, RowMasks
@@ -35,15 +34,10 @@ from trainrig.estimate.memory import (
     estimate_peak_memory,
     estimate_step_memory,
 )
-from trainrig.estimate.model_share import (
-    CountedParameters,
-    ModelParts,
-    Slices,
-    cut_model,
-    cut_shapes,
-    slice_parameters,
-)
+from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.activation_memory.layer_bytes import list_layer_adapters
+from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import find_held_at_once, plan_turns
 from trainrig.train.run_file.training import Training

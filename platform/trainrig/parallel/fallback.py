@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from trainrig.config import Settings
+from trainrig.parallel.activation_memory.recompute import Recompute
 from trainrig.parallel.layout import DDP, FSDP, HSDP, Layout
-from trainrig.parallel.recompute import Recompute
 
 
 class Fallback(Settings):

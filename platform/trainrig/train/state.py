@@ -19,6 +19,7 @@ from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
+from trainrig.parallel.activation_memory.recompute import choose_recomputed, recompute
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.row_split import RowSplit
@@ -32,7 +33,6 @@ from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.share import StageShare
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import LossScale, find_stream_type
-from trainrig.parallel.recompute import choose_recomputed, recompute
 from trainrig.parallel.tensor.layers import LayerSplit, split_layers
 from trainrig.parallel.tensor.whole import SharedLayers
 from trainrig.train.averaging import WeightAverages

@@ -7,9 +7,9 @@ import pytest
 
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import estimate_step_memory
-from trainrig.estimate.model_share import cut_model, cut_shapes
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_token_flops
+from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts, terms
 from trainrig.scaling.layout.compute import Product, Timer, count_attention_flops, iterate_products

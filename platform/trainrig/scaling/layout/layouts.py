@@ -13,7 +13,7 @@ from typing import Literal
 from trainrig.estimate.layouts import BatchShape
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.parallel.recompute import Full, Recompute, Selective
+from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selective
 
 Axis = Literal["tensor", "context", "expert", "pipeline", "shard", "replicate"]
 AXES: tuple[Axis, ...] = ("tensor", "context", "expert", "pipeline", "shard", "replicate")

@@ -16,12 +16,12 @@ from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
+from trainrig.parallel.activation_memory.recompute import Recompute
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.fallback import Fallback, check_order, list_units
 from trainrig.parallel.layout import FSDP, Layout
 from trainrig.parallel.offload import Offload
 from trainrig.parallel.precision import Precision
-from trainrig.parallel.recompute import Recompute
 from trainrig.train.averaging import Averaging
 from trainrig.train.evaluations.settings import (
     BestBy,

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.kernels import document_attention
 from trainrig.objectives.cross_entropy import cross_entropy_sum
-from trainrig.parallel.recompute import Full, Selective, recompute
+from trainrig.parallel.activation_memory.recompute import Full, Selective, recompute
 
 WAYS = {
     "none": None,

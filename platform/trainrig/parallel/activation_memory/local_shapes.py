@@ -1,0 +1,57 @@
+"""The sizes of the part of each layer that one of several devices has."""
+
+from dataclasses import replace
+from functools import cache
+
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.shapes import (
+    DecoderShapes,
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+)
+from trainrig.models.decoder_config import DecoderConfig
+
+
+@cache
+def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
+    """`model` as narrow as one of `tensor` devices has it, with one of `expert` parts of the
+    experts. A token still meets as many experts as it did: those of its own device's tokens are
+    elsewhere, and others' tokens come instead."""
+    shape, mixture = model.shape, model.feedforward
+    narrow: dict[str, object] = {
+        "heads": shape.heads // tensor,
+        "kv_heads": max(1, shape.kv_heads // tensor),  # fewer than devices: each computes one
+        "head_channels": shape.head_channels,
+        "feedforward_channels": shape.feedforward_channels // tensor,
+        "vocabulary": shape.vocabulary // tensor,
+    }
+    if isinstance(mixture, MixtureOfExperts):
+        between = (mixture.expert_channels or shape.feedforward_channels) // tensor
+        narrow["feedforward"] = mixture.model_copy(
+            update={"experts": mixture.experts // expert, "expert_channels": between}
+        )
+    return model.model_copy(update=narrow)
+
+
+@cache
+def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
+    """The sizes of every matrix that `cut_model` multiplies by, the router's as the whole model has
+    them."""
+    local = cut_model(model, tensor, expert).shapes
+    if expert == 1:
+        return local
+    layers = tuple(
+        _with_router(mine, whole)
+        for mine, whole in zip(local.layers, model.shapes.layers, strict=True)
+    )
+    return replace(local, layers=layers)
+
+
+def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
+    part, of_whole = mine.feedforward, whole.feedforward
+    if isinstance(part, FeedForwardShape) or isinstance(of_whole, FeedForwardShape):
+        return mine
+    router = replace(part, router=of_whole.router, balance_bias=of_whole.balance_bias)
+    assert isinstance(router, MixtureShape)
+    return replace(mine, feedforward=router)
