@@ -13,6 +13,7 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.parallel.activation_memory.recompute import Budget, Full
 from trainrig.parallel.precision import Precision
 from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import FineTuning
@@ -85,6 +86,22 @@ def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
     assert said.startswith(f"h100 has 74.5 GiB, 10% of it kept free, and a step takes {needed:.1f}")
     few = build(Pretraining, table | {"workers": 8}, "run.toml")
     assert "too_little_memory" not in describe(few, DeviceChoice(device="h100"))
+
+
+def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path: Path) -> None:
+    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    h100, found = DeviceChoice(device="h100"), []
+    for recompute in (None, Budget(gib=2e-4), Full()):
+        training = run.training.model_copy(update={"recompute": recompute})
+        found.append(describe(run.model_copy(update={"training": training}), h100))
+    everything, within, inputs = found
+    assert within["layers_that_keep"] == "1 all, 1 what products gave"
+    assert "layers_that_keep" not in everything
+    memory = [each["memory_per_device_gib"] for each in found]
+    assert memory[0] >= memory[1] >= memory[2]
+    training = run.training.model_copy(update={"recompute": Budget(gib=1e-9)})
+    with pytest.raises(ConfigError, match="is below the .* GiB that the inputs of 2 layers take"):
+        describe(run.model_copy(update={"training": training}), h100)
 
 
 def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
-from trainrig.parallel.activation_memory.recompute import Full, recompute
+from trainrig.parallel.activation_memory.recompute import Full, choose_kept, recompute
 from trainrig.train.run_file.training import Training
 
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}
@@ -26,7 +26,7 @@ def count_kept(config: DecoderConfig, length: int, training: Training, prefixes:
     model = build_model(config)
     initialise(model, 0)
     model = model.to(torch.bfloat16 if training.precision.bytes == 2 else torch.float32)
-    recompute(model.layers, training.recompute)
+    recompute(model.layers, choose_kept(len(model.layers), training.recompute))
     found: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import compiled
-from trainrig.parallel.activation_memory.recompute import Full, Selective, recompute
+from trainrig.parallel.activation_memory.recompute import Full, Selective, choose_kept, recompute
 from trainrig.parallel.compiled import Compile, check_compiler, compile_layers
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import pretrain
@@ -31,7 +31,7 @@ def build(settings, again=None, dtype=torch.float32):
     model = Decoder(CONFIG)
     initialise(model, 0)
     model = model.to(dtype)
-    recompute(model.layers, again)
+    recompute(model.layers, choose_kept(len(model.layers), again))
     compile_layers(model.layers, settings)
     return model
 

@@ -8,7 +8,7 @@ from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.parallel.activation_memory.recompute import Full, Selective, recompute
+from trainrig.parallel.activation_memory.recompute import Full, Selective, choose_kept, recompute
 from trainrig.parallel.compiled import Compile, compile_layers
 
 VARIANTS = {
@@ -28,7 +28,7 @@ def gradients(changes, again=None, compiled=None, dtype=torch.float32):
     model = Decoder(DecoderConfig(**sizes, positions=24, initial_std=0.2, **changes))
     initialise(model, 0)
     model.to(dtype)
-    recompute(model.layers, again)
+    recompute(model.layers, choose_kept(len(model.layers), again))
     compile_layers(model.layers, compiled)
     positions = torch.cat([torch.arange(14), torch.arange(10)]).expand(2, -1)
     output = model(IDS, positions_BT=positions)

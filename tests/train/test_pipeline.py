@@ -248,9 +248,10 @@ def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, t
         (INTERLEAVED, {"groups": GROUPS}),
         (TWO, {"groups": GROUPS, "compile": {"backend": "aot_eager"}}),
         soak(INTERLEAVED, {"compile": {"backend": "inductor"}} | BFLOAT16),
+        (INTERLEAVED, {"recompute": {"kind": "Budget", "gib": 1.3e-4}}),
         (INTERLEAVED, {"precision": {"compute": "float16"}}),
     ],
-    ids=["groups", "compiled", "by inductor", "float16"],
+    ids=["groups", "compiled", "by inductor", "budget", "float16"],
 )
 def test_groups_and_compiled_layers_and_scaled_losses_are_the_same_in_stages(
     pipeline, more, trained

@@ -14,6 +14,15 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 REFUSED = [
     ({"model": {"layers": 1}}, r"ranks \(2\) is above the 1 layers.*use at most 1"),
     ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not computed in stages"),
+    (
+        {
+            "training": {
+                "parallel": {"kind": "FSDP", "pipeline": {"ranks": 2, "schedule": "GPipe"}},
+                "recompute": {"kind": "Budget", "gib": 1.0},
+            }
+        },
+        "keeps all micro-batches of a step, however many; set schedule = '1F1B'",
+    ),
     ({"objective": {"kind": "MaskedLM"}, "model": {"kind": "Encoder"}}, "kind Encoder is not cut"),
 ]
 

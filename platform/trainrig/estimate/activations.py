@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
+from trainrig.parallel.activation_memory.budget import Room, describe_kept, plan_kept
 from trainrig.parallel.activation_memory.layer_bytes import (
     LayerAdapters,
     compute_feedforward_width,
@@ -16,7 +17,7 @@ from trainrig.parallel.activation_memory.layer_bytes import (
     list_layer_adapters,
     list_projections,
 )
-from trainrig.parallel.activation_memory.recompute import Full, Selective
+from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_kept
 from trainrig.parallel.precision import Precision
 from trainrig.train.run_file.training import Training
 
@@ -65,22 +66,50 @@ def name_head(model: DecoderConfig) -> str:
     return "embedding" if model.shapes.head is None else "head"
 
 
+def find_kept(
+    model: DecoderConfig, training: Training, tokens: int, lora: LoRA | None = None, rank: int = 0
+) -> tuple[Kept, ...] | None:
+    """What each layer keeps, of those of `rank` of a pipeline, where a budget says so for
+    micro-batches of so many `tokens`; None: there is no budget."""
+    settings = training.recompute
+    if not isinstance(settings, Budget):
+        return None
+    room = Room(settings, training.parallel, training.precision, tokens, lora)
+    return plan_kept(model, room, rank)
+
+
+def describe_budget(
+    model: DecoderConfig, training: Training, tokens: int, lora: LoRA | None = None
+) -> dict[str, str]:
+    """How many layers keep what, where a budget says so; {} where there is none."""
+    found = [
+        describe_kept(kept)
+        for rank in range(training.parallel.pipeline_ranks)
+        if (kept := find_kept(model, training, tokens, lora, rank)) is not None
+    ]
+    return {"layers_that_keep": "; ".join(dict.fromkeys(found))} if found else {}
+
+
 def estimate_per_token(
-    model: DecoderConfig, training: Training, lora: LoRA | None = None
+    model: DecoderConfig,
+    training: Training,
+    lora: LoRA | None = None,
+    kept: Sequence[Kept] | None = None,
 ) -> tuple[float, float]:
     """Bytes a token that all layers together keep for the backward pass, and what there is for a
-    moment beside within one of them."""
+    moment beside within one of them. `kept`: see `find_kept`."""
     shapes = model.shapes
-    kept, in_a_layer = estimate_layers_per_token(
+    found, in_a_layer = estimate_layers_per_token(
         (*shapes.layers, *shapes.further_layers),
         model,
         training,
         adapters=list_layer_adapters(model, lora),
+        what=kept,
     )
     # Of each further head the stream after its layer, the normed one, and the norm's intermediates.
     size = training.precision.bytes
     of_head = model.channels * (2 * size + (6 if size < MASTER else 4))
-    return kept + len(shapes.further_layers) * of_head, in_a_layer
+    return found + len(shapes.further_layers) * of_head, in_a_layer
 
 
 def estimate_layers_per_token(
@@ -89,6 +118,7 @@ def estimate_layers_per_token(
     training: Training,
     split: int = 1,
     adapters: Sequence[LayerAdapters | None] = (),
+    what: Sequence[Kept] | None = None,
 ) -> tuple[float, float]:
     """The same of some of its `layers`, where what flows between products is split over `split`
     devices (sequence parallel: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
@@ -97,29 +127,33 @@ def estimate_layers_per_token(
     what was seen, and of each product that its kind adds (a gate) what is made of it and what that
     changes; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
     and the product; of each norm, which computes in float32, its intermediates. Of a mixture of
-    experts, whose router reads whole rows, see `_estimate_kept_by_mixture`. Selective keeps what
+    experts, whose router reads whole rows, see layer_bytes.py. Selective keeps what
     products gave, those that join the stream before they are split, and the layer's input; Full
-    the input alone. `adapters`: of each layer, see `_estimate_added_by_adapters`.
+    the input alone. `what`: each keeps, in the place of `training.recompute`. `adapters`: of each,
+    see layer_bytes.py.
     """
     size = training.precision.bytes
     channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    kinds = {each: estimate_all_kept(*each, model, size, split) for each in set(pairs)}
-    everything = [kinds[each] for each in pairs]
-    without = {each: estimate_kept_products(*each, model, size, split) for each in kinds}
-    selective = [without[each] for each in pairs]
+    all_of = {each: estimate_all_kept(*each, model, size, split) for each in set(pairs)}
+    products_of = {each: estimate_kept_products(*each, model, size, split) for each in all_of}
     again = training.recompute
-    kept, computed_again = float(sum(everything)), 0.0
-    if isinstance(again, Full):
-        dropped = everything[again.every - 1 :: again.every]
-        kept = sum(everything) - sum(dropped) + len(dropped) * size * channels / split
-        computed_again = max(everything)
-    elif isinstance(again, Selective):
-        kept = sum(selective)
-        computed_again = max(a - b for a, b in zip(everything, selective, strict=True))
+    if what is None:
+        what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
+    total, computed_again = 0.0, 0.0
+    for each, keeps in zip(pairs, what, strict=True):
+        everything = all_of[each]
+        of_layer = {
+            "all": everything,
+            "products": products_of[each],
+            "input": size * channels / split,
+        }[keeps]
+        total += of_layer
+        beside = 0.0 if keeps == "input" else of_layer
+        computed_again = max(computed_again, 0.0 if keeps == "all" else everything - beside)
     between = max(compute_feedforward_width(layer) for layer in layers)
     in_a_layer = size * (2 * between + channels / split) + computed_again
-    return float(kept), float(in_a_layer)
+    return total, float(in_a_layer)
 
 
 def estimate_restored_weight(model: DecoderConfig, training: Training, lora: LoRA | None) -> float:

@@ -54,6 +54,7 @@ from trainrig.estimate.activations import (
     estimate_per_token,
     estimate_restored_head,
     estimate_restored_weight,
+    find_kept,
 )
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
@@ -181,7 +182,9 @@ def estimate_step_memory(
     Raises ConfigError while the vocabulary is not settled.
     """
     tokens, compute = micro_batch * sequence_length, training.precision.bytes
-    kept, in_a_layer = (tokens * each for each in estimate_per_token(model, training, tuning.lora))
+    what = find_kept(model, training, tokens, tuning.lora)
+    a_token = estimate_per_token(model, training, tuning.lora, what)
+    kept, in_a_layer = (tokens * each for each in a_token)
     in_a_layer += estimate_restored_weight(model, training, tuning.lora)
     head = estimate_at_head(model, compute, tokens, tuning.places, tuning.lora)
     if (generator := model.generator_model) is not None:  # it goes first, and is kept beside

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 from trainrig import hardware, storage
+from trainrig.estimate.activations import describe_budget
 from trainrig.estimate.busy_workers import (
     compute_busy_share,
     describe_busy,
@@ -92,6 +93,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
         **describe_room(offers, device, largest),
+        **describe_budget(model, training, pretrain.count_tokens_at_once(run)),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
     }

@@ -21,6 +21,7 @@ from trainrig.estimate.activations import (
     estimate_layers_per_token,
     estimate_restored_head,
     estimate_restored_weight,
+    find_kept,
 )
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
 from trainrig.estimate.masks import NO_MASKS, RowMasks
@@ -38,6 +39,7 @@ from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices,
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.activation_memory.layer_bytes import list_layer_adapters
 from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
+from trainrig.parallel.activation_memory.recompute import Budget, choose_kept
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import find_held_at_once, plan_turns
 from trainrig.train.run_file.training import Training
@@ -77,17 +79,23 @@ def estimate_worker_memory(
     places = tuning.places and math.ceil(tuning.places / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
+    again = None if isinstance(training.recompute, Budget) else training.recompute
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, root = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
         kept, in_a_layer = 0.0, 0.0
         held = _count_held_at_once(training, rank, count)
+        planned = find_kept(model, training, micro_batch * sequence_length, tuning.lora, rank)
+        what = list(planned or choose_kept(sum(map(len, stages)), again))
         for chunk, layers in enumerate(stages):
             own = [shapes.layers[number] for number in layers]
             theirs = [adapters[number] for number in layers]
-            of_chunk, widest = estimate_layers_per_token(own, local, training, of_places, theirs)
-            of_chunk += len(own) * _estimate_gathered_rows(local, training, context)
+            keeps, what = what[: len(own)], what[len(own) :]
+            of_chunk, widest = estimate_layers_per_token(
+                own, local, training, of_places, theirs, keeps
+            )
+            of_chunk += keeps.count("all") * _estimate_gathered_rows(local, training, context)
             kept += of_chunk * held[chunk]
             in_a_layer = max(in_a_layer, widest)
         last = stages[-1].stop == model.layers
@@ -173,7 +181,7 @@ def _estimate_keys_and_values(local: DecoderConfig, training: Training) -> float
 def _estimate_gathered_rows(local: DecoderConfig, training: Training, context: int) -> float:
     """Bytes a token of its own that a layer keeps of other workers' tokens."""
     settings = training.parallel.context
-    if settings is None or settings.kind != "Gathered" or training.recompute is not None:
+    if settings is None or settings.kind != "Gathered":
         return 0.0
     return (context - 1) * _estimate_keys_and_values(local, training)
 

@@ -70,6 +70,11 @@ class WorkerLayout(Settings):
                 "parallel.context sends keys and values from within layers, which cannot be "
                 "compiled then; leave out [training.compile] or [training.parallel.context]"
             )
+        if recompute == "Budget" and self.pipeline and self.pipeline.schedule == "GPipe":
+            raise ValueError(
+                "recompute.kind = 'Budget' beside parallel.pipeline.schedule = 'GPipe', which "
+                "keeps all micro-batches of a step, however many; set schedule = '1F1B'"
+            )
         if self.expert is not None and self.context is not None:
             raise ValueError(
                 "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "

@@ -31,6 +31,7 @@ from trainrig.posttrain.comparison.views import TuningComparison
 from trainrig.posttrain.distillation.batches import HeldOutTaught, open_taught
 from trainrig.posttrain.distillation.parts import check_teacher
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
+from trainrig.posttrain.memory.rows import find_largest
 from trainrig.posttrain.memory.tuning import describe_tuning_memory
 from trainrig.posttrain.preference_rows import (
     TuningRows,
@@ -116,7 +117,9 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         frozen=rows.frozen,
         make_held_out=rows.make_held_out,
         make_comparison=_build_comparison(run, rows.kind, folder, encoder),
+        tokens_at_once=find_largest(run, model).tokens,
     )
+    job.check_budget()
     inputs = {"checkpoint": checkpoint.compute_content_key(path), "conversations": written.content}
     if pretraining:
         inputs["pretraining"] = manifest.read_input(pretraining.tokens, "tokenize").content

@@ -9,6 +9,8 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
+from trainrig.parallel.activation_memory.budget import Room, plan_kept
+from trainrig.parallel.activation_memory.recompute import Budget
 from trainrig.parallel.compiled import can_compile
 from trainrig.parallel.precision import has_bfloat16
 from trainrig.tokens.batch_makers import BatchMaker
@@ -85,6 +87,7 @@ class TrainingJob:
     # What each rank asks the model before the first step and after the last; None of it: nothing.
     make_comparison: Callable[[], ModelComparison | None] = compare_nothing
 
+    tokens_at_once: int = 0  # places of the largest micro-batch that the model is given
     # Whether layers are compiled on GPUs where nothing is said of it: their rows have few shapes.
     compiles_on_gpus: bool = False
 
@@ -94,6 +97,19 @@ class TrainingJob:
         compiles = on_gpu and self.compiles_on_gpus and can_compile()
         training = self.training.resolve(has_bfloat16(device), compiles)
         return dataclasses.replace(self, training=training)
+
+    def check_budget(self) -> None:
+        """Raise ConfigError if layers cannot keep to the budget of `recompute`, in any layout, on
+        a device that computes in the fewest bytes."""
+        lora = self.adapter.lora if self.adapter else None
+        for training in self.training.layouts:
+            if isinstance(training.recompute, Budget):
+                precision = training.precision.resolve(has_bfloat16=True)
+                room = Room(
+                    training.recompute, training.parallel, precision, self.tokens_at_once, lora
+                )
+                for rank in range(training.parallel.pipeline_ranks):
+                    plan_kept(self.model, room, rank)
 
     def lay_out(self, workers: int) -> Self:
         """The job as that many `workers` do it: in its own layout, or in one to fall back on."""

@@ -17,7 +17,7 @@ from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.contract import find_corruption
-from trainrig.objectives.denoising.row_shapes import count_further_heads
+from trainrig.objectives.denoising.row_shapes import compute_widest_row, count_further_heads
 from trainrig.parallel.compiled import check_compiler
 from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.processes import lease
@@ -100,7 +100,7 @@ def prepare(run: Pretraining) -> TrainingJob:
     run.training.check_parameters(model)
     for line in describe_waits(run):
         log.warning("%s", line)
-    return TrainingJob(
+    job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
         training=run.training.make_paths_absolute(),
@@ -114,7 +114,18 @@ def prepare(run: Pretraining) -> TrainingJob:
         model_stages=build_model_stages(model, run.context),
         epochs=epochs,
         make_held_out=_prepare_held_out(run, tokens, encoder, corruption),
+        tokens_at_once=count_tokens_at_once(run),
         compiles_on_gpus=_is_dense_decoder(model),
+    )
+    job.check_budget()
+    return job
+
+
+def count_tokens_at_once(run: Pretraining) -> int:
+    """Places of the largest micro-batch of `run`."""
+    return max(
+        each.micro_batch * compute_widest_row(run.objective, each.sequence_length)
+        for each in run.batches.resolve_stages()
     )
 
 

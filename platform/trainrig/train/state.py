@@ -19,7 +19,8 @@ from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
-from trainrig.parallel.activation_memory.recompute import choose_recomputed, recompute
+from trainrig.parallel.activation_memory.budget import Room, plan_kept
+from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_kept, recompute
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.row_split import RowSplit
@@ -243,15 +244,15 @@ def _build_empty(
     if not (adapter or beside):
         freeze(model, _choose_groups(model, training))
         use_float8(model.every_layer, training.precision)
-    split, tensor = None, training.parallel.tensor
+    split, tensor, kept = None, training.parallel.tensor, _choose_kept(job, model, mesh, beside)
     if mesh.tensor.group and tensor and not beside:
-        again = choose_recomputed(len(model.every_layer), training.recompute)
+        again = [number for number, what in enumerate(kept) if what != "all"]
         split = split_layers(model, mesh.tensor, tensor.sequence_parallel, again)
     if mesh.context.group and training.parallel.context:
         split_attention(model, mesh.context.group, training.parallel.context.keys)
     if mesh.expert.group:
         divide_experts(model, mesh.devices[EXPERT])
-    recompute(model.every_layer, training.recompute)
+    recompute(model.every_layer, kept)
     compile_layers(model.every_layer, training.compile)
     if needs_sharding(dist.get_world_size(), training.precision):
         once, precision = training.parallel.reshard == "step", training.precision
@@ -260,6 +261,21 @@ def _build_empty(
         leave_whole(model.every_layer)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
+
+
+def _choose_kept(
+    job: TrainingJob, model: Decoder, mesh: WorkerMesh, beside: bool
+) -> tuple[Kept, ...]:
+    """What each layer of `model` keeps for the backward pass; a budget is for that of the job."""
+    training, count = job.training, len(model.every_layer)
+    settings = training.recompute
+    if not isinstance(settings, Budget):
+        return choose_kept(count, settings)
+    if beside:
+        return choose_kept(count, None)
+    lora = job.adapter.lora if job.adapter else None
+    room = Room(settings, training.parallel, training.precision, job.tokens_at_once, lora)
+    return plan_kept(job.model, room, mesh.pipeline.rank)
 
 
 def _build_model(

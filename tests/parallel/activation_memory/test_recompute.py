@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.kernels import document_attention
 from trainrig.objectives.cross_entropy import cross_entropy_sum
-from trainrig.parallel.activation_memory.recompute import Full, Selective, recompute
+from trainrig.parallel.activation_memory.recompute import Full, Selective, choose_kept, recompute
 
 WAYS = {
     "none": None,
@@ -18,6 +18,7 @@ WAYS = {
     "every second": Full(every=2),
     "selective": Selective(),
 }
+MIXED = {"each in its way": ("all", "products", "input", "products")}  # as a budget may choose
 CONFIG = DecoderConfig(layers=4, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)
 
 
@@ -25,7 +26,7 @@ def build(way, dtype=torch.float32, config=CONFIG):
     model = Decoder(config)
     initialise(model, 0)
     model = model.to(dtype)
-    recompute(model.layers, way)
+    recompute(model.layers, way if isinstance(way, tuple) else choose_kept(config.layers, way))
     return model
 
 
@@ -73,13 +74,16 @@ def kept_for_the_backward_pass(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["all layers", "every second", "selective"])
+@pytest.mark.parametrize("way", ["all layers", "every second", "selective", "each in its way"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packed", [None, "under a mask", "by document"])
 def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed, monkeypatch):
     if packed == "by document":
         monkeypatch.setattr(document_attention, "TOGETHER", 64)
-    plain, again = gradients(build(None, dtype), packed), gradients(build(WAYS[way], dtype), packed)
+    plain, again = (
+        gradients(build(None, dtype), packed),
+        gradients(build((WAYS | MIXED)[way], dtype), packed),
+    )
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 

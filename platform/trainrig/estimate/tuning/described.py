@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from trainrig import hardware
+from trainrig.estimate.activations import describe_budget
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.device_room import describe_room
 from trainrig.estimate.fallback_facts import describe_fallbacks
@@ -10,6 +11,7 @@ from trainrig.estimate.memory import Memory, estimate_cache_memory
 from trainrig.estimate.offload import settle_offload
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import Workers, parse_bounds
@@ -24,11 +26,13 @@ def describe_tuning(
     workers: Workers,
     machine: DeviceChoice,
     find_memory: Callable[[Training, int, bool], Memory],
+    tokens: int,
+    lora: LoRA | None = None,
     left_out: Sequence[str] = (),
 ) -> TuningFacts:
     """What a device of `machine` needs, with the most workers that there may be, and in layouts to
-    fall back on. `find_memory`: of a layout, of so many workers, on a CPU or not; `left_out`: what
-    it does not count."""
+    fall back on. `find_memory`: of a layout, of so many workers, on a CPU or not; `tokens`: of the
+    largest micro-batch; `left_out`: what is not counted."""
     offers, most = hardware.load(machine.table), parse_bounds(workers).most
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
@@ -44,6 +48,7 @@ def describe_tuning(
         "compute": training.precision.compute,
         "memory_per_device_gib": round(needed / GIB, 3),
         **describe_room(offers, device, needed),
+        **describe_budget(model, training, tokens, lora),
     }
     if left_out:
         facts["memory_leaves_out"] = "; ".join(left_out)

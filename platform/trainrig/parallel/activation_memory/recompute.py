@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.checkpoint import CheckpointPolicy
 
+# What of a layer is kept for the backward pass: all of it, what products and attention gave, or
+# its input alone.
+Kept = Literal["all", "products", "input"]
+
 
 class Full(Settings):
     """Of each layer only the input is kept: least memory, and a second forward pass."""
@@ -31,30 +35,43 @@ class Selective(Settings):
     kind: Literal["Selective"] = "Selective"
 
 
-def choose_recomputed(count: int, settings: Full | Selective | None) -> range:
-    """Which of `count` layers compute again what `settings` do not keep."""
-    every = settings.every if isinstance(settings, Full) else 1
-    return range(every - 1, count if settings else 0, every)
+class Budget(Settings):
+    """As much is kept as fits: as few layers as can be compute again what is cheap, and where that
+    is not enough, as few as can be compute all again."""
+
+    kind: Literal["Budget"] = "Budget"
+    # GiB of a device that layers may keep for the backward pass, of all micro-batches that are
+    # under way at once; `trainrig check` says what it comes to.
+    gib: float = Field(gt=0, allow_inf_nan=False)
 
 
-Recompute = Annotated[Full | Selective, Field(discriminator="kind")]
+Recompute = Annotated[Full | Selective | Budget, Field(discriminator="kind")]
 
 
-def recompute(layers: "Sequence[nn.Module]", settings: Full | Selective | None) -> None:
-    """Have `layers` compute again, in the backward pass, what `settings` do not keep.
+def choose_kept(count: int, settings: Full | Selective | None) -> tuple[Kept, ...]:
+    """What each of `count` layers keeps."""
+    if isinstance(settings, Full):
+        again = range(settings.every - 1, count, settings.every)
+        return tuple("input" if number in again else "all" for number in range(count))
+    of_each: Kept = "products" if settings else "all"
+    return (of_each,) * count
+
+
+def recompute(layers: "Sequence[nn.Module]", kept: Sequence[Kept]) -> None:
+    """Have each of `layers` compute again, in the backward pass, what is not `kept` of it.
 
     In place, names unchanged. To be called before `compile_layers` and `shard`.
     """
-    if settings is None:
-        return
     # Here: torch takes seconds, which reading a run file should not.
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-    again: dict[str, Any] = {"use_reentrant": False}
-    if isinstance(settings, Selective):
-        again["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
-    for number in choose_recomputed(len(layers), settings):
-        layer = layers[number]
+    of_products = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
+    for layer, what in zip(layers, kept, strict=True):
+        if what == "all":
+            continue
+        again: dict[str, Any] = {"use_reentrant": False}
+        if what == "products":
+            again["context_fn"] = of_products
         layer.forward = functools.partial(checkpoint, layer.forward, **again)
 
 

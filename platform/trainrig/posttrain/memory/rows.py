@@ -38,6 +38,11 @@ class LargestRows:
     documents: bool = False  # whether a mask keeps texts of a row apart
     branches: bool = False  # whether a mask keeps answers to one prompt apart
 
+    @property
+    def tokens(self) -> int:
+        """Places of all rows."""
+        return self.rows * self.length
+
     def __str__(self) -> str:
         """For people."""
         said = f"{self.rows} rows of {self.length} places"

@@ -31,7 +31,8 @@ def describe_tuning_memory(
     left_out = []
     if isinstance(run.objective, Distillation):
         left_out.append("what the teacher expects of each token, and its comparison")
-    return facts | describe_tuning(model, run.training, run.workers, machine, find, left_out)
+    told = model, run.training, run.workers, machine, find, rows.tokens, run.lora
+    return facts | describe_tuning(*told, left_out)
 
 
 def estimate_tuning_memory(
@@ -47,7 +48,7 @@ def estimate_tuning_memory(
     tuning = TuningStep(run.lora, rows.places)
     for each in frozen:  # one at most
         held, places = hold_beside(ModelBeside(each), training, workers), rows.places or 0
-        reading = estimate_reading(each, training, rows.rows * rows.length, places)
+        reading = estimate_reading(each, training, rows.tokens, places)
         tuning = TuningStep(run.lora, rows.places, held, reading)
     return estimate_worker_memory(
         model,

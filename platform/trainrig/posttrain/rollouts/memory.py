@@ -49,7 +49,8 @@ def describe_rollout_memory(
             key=lambda each: each.total,
         )
 
-    return facts | describe_tuning(job.model, job.training, run.workers, machine, find, left_out)
+    told = job.model, job.training, run.workers, machine, find, rows.tokens, run.lora
+    return facts | describe_tuning(*told, left_out)
 
 
 def describe_rows(run: ReinforcementLearning, longest: int) -> SampledRows:

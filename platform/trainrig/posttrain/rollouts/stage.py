@@ -18,7 +18,7 @@ from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import hash_reward_inputs
 from trainrig.posttrain.rollouts.batches import open_rewards
-from trainrig.posttrain.rollouts.memory import describe_rollout_memory
+from trainrig.posttrain.rollouts.memory import describe_rollout_memory, describe_rows
 from trainrig.posttrain.rollouts.partial_batches import open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
@@ -80,6 +80,7 @@ def prepare_with_prompts(
     if teacher := _find_teacher(run, encoder.encoder):
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
+    longest = max(len(each.ids) for each in asked.prompts)
     job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
@@ -95,7 +96,9 @@ def prepare_with_prompts(
         frozen=frozen,
         trained={} if critic is None else {CRITIC_MODEL: critic},
         rollout_actors=run.rollouts.actors,
+        tokens_at_once=describe_rows(run, longest).tokens,
     )
+    job.check_budget()
     inputs = {
         "checkpoint": checkpoint.compute_content_key(path),
         "prompts": prompts,
@@ -117,7 +120,6 @@ def prepare_with_prompts(
     if critic:
         inputs["critic"] = checkpoint.compute_content_key(critic.weights)
         counted["parameters_of_critic"] = count_parameters(critic.model).total
-    longest = max(len(each.ids) for each in asked.prompts)
     return job, inputs, counted, longest
 
 
