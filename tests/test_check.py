@@ -94,13 +94,13 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
     for recompute in (None, Budget(gib=2e-4), Full()):
         training = run.training.model_copy(update={"recompute": recompute})
         found.append(describe(run.model_copy(update={"training": training}), h100))
-    everything, within, inputs = found
+    everything, within, _ = found
     assert within["layers_that_keep"] == "1 all, 1 what products gave"
     assert "layers_that_keep" not in everything
     memory = [each["memory_per_device_gib"] for each in found]
     assert memory[0] >= memory[1] >= memory[2]
     training = run.training.model_copy(update={"recompute": Budget(gib=1e-9)})
-    with pytest.raises(ConfigError, match="is below the .* GiB that the inputs of 2 layers take"):
+    with pytest.raises(ConfigError, match=r"is below the .* GiB that the inputs of 2 layers take"):
         describe(run.model_copy(update={"training": training}), h100)
 
 
