@@ -12,6 +12,7 @@ from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
+from trainrig.parallel.activation_memory.recompute import Full
 from trainrig.train.run_file.training import Training
 
 MODEL = DecoderConfig(
@@ -32,6 +33,15 @@ def train(hosted=True, optimizer=None, **parallel):
         "parallel": {"kind": "FSDP", **parallel},
     }
     return Training.model_validate(given)
+
+
+def test_of_what_layers_save_two_have_it_on_a_gpu():
+    plain, hosted = (Training(steps=10, offload={"activations": each}) for each in (False, True))
+    everything, two = (estimate_step_memory(MODEL, each, 1, 8, 2, 64) for each in (plain, hosted))
+    assert two.activations == everything.activations / 2  # of four layers
+    full = hosted.model_copy(update={"recompute": Full()})
+    inputs = estimate_step_memory(MODEL, full, 1, 8, 2, 64)
+    assert inputs.activations == 2 * 2 * 64 * MODEL.channels * 4
 
 
 def reckon(model, training, workers):

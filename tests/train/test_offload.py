@@ -1,13 +1,22 @@
-"""Runs whose optimizer's memory is the host's: the bits of those without, and on from them."""
+"""Runs whose optimizer's memory is the host's: the bits of those without, and on from them; and
+steps of which layers save into the host's memory."""
 
 import dataclasses
 import pickle
 
 import pytest
+import torch
 
+from trainrig.parallel import numerics
+from trainrig.parallel.activation_memory import host_copies
+from trainrig.parallel.fsdp import find_local_slice
+from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.offload import Offload
+from trainrig.tokens.batches import read_local_batch
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.state import build_fresh_state
+from trainrig.train.step import Stepper
 
 STEPS = 8
 ROUNDED = {"kind": "Lion", "lr": 0.001, "state": "bfloat16"}
@@ -141,3 +150,61 @@ def test_in_every_layout_it_is_the_run_without_and_each_goes_on_from_the_other(
 def test_a_checkpoint_is_read_into_either_memory(ranks, make_job, straight_run):
     job = straight_run("AdamW")
     assert read_state(ranks, host(job)) == read_state(ranks, job)
+
+
+LAYER = {"parallel": {"kind": "FSDP", "reshard": "layer"}}
+BFLOAT16 = {"precision": {"compute": "bfloat16"}}
+EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
+
+
+@pytest.mark.parametrize(
+    ("training", "model"),
+    [
+        ({}, {}),
+        (BFLOAT16, {}),
+        (BFLOAT16 | LAYER | {"recompute": {"kind": "Full"}}, {}),
+        (
+            BFLOAT16 | LAYER,
+            {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}},
+        ),
+    ],
+    ids=["float32", "bfloat16", "layer by layer, again", "experts"],
+)
+def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
+    training, model, alone, make_job, tmp_path, monkeypatch
+):
+    """As if a CPU had memory of its own; with FSDP, which frees weights that layers have saved."""
+    monkeypatch.setattr(host_copies, "APART", ("cpu",))
+    monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
+    send, sent, found = host_copies._send, [], []
+    monkeypatch.setattr(host_copies, "_send", lambda each: sent.append(each.nbytes) or send(each))
+    for hosted in (False, True):
+        told = training | {"offload": {"activations": hosted}}
+        job = make_job(tmp_path, training=told, model=model)
+        numerics.settle(job.training.threads, job.training.deterministic)
+        state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
+        stepper = Stepper(job, batches.sources, state, lambda: False)
+        figures = [stepper.take(read_local_batch(batches, 0, 1, step)) for step in range(2)]
+        tensors = {name: find_local_slice(each)[0] for name, each in state.list_tensors().items()}
+        assert bool(sent) == hosted
+        found.append(([(each.loss.total, each.grad_norm) for each in figures], tensors))
+    (steps, tensors), (steps_hosted, tensors_hosted) = found
+    assert steps == steps_hosted and tensors.keys() == tensors_hosted.keys()
+    assert all(torch.equal(tensors[name], tensors_hosted[name]) for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recompute": {"kind": "Selective"}}, "'Selective' keeps some of them by itself"),
+        ({"recompute": {"kind": "Budget", "gib": 1.0}}, "'Budget' keeps some of them by itself"),
+        (
+            {"parallel": {"kind": "FSDP", "tensor": {"ranks": 2, "sequence_parallel": True}}},
+            "save parts and gather the rest again; set recompute.kind = 'Full'",
+        ),
+    ],
+)
+def test_activations_that_would_not_be_moved_are_refused(changes, said, make_run, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path, 2, training={"offload": {"activations": True}, **changes})
+    make_run(tmp_path, 2, training={"offload": {"optimizer": True}, **changes})

@@ -23,6 +23,7 @@ from trainrig.train.run_file.training import Training
 
 MASTER = 4  # bytes of a float32
 BYTES = {"float32": MASTER, "bfloat16": 2, "int8": 1}  # of a number, as `lora.base` says
+LAYERS_BACK = 2  # on the device at a time, of what `offload.activations` keeps on the host
 HEAD_BLOCK = 2**28  # logits that are there at once at most: objectives/chunked_head.py, of GPUs
 
 
@@ -140,7 +141,7 @@ def estimate_layers_per_token(
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
-    total, computed_again = 0.0, 0.0
+    total, largest, computed_again = 0.0, 0.0, 0.0
     for each, keeps in zip(pairs, what, strict=True):
         everything = all_of[each]
         of_layer = {
@@ -148,9 +149,11 @@ def estimate_layers_per_token(
             "products": products_of[each],
             "input": size * channels / split,
         }[keeps]
-        total += of_layer
+        total, largest = total + of_layer, max(largest, of_layer)
         beside = 0.0 if keeps == "input" else of_layer
         computed_again = max(computed_again, 0.0 if keeps == "all" else everything - beside)
+    if training.offload.activations:
+        total = min(total, LAYERS_BACK * largest)
     between = max(compute_feedforward_width(layer) for layer in layers)
     in_a_layer = size * (2 * between + channels / split) + computed_again
     return total, float(in_a_layer)

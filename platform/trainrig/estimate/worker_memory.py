@@ -96,7 +96,7 @@ def estimate_worker_memory(
                 own, local, training, of_places, theirs, keeps
             )
             of_chunk += keeps.count("all") * _estimate_gathered_rows(local, training, context)
-            kept += of_chunk * held[chunk]
+            kept += of_chunk * (1 if training.offload.activations else held[chunk])
             in_a_layer = max(in_a_layer, widest)
         last = stages[-1].stop == model.layers
         size = training.precision.bytes

@@ -20,6 +20,7 @@ from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activation_memory.budget import Room, plan_kept
+from trainrig.parallel.activation_memory.host_copies import keep_on_host
 from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_kept, recompute
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
@@ -254,6 +255,8 @@ def _build_empty(
         divide_experts(model, mesh.devices[EXPERT])
     recompute(model.every_layer, kept)
     compile_layers(model.every_layer, training.compile)
+    if training.offload.activations and not frozen:
+        keep_on_host(model.every_layer)
     if needs_sharding(dist.get_world_size(), training.precision):
         once, precision = training.parallel.reshard == "step", training.precision
         shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)

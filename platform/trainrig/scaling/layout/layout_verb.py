@@ -94,6 +94,8 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             "Step times leave out the way of the optimizer's memory from the host and back, which "
             "offload.optimizer has it take."
         )
+    if run.training.offload.activations:
+        notes.append("Step times leave out the way of activations to the host and back.")
     stages = run.batches.resolve_stages()
     ends = [
         run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages

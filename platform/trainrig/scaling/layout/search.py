@@ -150,6 +150,11 @@ def list_needs(
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
+    kind = {"selective": "Selective", "full": "Full", "nothing": None}[layout.recompute]
+    try:
+        predictor.training.offload.check_beside(kind, degrees.tensor > 1 and layout.in_places)
+    except ValueError:
+        lacking.append("offloaded activations without full recomputation")
     if predictor.training.deterministic and not predictor.build_training(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)

@@ -138,6 +138,8 @@ class Training(Settings):
     def _layout_goes_with_the_rest(self) -> Self:
         compiled, again = bool(self.compile), self.recompute.kind if self.recompute else None
         self.parallel.check_beside(compiled, again)
+        tensor = self.parallel.tensor
+        self.offload.check_beside(again, tensor is not None and tensor.sequence_parallel)
         if self.parallel.tensor:
             own = [each.optimizer.kind for each in self.groups if each.optimizer]
             self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
