@@ -21,7 +21,7 @@ from trainrig.models.architecture.shapes import (
     ProjectionShape,
     VectorShape,
 )
-from trainrig.models.feedforward import build_projection
+from trainrig.models.feedforward import Multiply, build_projection, multiply_each
 from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.document_attention import document_attention
@@ -145,6 +145,8 @@ class Attention(nn.Module):
         self.key = build_projection(shape.key)
         self.value = build_projection(shape.value)
         self.output = build_projection(shape.output)
+        # An attribute so that another way to multiply can take its place.
+        self.multiply: Multiply = multiply_each
         self.query_norm = None if shape.query_norm is None else Norm(shape.query_norm, norm)
         self.key_norm = None if shape.key_norm is None else Norm(shape.key_norm, norm)
         self.sinks = (
@@ -157,11 +159,12 @@ class Attention(nn.Module):
         """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
         if x_BTC.shape[0] == 0:  # of rows that ranks divide one may have none; kernels take some
             return x_BTC
-        query_BHTD = self._split_heads(self.query(x_BTC), self.query_norm)
-        key_BKSD = self._split_heads(self.key(x_BTC), self.key_norm)
+        query_BTE, key_BTE, value_BTE = self.multiply(x_BTC, (self.query, self.key, self.value))
+        query_BHTD = self._split_heads(query_BTE, self.query_norm)
+        key_BKSD = self._split_heads(key_BTE, self.key_norm)
         if sight.rotation is not None:
             query_BHTD, key_BKSD = sight.rotation(query_BHTD), sight.rotation(key_BKSD)
-        value_BKSD = self._split_heads(self.value(x_BTC), None)
+        value_BKSD = self._split_heads(value_BTE, None)
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
         see = functools.partial(self.attend, sight=sight)

@@ -3,11 +3,21 @@
 Shapes: C channels of the stream, F channels between.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainrig.models.architecture.feedforward import GEGLU, GELU, Network, SwiGLU
 from trainrig.models.architecture.shapes import FeedForwardShape, ProjectionShape
+
+# What gives the products of the same tokens with several matrices, in their order.
+Multiply = Callable[[Tensor, Sequence[nn.Module]], Sequence[Tensor]]
+
+
+def multiply_each(x_C: Tensor, projections: Sequence[nn.Module]) -> Sequence[Tensor]:
+    """[..., O] of [..., C] for each of `projections`, one after the other."""
+    return [each(x_C) for each in projections]
 
 
 class DenseFeedForward(nn.Module):
@@ -21,13 +31,17 @@ class DenseFeedForward(nn.Module):
         self.gate = None if shape.gate is None else build_projection(shape.gate)
         self.up = build_projection(shape.up)
         self.down = build_projection(shape.down)
+        # An attribute so that another way to multiply can take its place.
+        self.multiply: Multiply = multiply_each
 
     def forward(self, x_C: Tensor) -> Tensor:
         """[..., C] to [..., C]."""
         if self.gate is None:
-            between_F = activate(self.network, self.up(x_C))
+            (up_F,) = self.multiply(x_C, (self.up,))
+            between_F = activate(self.network, up_F)
         else:
-            between_F = activate(self.network, self.gate(x_C)) * self.up(x_C)
+            gate_F, up_F = self.multiply(x_C, (self.gate, self.up))
+            between_F = activate(self.network, gate_F) * up_F
         changed_C: Tensor = self.down(between_F)
         return changed_C
 

@@ -32,8 +32,8 @@ class CrossAttention(Attention):
 
     def project_keys(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, K, S, D] of what was read: the same for all that is written."""
-        key_BKSD = self._split_heads(self.key(memory_BSC), None)
-        return key_BKSD, self._split_heads(self.value(memory_BSC), None)
+        key_BSE, value_BSE = self.multiply(memory_BSC, (self.key, self.value))
+        return self._split_heads(key_BSE, None), self._split_heads(value_BSE, None)
 
     def look(self, x_BTC: Tensor, keys: tuple[Tensor, Tensor], sight: Sight) -> Tensor:
         """[B, T, C] to [B, T, C]."""
