@@ -62,9 +62,9 @@ class WorkerLayout(Settings):
         if self.tensor is not None:
             self.tensor.check_workers(workers, self.replica)
 
-    def check_beside(self, compiled: bool, recompute: str | None) -> None:
-        """Raise ValueError for axes that do not go together, or not with `compiled` layers, or with
-        that kind of recomputation."""
+    def check_beside(self, compiled: bool, recompute: str | None, fused: bool = False) -> None:
+        """Raise ValueError for axes that do not go together, or not with `compiled` layers, with
+        that kind of recomputation, or with `fused` projections."""
         if self.context is not None and compiled:
             raise ValueError(
                 "parallel.context sends keys and values from within layers, which cannot be "
@@ -84,6 +84,11 @@ class WorkerLayout(Settings):
             raise ValueError(
                 "parallel.tensor adds up over workers within layers, which cannot be compiled "
                 "then; leave out [training.compile] or [training.parallel.tensor]"
+            )
+        if self.tensor is not None and fused:
+            raise ValueError(
+                "parallel.tensor cuts the matrices of queries, keys and values each in its own "
+                "way; leave out training.fuse_projections or [training.parallel.tensor]"
             )
         if self.expert is not None and compiled:
             raise ValueError(

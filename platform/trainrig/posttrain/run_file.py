@@ -79,6 +79,12 @@ class FineTuning(TrainingRunFile):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapters_are_multiplied_apart(self) -> Self:
+        if self.lora:
+            self.training.check_adapters()
+        return self
+
     def check_row_split(self, model: DecoderConfig) -> None:
         """Raise ValueError if workers are to share rows or layers of `model`, or divide them, and
         cannot."""

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
+from trainrig.models.fused_projections import fuse_projections
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
@@ -245,6 +246,8 @@ def _build_empty(
     if not (adapter or beside):
         freeze(model, _choose_groups(model, training))
         use_float8(model.every_layer, training.precision)
+    if training.fuse_projections:
+        fuse_projections(model)
     split, tensor, kept = None, training.parallel.tensor, _choose_kept(job, model, mesh, beside)
     if mesh.tensor.group and tensor and not beside:
         again = [number for number, what in enumerate(kept) if what != "all"]

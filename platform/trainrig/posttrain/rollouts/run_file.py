@@ -311,6 +311,8 @@ class ReinforcementLearning(TrainingRunFile):
             raise ValueError(
                 "lora.dropout: what samples and what is trained would differ by it; leave it out"
             )
+        if self.lora:
+            self.training.check_adapters()
         if self.training.compile:
             raise ValueError(
                 "training.compile: sampling calls the model with another shape for each token, "

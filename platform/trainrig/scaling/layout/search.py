@@ -155,6 +155,8 @@ def list_needs(
         predictor.training.offload.check_beside(kind, degrees.tensor > 1 and layout.in_places)
     except ValueError:
         lacking.append("offloaded activations without full recomputation")
+    if degrees.tensor > 1 and predictor.training.fuse_projections:
+        lacking.append("tensor with fused projections")
     if predictor.training.deterministic and not predictor.build_training(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)

@@ -79,6 +79,9 @@ class Training(Settings):
     # trains a dense decoder for 1,000 steps and more on GPUs, in a layout that divides no layers,
     # else not at all.
     compile: Compile | Literal[False] | None = None
+    # Whether queries, keys and values of a layer are one product, and so are gate and up, for GPUs
+    # that small products leave idle. Parameters and checkpoints stay as they are; bits differ.
+    fuse_projections: bool = False
     deterministic: bool = True  # whether results are the same bits at any number of workers
     # Most workers that may share a step in deterministic mode. Another number gives other bits; a
     # doubling beyond the number of workers costs the memory of a gradient.
@@ -137,12 +140,21 @@ class Training(Settings):
     @model_validator(mode="after")
     def _layout_goes_with_the_rest(self) -> Self:
         compiled, again = bool(self.compile), self.recompute.kind if self.recompute else None
-        self.parallel.check_beside(compiled, again)
+        self.parallel.check_beside(compiled, again, self.fuse_projections)
         tensor = self.parallel.tensor
         self.offload.check_beside(again, tensor is not None and tensor.sequence_parallel)
         if self.parallel.tensor:
             own = [each.optimizer.kind for each in self.groups if each.optimizer]
             self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
+        return self
+
+    @model_validator(mode="after")
+    def _scales_are_of_whole_matrices(self) -> Self:
+        if self.fuse_projections and self.precision.compute == "float8":
+            raise ValueError(
+                "fuse_projections joins matrices that precision.compute = 'float8' scales one by "
+                "one; leave out training.fuse_projections, or use 'bfloat16'"
+            )
         return self
 
     @model_validator(mode="after")
@@ -198,6 +210,14 @@ class Training(Settings):
             if group is None or not group.freeze:
                 chosen = group.optimizer if group and group.optimizer else self.optimizer
                 transfer.share(chosen, name, shape)
+
+    def check_adapters(self) -> None:
+        """Raise ValueError if it is not for layers with adapters."""
+        if self.fuse_projections:
+            raise ValueError(
+                "training.fuse_projections and [lora]: a frozen matrix with an adapter is "
+                "multiplied by itself; leave out one of the two"
+            )
 
     @property
     def layouts(self) -> tuple[Self, ...]:

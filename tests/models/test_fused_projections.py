@@ -1,0 +1,207 @@
+"""Products made as one, beside the same products one by one."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainrig.models.architecture.attention import AttentionSettings, Biases
+from trainrig.models.architecture.feedforward import GEGLU, GELU, MixtureOfExperts, SwiGLU
+from trainrig.models.architecture.gated_attention import GatedAttention
+from trainrig.models.architecture.norms import ParallelBlock
+from trainrig.models.architecture.positions import Alibi, LearnedPositions
+from trainrig.models.decoder import Decoder, initialise
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.fused_projections import fuse_projections
+from trainrig.parallel.activations import ActivationStatistics
+from trainrig.parallel.compiled import Compile, compile_layers
+from trainrig.parallel.recompute import Full, Selective, recompute
+
+SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 64, "initial_std": 0.2}
+VARIANTS = {
+    "multi-head": {"kv_heads": 4},
+    "grouped": {"kv_heads": 2},
+    "multi-query": {"kv_heads": 1},
+    "biases": {"kv_heads": 2, "biases": Biases(qkv=True, feedforward=True)},
+    "norm of heads": {"kv_heads": 2, "attention": AttentionSettings(qk_norm="head")},
+    "norm of projections": {"kv_heads": 2, "attention": AttentionSettings(qk_norm="projection")},
+    "gated attention": {"kv_heads": 2, "attention": GatedAttention()},
+    "GEGLU, parallel": {"feedforward": GEGLU(), "block": ParallelBlock()},
+    "not gated, learnt positions": {
+        "feedforward": GELU(),
+        "position_embedding": LearnedPositions(),
+    },
+    "ALiBi": {"kv_heads": 2, "position_embedding": Alibi()},
+    "experts": {
+        "feedforward": MixtureOfExperts(experts=4, active=2, shared_experts=1, dense_layers=1)
+    },
+}
+IDS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def build(fused, kind=Decoder.Config, dtype=torch.float32, **changes):
+    places = {} if kind is EncoderDecoderConfig else {"positions": 24}
+    model = build_model(kind(**SIZES | places | changes))
+    initialise(model, 0)
+    model.to(dtype)
+    if fused:
+        fuse_projections(model)
+    return model
+
+
+def read(model):
+    texts = (IDS, IDS.flip(0)) if model.config.kind == "EncoderDecoder" else (IDS,)
+    return model(*texts).logits
+
+
+def differentiate(model):
+    """The logits, and the gradient of each parameter by name."""
+    logits = read(model)
+    logits.double().logsumexp(-1).mean().backward()
+    return logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(plain, fused, within):
+    (logits, gradients), (other_logits, others) = plain, fused
+    assert gradients.keys() == others.keys()
+    assert (logits - other_logits).norm() <= within * logits.norm()
+    whole = torch.stack([each.norm() for each in gradients.values()]).norm()
+    for name, each in gradients.items():
+        # Of one that is nothing but rounding, as that of a key's bias, against all of them.
+        assert (each - others[name]).norm() <= within * max(each.norm(), 1e-2 * whole), name
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_outputs_and_gradients_are_those_of_products_made_one_by_one(changes, dtype, within):
+    plain, fused = (differentiate(build(each, dtype=dtype, **changes)) for each in (False, True))
+    assert_close(plain, fused, within)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (EncoderConfig, {"kv_heads": 2}),
+        (EncoderDecoderConfig, {"feedforward": GEGLU()}),
+    ],
+)
+def test_encoders_and_encoder_decoders_have_it_too(kind, changes):
+    with Products() as apart:
+        plain = differentiate(build(False, kind, **changes))
+    with Products() as together:
+        fused = differentiate(build(True, kind, **changes))
+    assert together.count < apart.count
+    assert_close(plain, fused, within=1e-6)
+
+
+def test_names_and_values_of_parameters_stay():
+    plain, fused = build(False).state_dict(), build(True).state_dict()
+    assert list(plain) == list(fused)
+    assert all(torch.equal(each, fused[name]) for name, each in plain.items())
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        self.count += function in (aten.mm.default, aten.addmm.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "apart", "together"),
+    [
+        ({"feedforward": SwiGLU()}, 7, 4),
+        ({"feedforward": SwiGLU(), "biases": Biases(qkv=True, feedforward=True)}, 7, 4),
+        ({"feedforward": GELU()}, 6, 4),
+    ],
+)
+def test_a_layer_makes_fewer_products(changes, apart, together):
+    found = []
+    for fused in (False, True):
+        model = build(fused, layers=1, kv_heads=2, **changes)
+        with Products() as forward:
+            hidden = model(IDS).hidden
+        with Products() as backward:
+            hidden.sum().backward()
+        assert backward.count == 2 * forward.count
+        found.append(forward.count)
+    assert found == [apart, together]
+
+
+def count_kept_bytes(model):
+    """What a forward pass keeps for the backward one, beside the parameters."""
+    own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model(IDS).hidden
+    assert hidden.requires_grad
+    return sum(each.nbytes() for each in kept.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["grouped", "norm of heads", "ALiBi", "not gated, learnt positions"]
+)
+def test_no_more_is_kept_for_the_backward_pass(name):
+    plain, fused = (count_kept_bytes(build(each, **VARIANTS[name])) for each in (False, True))
+    assert fused <= plain
+
+
+def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
+    gradients = []
+    for fused in (False, True):
+        model = build(fused, kv_heads=2)
+        for layer in model.layers:
+            layer.attention.key.weight.requires_grad_(False)
+        gradients.append(differentiate(model))
+    assert_close(*gradients, within=1e-6)
+    assert not any("key" in name for name in gradients[1][1])
+
+
+def test_what_only_reads_has_the_bits_of_products_made_one_by_one():
+    plain, fused = build(False, kv_heads=2), build(True, kv_heads=2)
+    with torch.no_grad():
+        with Products() as apart:
+            expected = read(plain)
+        with Products() as asked:
+            assert torch.equal(read(fused), expected)
+        assert asked.count == apart.count
+        measured = [
+            ActivationStatistics(each).measure(lambda model=each: read(model))
+            for each in (plain, fused)
+        ]
+    assert measured[0].keys() == measured[1].keys() and "layers/00/saturated" in measured[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grouped", "gated attention", "biases", "experts"])
+def test_compiled_and_recomputed_layers_have_its_bits(name):
+    expected = differentiate(build(True, **VARIANTS[name]))
+    for again in (None, Full(), Selective()):
+        for compiled in (None, Compile(backend="aot_eager")):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            model = build(True, **VARIANTS[name])
+            recompute(model.layers, again)
+            compile_layers(model.layers, compiled)
+            assert_close(expected, differentiate(model), within=0.0)
+            if compiled and name != "experts":  # of which a layer has none
+                assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
