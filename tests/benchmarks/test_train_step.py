@@ -136,3 +136,19 @@ def test_a_compiled_step_costs_no_more_than_a_plain_one(alone, compute, tmp_path
         rounds=ROUNDS,
     )
     assert ratio < 1.05
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_fused_projections_take_about_as_long_on_a_cpu(alone, compute, compiled, tmp_path):
+    few_keys = SIZES.model_copy(update={"kv_heads": 2})
+    settings = {"precision": {"compute": compute}}
+    settings |= {"compile": {"cache": str(tmp_path)}} if compiled else {}
+    ratio = side_by_side.compare(
+        f"training step with fused projections, {compute}, {'compiled' if compiled else 'eager'}, "
+        "two key heads, against one without",
+        ours(few_keys, **settings, fuse_projections=True),
+        ours(few_keys, **settings),
+        rounds=2 * ROUNDS,
+    )
+    assert ratio < 1.15

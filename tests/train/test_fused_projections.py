@@ -3,7 +3,7 @@ do not go with."""
 
 import pytest
 
-from trainrig.config import build
+from trainrig.config import build, extract_identity
 from trainrig.errors import ConfigError
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.run_file import FineTuning
@@ -53,6 +53,11 @@ def test_workers_that_share_micro_batches_train_to_the_same_losses(axis, ranks, 
         job = make_job(tmp_path / str(world), world, model=model, training=FUSED | changes)
         found[world], *_ = ranks(world, "steps", job=job, count=STEPS)
     assert found[2]["losses"] == pytest.approx(found[1]["losses"], rel=1e-5)
+
+
+def test_a_run_with_them_is_another_run():
+    apart, fused = (build(Training, each, "run.toml") for each in ({"steps": STEPS}, FUSED))
+    assert extract_identity(apart) != extract_identity(fused)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,12 @@ ENCODER = {"channels = 1024": 'kind = "Encoder"\nchannels = 1024', "kv_heads = 8
             {"tensor": 2, "pipeline": 1, "context": 1},
             "tensor for such a model or training",
         ),
+        (
+            {"[training]\n": "[training]\nfuse_projections = true\n"},
+            "CausalLM",
+            {"tensor": 2, "pipeline": 1, "context": 1},
+            "tensor with fused projections",
+        ),
     ],
 )
 def test_axes_that_what_is_trained_does_not_allow_are_lacking(
