@@ -81,7 +81,7 @@ def test_a_rank_of_each_layout_is_measured_alone(tmp_path: Path) -> None:
 def test_the_table_of_a_tiny_model_is_measured_where_there_is_no_ray(tmp_path: Path) -> None:
     found, printed = measure_table(tmp_path, "step", "--sizes", "tiny")
     loops = {row["loop"]: row for row in found["rows"]}
-    assert list(loops) == ["deterministic", "fast", "llama", "nanogpt"]
+    assert list(loops) == ["deterministic", "fast", "fast, fused", "llama", "nanogpt"]
     assert loops["deterministic"]["same_bits_again"] is True
     for name, row in loops.items():
         assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(2 * 2 * 64)

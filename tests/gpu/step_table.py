@@ -63,6 +63,8 @@ TIMED = 5
 MICRO_BATCHES = 2  # of a step
 FLOAT8 = "float8"
 FLOAT8_SIZE = "1.3B"  # of its row: products of small models gain nothing by 8 bits
+FUSED = "fast, fused"
+FUSED_SIZES = ("tiny", "1.3B")
 ROW_SECONDS = 150  # for one row, compiling included
 
 
@@ -101,7 +103,7 @@ class Row:
     """What one process measures."""
 
     size: str
-    loop: str  # "deterministic", "fast" or FLOAT8, which is fast: ours; or one of PEERS
+    loop: str  # ours: "deterministic", "fast", or FLOAT8 or FUSED, which are fast; or one of PEERS
     compiled: bool
 
     @property
@@ -140,6 +142,7 @@ def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
     for size in sizes:
         rows += [Row(size, mode, how) for mode in ("deterministic", "fast") for how in compiled]
         rows += [Row(size, FLOAT8, compiled[-1])] if size == FLOAT8_SIZE else []
+        rows += [Row(size, FUSED, compiled[-1])] if size in FUSED_SIZES else []
         rows += [Row(size, peer, compiled[-1]) for peer in PEERS]
     return rows
 
@@ -189,6 +192,7 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
             "virtual_workers": 1,
             "precision": {"compute": _find_compute(row)},
             "compile": {} if row.compiled else False,
+            "fuse_projections": row.loop == FUSED,
             "metrics": {"every": 0, "layers_every": 0},
             "spikes": None,
         }
