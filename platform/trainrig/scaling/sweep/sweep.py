@@ -1,29 +1,21 @@
-"""A sweep: its trials on Ray Tune, and the table that laws are fitted to.
+"""A sweep: its trials, and the table that laws are fitted to.
 
-Tune places trials, as many at a time as there is room for, and starts those again whose processes
-died. That is all it is told: which are finished, and where the others go on, the run folders say.
-So a sweep outlives its driver, and a second one repeats nothing.
-
-Small models are trained within Tune's actors, which live on from trial to trial with all that they
-imported. Large ones have a group of workers each, one after another, as `pretrain` has.
+Which trials are finished, and where the others go on, the run folders say. So a sweep outlives its
+driver, and a second one repeats nothing. Small models are trained on Ray Tune (`ray_tune.py`).
+Large ones have a group of workers each, one after another, as `pretrain` has.
 """
 
-import logging
-import os
-import pickle
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainrig import errors, manifest, storage
-from trainrig.errors import ClusterError, ConfigError, TrainrigError, Unfinished
-from trainrig.manifest import SCRATCH, Manifest, Stage
+from trainrig import manifest, storage
+from trainrig.errors import ClusterError
+from trainrig.manifest import Manifest, Stage
 from trainrig.processes import lease
-from trainrig.processes.stop_file import FILE, StopRequests
-from trainrig.ray_runtime.ray_session import connect
+from trainrig.processes.stop_file import StopRequests
 from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep import search_trials
+from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import (
     FOUND,
@@ -34,7 +26,7 @@ from trainrig.scaling.sweep.search_settings import (
     read_found,
     write_found,
 )
-from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress, show_progress
+from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress, show_progress
 from trainrig.scaling.sweep.sweep_table import (
     build_runs_table,
     compute_usd_an_hour,
@@ -42,8 +34,7 @@ from trainrig.scaling.sweep.sweep_table import (
     summarise_sweep,
 )
 from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
-from trainrig.scaling.sweep.trial_failures import FailureRecord
-from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
+from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -52,18 +43,10 @@ from trainrig.scaling.sweep.trials import (
     plan,
     plan_search,
 )
-from trainrig.train.elastic.trainer import start_fork_servers
 
 __all__ = ["Sweep", "sweep"]
 
 STATED = "trials.json"
-log = logging.getLogger(__name__)
-POLL = 1.0  # s between two looks at the trials
-# What Tune reads when it starts; what the user has set stays.
-ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have all that they would write
-    "RAY_AIR_NEW_OUTPUT": "0",  # nor shall it print
-}
 
 
 def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
@@ -86,7 +69,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     if stage.finished:
         return stage.finished
     with lease.hold_lease(run.output):
-        _connect(run)
+        connect_for_trials(run)
         driver = _Driver(stage, run, data, show)
         found = driver.search(run.search) if run.search else RateBatchPair(1.0, 1.0)
         trials = plan(
@@ -108,33 +91,12 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         return stage.finish(summarise_sweep(trials, data, runs), files, driver.sum_cost())
 
 
-def _connect(run: Sweep) -> None:
-    """Join or start Ray. Raises ConfigError if it has no room for one trial."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    connect(1, "trials")
-    import ray
-
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters is said here
-
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
-    if run.large:
-        wanted.append(("large.workers", "CPU", run.large.workers))
-    for key, kind, amount in wanted:
-        if amount > there.get(kind, 0):
-            raise ConfigError(
-                f"{key} = {amount:g}, but Ray has {there.get(kind, 0):g} {kind}s; lower it, or "
-                "add nodes"
-            )
-
-
 class _Driver:
     """Has the trials of one sweep trained."""
 
     def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:
         self._stage, self._run, self._data, self._show = stage, run, data, show
-        self._groups: list[_OnTune] = []
+        self._groups: list[TrialsOnTune] = []
         self.failed: dict[str, str] = {}  # why, by the name of the trial
 
     def train(self, trials: Sequence[Trial]) -> None:
@@ -159,7 +121,7 @@ class _Driver:
         names = [] if drawn else [each.name for each in list_pairs(search)]
         progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
-        self._on_tune(work, progress, names, _build_search_settings(search))
+        self._on_tune(work, progress, names, build_search_settings(search))
         tried_pairs = search_trials.list_tried_pairs(self._run)
         trials = plan_search(self._run, search, self._data, tried_pairs)
         tried = search_trials.collect_tried(self._run, trials, tried_pairs)
@@ -184,7 +146,7 @@ class _Driver:
         names: Sequence[str],
         settings: Mapping[str, Any],
     ) -> None:
-        group = _OnTune(self._stage, self._run, work, progress, self.failed)
+        group = TrialsOnTune(self._stage, self._run, work, progress, self.failed)
         self._groups.append(group)
         with StopRequests(self._run.output) as stop:
             stop.remove_request()  # a file that a driver left which was killed while it stopped
@@ -214,200 +176,3 @@ class _Driver:
                 raise
         progress.end_trial(trial)
         progress.show(self._show)
-
-
-class _OnTune:
-    """Trials of one kind, on Ray Tune."""
-
-    def __init__(
-        self,
-        stage: Stage,
-        run: Sweep,
-        work: TrialTask,
-        progress: SweepProgress,
-        failed: dict[str, str],
-    ) -> None:
-        """`failed`: where the name of each trial that failed goes, with why."""
-        self._stage, self._run, self._work, self._progress = stage, run, work, progress
-        self._failed = failed
-        self._call = f"{os.getpid()}-{time.time_ns()}"  # of Tune: one that is there would go on
-        self._records = stage.build_path(SCRATCH, "failures", self._call)
-        self.trials = 0  # ended
-        self.seconds = 0.0  # from the start of each to its end, together
-        self.training_seconds = 0.0  # of which updates and held-out losses took
-        self._began: dict[str, float] = {}
-        self._problem: TrainrigError | None = None
-        self._stopped = False
-        self._results: Any = None
-        self._error: BaseException | None = None
-
-    def train(
-        self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
-    ) -> None:
-        """Have the trials of these names done, or those that `settings` draw."""
-        over = threading.Event()
-
-        def fit() -> None:
-            try:
-                self._results = self._build_tuner(names, settings).fit()
-            except BaseException as error:
-                self._error = error
-            finally:
-                over.set()
-
-        # In a thread of its own: a signal finds this one waiting, and Tune sets no handlers.
-        threading.Thread(target=fit, name="tune", daemon=True).start()
-        asked = False
-        while not over.wait(POLL):
-            self._progress.show(show)
-            if not asked and (stop.read_request() or self._problem):
-                storage.write(storage.join(self._run.output, FILE), b"")
-                asked = True
-        self._progress.show(show)
-        how = stop.read_request()
-        stop.remove_request()
-        if self._error:
-            raise self._error
-        self._conclude(how)
-
-    def _conclude(self, stopped_by: str | None) -> None:
-        """Raise what the trials ended with, unless all is well."""
-        if self._problem:
-            raise self._problem
-        if self._stopped:
-            raise Unfinished(
-                f"{self._run.output}: stopped by {stopped_by}; each trial is saved, and the same "
-                "command goes on"
-            )
-        if self._failed:
-            name, reason = next(iter(sorted(self._failed.items())))
-            raise ClusterError(
-                f"{self._run.output}: {len(self._failed)} trials failed (the first, {name}: "
-                f"{reason}); the others are done, and the same command goes on"
-            )
-
-    def _open_record(self, trial_id: str) -> FailureRecord:
-        return FailureRecord.of_trial(self._records, trial_id, self._run.trials.retries)
-
-    def _build_tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
-        from ray import tune
-
-        servers, work = start_fork_servers(), pickle.dumps(self._work)
-        records, retries = self._records, self._run.trials.retries
-
-        # Pickled by value, being nobody's attribute: Tune's actors do not import this module, and
-        # torch with it.
-        def kept(config: Config) -> None:
-            import ray
-            from ray import tune
-
-            from trainrig.scaling.sweep.trial_agent import keep
-            from trainrig.scaling.sweep.trial_failures import FailureRecord
-
-            here = ray.get_runtime_context().get_node_id()
-            trial_id = tune.get_context().get_trial_id()
-            record = FailureRecord.of_trial(records, trial_id, retries)
-            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)), record)
-
-        told, wanted = dict(settings), self._run.trials
-        space = told.pop("space", {"name": tune.grid_search(list(names))})
-        resources = {"cpu": wanted.cpus} | ({"gpu": wanted.gpus} if wanted.gpus else {})
-        return tune.Tuner(
-            tune.with_resources(kept, resources),
-            param_space=space,
-            tune_config=tune.TuneConfig(
-                reuse_actors=True, max_concurrent_trials=wanted.at_once, **told
-            ),
-            run_config=tune.RunConfig(
-                name=self._call,
-                storage_path=self._stage.build_path(SCRATCH, "tune"),
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=wanted.retries),
-                callbacks=[self._build_listener()],
-            ),
-        )
-
-    def _build_listener(self) -> Any:
-        from ray import tune
-
-        outer = self
-
-        class Listener(tune.Callback):
-            """Hears of trials, in the thread that Tune runs in."""
-
-            def on_trial_start(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
-                outer._begin(trial.trial_id, trial.config)
-
-            def on_trial_complete(
-                self, iteration: int, trials: Any, trial: Any, **more: Any
-            ) -> None:
-                outer._end(trial.trial_id, trial.config, trial.last_result or {})
-
-            def on_trial_recover(
-                self, iteration: int, trials: Any, trial: Any, **more: Any
-            ) -> None:
-                named = outer._work.find_trial(trial.config).name
-                seen = outer._open_record(trial.trial_id).read_failures()
-                said = seen[-1].problem if seen else "its node or its actor died"
-                log.warning("trial %s: %s; it goes on from where it was", named, said)
-
-            def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
-                seen = outer._open_record(trial.trial_id).read_failures()
-                why = f"more than trials.retries = {outer._run.trials.retries} failures"
-                last = f"{why}; the last: {seen[-1].problem}" if seen else f"{why} of nodes"
-                outer._end(trial.trial_id, trial.config, {"failed": last})
-
-        return Listener()
-
-    def _begin(self, name: str, config: Config) -> None:
-        self._began.setdefault(name, time.monotonic())
-        self._progress.begin_trial(self._work.find_trial(config))
-
-    def _end(self, name: str, config: Config, last: Config) -> None:
-        self.trials += 1
-        self.seconds += time.monotonic() - self._began.pop(name)
-        self.training_seconds += last.get("training", 0.0)
-        self._stopped |= last.get("stopped", False)
-        if "problem" in last and not self._problem:
-            self._problem = getattr(errors, last["kind"])(last["problem"])
-        trial = self._work.find_trial(config)
-        if "failed" in last:
-            self._failed[trial.name] = last["failed"]
-            log.warning("trial %s failed: %s", trial.name, last["failed"])
-        self._progress.end_trial(trial)
-
-
-def _build_search_settings(search: RateSearch) -> dict[str, Any]:
-    """What Tune is told of a search: its space, its searcher, its scheduler."""
-    from ray import tune
-    from ray.tune.schedulers import AsyncHyperBandScheduler
-
-    settings: dict[str, Any] = {"metric": "loss", "mode": "min"}
-    if search.scheduler:
-        settings["scheduler"] = AsyncHyperBandScheduler(
-            time_attr="percent",
-            max_t=101,  # beyond the end, which no trial is stopped at
-            grace_period=round(100 * search.scheduler.first),
-            reduction_factor=search.scheduler.keep,
-        )
-    if not isinstance(search.searcher, Optuna):
-        return settings
-    try:
-        from ray.tune.search.optuna import OptunaSearch
-
-        drawn = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
-    except (ImportError, AssertionError):
-        raise ConfigError(
-            "search.searcher: Optuna is not installed; pip install 'trainrig[optuna]', or use "
-            'searcher = { kind = "Grid" }'
-        ) from None
-    bounds = {"rate": search.rate_factors, "batch": search.batch_factors}
-    return settings | {
-        "space": {
-            name: tune.loguniform(min(factors), max(factors))
-            for name, factors in bounds.items()
-            if len(set(factors)) > 1
-        },
-        "search_alg": drawn,
-        "num_samples": search.searcher.draws,
-    }

@@ -13,6 +13,7 @@ from trainrig.scaling.sweep.trial import is_complete, is_over
 from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, name_run_folder
 from trainrig.train.run.progress import ProgressFollower
 
+POLL = 1.0  # s between two looks at the trials
 Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
 """Called with (runs over, runs in all, a row of texts by column for each trial under way)."""
 
