@@ -18,8 +18,8 @@ from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
 from trainrig.posttrain.sft import posttrain, prepare
 from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.runs.trace import trace
 from trainrig.tokens.batches import IGNORE, STEP_LABELS
-from trainrig.trace import trace
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_page import write_report

@@ -21,6 +21,7 @@ from trainrig.models.sampling import Sampling
 from trainrig.objectives.contract import DeviceBatch, find_corruption, find_parts
 from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.runs.trace import trace
 from trainrig.tokens.batches import (
     IGNORE,
     PLACES,
@@ -31,7 +32,6 @@ from trainrig.tokens.batches import (
     MicroBatchSlot,
 )
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.trace import trace
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.loss_table import LossTable
 from trainrig.train.pretrain import open_batches, prepare

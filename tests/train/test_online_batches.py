@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.trace import trace
+from trainrig.runs.trace import trace
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

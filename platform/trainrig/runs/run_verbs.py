@@ -96,7 +96,7 @@ def _show_step(
 ) -> None:
     from rich.console import Console
 
-    from trainrig.trace import trace as trace_step
+    from trainrig.runs.trace import trace as trace_step
 
     traced = trace_step(run, step, source, data_step)
     if as_json:

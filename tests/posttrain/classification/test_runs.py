@@ -24,8 +24,8 @@ from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
 from trainrig.posttrain.sft import posttrain, prepare
+from trainrig.runs.trace import trace
 from trainrig.tokens.shards.token_shards import TokenShards
-from trainrig.trace import trace
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_page import write_report

@@ -18,6 +18,7 @@ from trainrig.objectives.token_log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import read_prompt_set
 from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.runs.trace import trace
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,
@@ -31,7 +32,6 @@ from trainrig.tokens.batches import (
     SAMPLED,
     TOKENS,
 )
-from trainrig.trace import trace
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.charts.answer_samples import build_answer_samples

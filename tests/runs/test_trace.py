@@ -10,17 +10,17 @@ import pytest
 
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
+from trainrig.runs.trace import trace
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.packing.plans import PackingPlan
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
-from trainrig.trace import trace
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run.metrics import read_series
 from trainrig.train.run.run_page import write_report
 from trainrig.train.run_file.run_files import Pretraining
 
-globals().update(runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py")))
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 STEPS = 4
 
