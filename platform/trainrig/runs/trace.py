@@ -8,16 +8,12 @@ batches as it goes on has stored them: they are read.
 Steps count from 1, as in metrics and logs: step N is the N-th update.
 """
 
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
-from rich.text import Text
 
-from trainrig import config, manifest, storage
+from trainrig import manifest, storage
 from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation, OfLabels
@@ -26,6 +22,8 @@ from trainrig.posttrain.classification.batches import find_row_kind, open_text_b
 from trainrig.posttrain.preference_rows import find_answer_kind, open_answers
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import open_conversations
+from trainrig.runs.traced_run_file import Traced, find_shards, read_traced_run_file
+from trainrig.runs.traced_step import Log, TracedDocument, TracedSequence, TracedStep
 from trainrig.tokens.batches import (
     ADVANTAGES,
     CHOSEN_IDS,
@@ -43,7 +41,7 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.row_view import RowPiece, count_padding, render_row
+from trainrig.tokens.row_view import count_padding
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -51,101 +49,7 @@ from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches
 from trainrig.train.run_file.run_files import Pretraining
 
-RUN_FILE = "run.toml"
 TARGET = "target"  # of a row for an encoder and a decoder, what the decoder reads and says
-Traced = Pretraining | FineTuning
-# Of each verb: the field with the folder of its shards, and the stage that made them.
-_FIELD_OF = {
-    Pretraining.verb: ("tokens", "tokenize"),
-    FineTuning.verb: ("conversations", "conversations"),
-}
-
-
-@dataclass(frozen=True)
-class TracedDocument:
-    """A piece of a document in a sequence."""
-
-    place: int  # of its first id in the sequence
-    tokens: int  # ids of it among the sequence's T
-    id: str
-    url: str
-    corpus_file: str
-    corpus_row: int  # of the document in that file
-
-
-@dataclass(frozen=True)
-class TracedSequence:
-    """One row of one micro-batch."""
-
-    sample: int
-    micro_batch: int
-    row: int
-    source: str
-    # Of a pair, "chosen" or "rejected"; of a rollout, its reward; of a row for an encoder and a
-    # decoder, "input" or "target"; else empty.
-    answer: str
-    epoch: int  # of the source, from 0
-    targets: int  # ids that are trained on
-    documents: tuple[TracedDocument, ...]
-    ids: tuple[int, ...]
-    target_ids: tuple[int, ...]
-
-
-Log = Literal["agrees", "differs", "none", "not asked"]
-"""What the workers' own logs say of the samples computed here; "none": no worker logged the step;
-"not asked": a run file was traced, and no run folder."""
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """All sequences of one step's global batch."""
-
-    step: int | None  # update, from 1; None: a batch was asked for
-    data_step: int  # batch, from 0
-    loss: float | None  # nats per target; None: not trained yet, or not from a run folder
-    log: Log
-    sequences: tuple[TracedSequence, ...]
-    encoder: Encoder
-
-    @property
-    def verdict(self) -> str:
-        """What is known of the step beside its sequences, in a line."""
-        loss = "" if self.loss is None else f", loss {self.loss:.4f}"
-        evidence = {
-            "agrees": "the workers' logs name the same samples",
-            "differs": "THE WORKERS' LOGS NAME OTHER SAMPLES: these are not what it was trained on",
-            "none": "no worker has logged it",
-            "not asked": "planned; name the run folder to compare with what workers logged",
-        }[self.log]
-        if self.step is None:
-            return f"data step {self.data_step}: {len(self.sequences)} sequences"
-        return f"step {self.step}: {len(self.sequences)} sequences{loss}; {evidence}"
-
-    def as_json(self) -> dict[str, Any]:
-        """With the decoded text of each sequence; no ids."""
-        rows = []
-        for sequence in self.sequences:
-            row = asdict(sequence)
-            del row["ids"], row["target_ids"]
-            rows.append(row | {"text": self.encoder.decode(sequence.ids)})
-        where = {"step": self.step, "data_step": self.data_step}
-        return {**where, "loss": self.loss, "log": self.log, "sequences": rows}
-
-    def render_texts(self, tokens: int | None, borders: bool = False) -> Iterator[Text]:
-        """Each sequence as a person reads it; see `render_row` for `tokens` and `borders`."""
-        for sequence in self.sequences:
-            which = f" · {sequence.answer}" if sequence.answer else ""
-            head = (
-                f"sample {sequence.sample:,} · micro-batch {sequence.micro_batch}, row "
-                f"{sequence.row}{which} · {sequence.source}, epoch {sequence.epoch} · "
-                f"{sequence.targets:,} targets\n"
-            )
-            pieces = [RowPiece(each.place, each.url or each.id) for each in sequence.documents]
-            pieces = pieces or [RowPiece(0, sequence.source)]
-            ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
-            yield Text(head, style="bold").append_text(
-                render_row(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)
-            )
 
 
 @dataclass(frozen=True)
@@ -187,13 +91,13 @@ class TracedRun:
 def open_traced(path: str) -> TracedRun:
     """The run at `path`, a run file or a run folder. Raises ConfigError; DataError where its tokens
     are gone."""
-    run, folder = _open_run(path)
-    tokens = storage.make_absolute(_find_shards(run))
+    run, folder = read_traced_run_file(path)
+    tokens = storage.make_absolute(find_shards(run))
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer, storage.join(tokens, "tokenizer.json"))
     batches = _open_batches(run, encoder)
     if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
-        raise DataError(f"{_find_shards(run)}: its tokenizer.json is not that of its shards")
+        raise DataError(f"{find_shards(run)}: its tokenizer.json is not that of its shards")
     return TracedRun(path, run, folder, batches, encoder)
 
 
@@ -213,7 +117,7 @@ def trace(
     number = traced.find_data_step(step, data_step)
     if source is not None and source not in batches.sources:
         raise ConfigError(
-            f"--source: {_find_shards(run)} has no source '{source}'"
+            f"--source: {find_shards(run)} has no source '{source}'"
             f"{suggest_choice(source, batches.sources)}"
         )
     batch = batches.at(number)
@@ -229,14 +133,9 @@ def trace(
     return TracedStep(step, number, loss, log, sequences, encoder)
 
 
-def _find_shards(run: Traced) -> str:
-    """The folder of token shards that `run` trains on."""
-    return run.tokens if isinstance(run, Pretraining) else run.conversations
-
-
 def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     """The batches of `run`."""
-    tokens = storage.make_absolute(_find_shards(run))
+    tokens = storage.make_absolute(find_shards(run))
     if isinstance(run, Pretraining):
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
@@ -296,47 +195,6 @@ def _iterate_prompts(micro: MicroBatch, row: int, encoder: Encoder) -> Iterator[
     filled = len(micro.ids[row]) - count_padding(micro.ids[row], encoder)
     for _, place, number in micro.pieces[micro.pieces[:, 0] == row].tolist():
         yield TracedDocument(place, filled - place, f"prompt {number}", "", "", number)
-
-
-def _open_run(path: str) -> tuple[Traced, str | None]:
-    """The run file at `path`, or that of the run folder `path` with the folder."""
-    folder = path if not path.endswith(".toml") else None
-    file = storage.join(path, RUN_FILE) if folder else path
-    if folder and not storage.exists(file):
-        raise ConfigError(f"{path}: no {RUN_FILE} in it; name a run file or a run folder")
-    found = config.parse(config.read_text(file), file).get("stage")
-    if found not in (Pretraining.verb, FineTuning.verb):
-        raise ConfigError(
-            f"{file}: a run of `{found}`; the steps of `{Pretraining.verb}` and of "
-            f"`{FineTuning.verb}` can be traced"
-        )
-    run: Traced
-    if found == Pretraining.verb:
-        run = config.load(Pretraining, file)
-    else:
-        run = config.load(FineTuning, file)
-    field, stage = _FIELD_OF[run.verb]
-    if folder:
-        run = _find_moved(folder, run, field)
-    there = _find_shards(run)
-    if not storage.list_files(there):
-        raise DataError(f"{file}: {field} = {there}: nothing there, seen from {Path.cwd()}")
-    manifest.read_input(there, stage)
-    return run, folder
-
-
-def _find_moved(folder: str, run: Traced, field: str) -> Traced:
-    """`run`, whose shards, the folder in `field`, may lie where they lay beside its folder: both
-    were moved, or an older trainrig recorded the paths as they were written."""
-    tokens = _find_shards(run)
-    there = storage.exists(storage.join(tokens, manifest.MANIFEST))
-    on_disk = not any(path.startswith(storage.S3) for path in (folder, tokens, run.output))
-    same_start = Path(tokens).is_absolute() == Path(run.output).is_absolute()
-    if not on_disk or not same_start or (there and Path(tokens).is_absolute()):
-        return run
-    beside = os.path.normpath(os.path.join(folder, os.path.relpath(tokens, run.output)))  # noqa: PTH118
-    found = storage.exists(storage.join(beside, manifest.MANIFEST))
-    return run.model_copy(update={field: beside}) if found else run
 
 
 def _iterate_sequences(
