@@ -16,7 +16,7 @@ from trainrig.objectives.denoising.replaced_tokens import ReplacedTokenDetection
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.denoising.ul2 import UL2
 from trainrig.objectives.kto import KTO
-from trainrig.objectives.policy import (
+from trainrig.objectives.policy.policy_gradient import (
     CISPO,
     DAPO,
     GRPO,
@@ -25,7 +25,7 @@ from trainrig.objectives.policy import (
     DrGRPO,
     ReinforcePlusPlus,
 )
-from trainrig.objectives.ppo import PPO
+from trainrig.objectives.policy.ppo import PPO
 from trainrig.objectives.preference import (
     DPO,
     IPO,

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch
-from trainrig.objectives.policy import POLICY, ClippedPolicy, Floats
-from trainrig.objectives.ppo import estimate_advantages
+from trainrig.objectives.policy.policy_gradient import POLICY, ClippedPolicy, Floats
+from trainrig.objectives.policy.ppo import estimate_advantages
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from trainrig.config import extract_identity
 from trainrig.errors import DataError
 from trainrig.objectives.divergence import estimate_divergence
-from trainrig.objectives.policy import Floats
-from trainrig.objectives.ppo import CRITIC_MODEL, read_values
+from trainrig.objectives.policy.policy_gradient import Floats
+from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL, OnPolicyDistillation
 from trainrig.posttrain.prompt_text import PromptEncoder

@@ -11,7 +11,7 @@ from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives.ppo import CRITIC_MODEL
+from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model

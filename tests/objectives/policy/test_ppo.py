@@ -8,7 +8,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives import GRPO, PPO
 from trainrig.objectives.contract import compute_differentiable_loss
 from trainrig.objectives.divergence import AdaptiveWeight, ReferenceDivergence
-from trainrig.objectives.ppo import CRITIC_MODEL, estimate_advantages, read_values
+from trainrig.objectives.policy.ppo import CRITIC_MODEL, estimate_advantages, read_values
 from trainrig.tokens.batches import (
     ADVANTAGES,
     DIVERGENCE_WEIGHT,
@@ -25,7 +25,7 @@ from trainrig.tokens.batches import (
     VALUES,
 )
 
-from .test_policy import rollouts
+from .test_policy_gradient import rollouts
 
 
 @pytest.mark.parametrize(

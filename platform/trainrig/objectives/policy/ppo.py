@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
-from trainrig.objectives.policy import SPREAD_FLOOR, ClippedPolicy, Floats
+from trainrig.objectives.policy.policy_gradient import SPREAD_FLOOR, ClippedPolicy, Floats
 from trainrig.tokens.batches import (
     ADVANTAGES,
     IDS,

@@ -1,0 +1,1 @@
+"""Policy gradients: learning from what the model's own answers are worth."""
