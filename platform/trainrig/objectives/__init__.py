@@ -16,16 +16,9 @@ from trainrig.objectives.denoising.replaced_tokens import ReplacedTokenDetection
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.denoising.ul2 import UL2
 from trainrig.objectives.kto import KTO
-from trainrig.objectives.policy.policy_gradient import (
-    CISPO,
-    DAPO,
-    GRPO,
-    GSPO,
-    RLOO,
-    DrGRPO,
-    ReinforcePlusPlus,
-)
+from trainrig.objectives.policy.group_relative import CISPO, DAPO, GRPO, GSPO, DrGRPO
 from trainrig.objectives.policy.ppo import PPO
+from trainrig.objectives.policy.reinforce import RLOO, ReinforcePlusPlus
 from trainrig.objectives.preference import (
     DPO,
     IPO,

@@ -10,10 +10,9 @@ Shapes: B completions of a micro-batch, T positions, G prompts, S completions of
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +96,7 @@ class PolicyGradient(Settings):
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """[G, S] by the rewards [G, S] of the completions of G prompts."""
         spread_G1 = rewards_GS.std(axis=1, ddof=1, keepdims=True)
-        advantages_GS: Floats = _centre(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
+        advantages_GS: Floats = centre(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
         return advantages_GS
 
     def credit(
@@ -298,130 +297,7 @@ class ClippedPolicy(PolicyGradient):
         return torch.maximum(-ratio_BT * advantages, -within_BT * advantages)
 
 
-class GRPO(ClippedPolicy):
-    """Group relative policy optimisation: the reward less the group's mean, over its standard
-    deviation; each completion counts the same (Shao et al. 2024, arXiv:2402.03300, equation 3)."""
-
-    kind: Literal["GRPO"] = "GRPO"
-
-
-class DrGRPO(ClippedPolicy):
-    """GRPO without its two biases: no standard deviation, and all tokens over the number that
-    completions may have (Liu et al. 2025, arXiv:2503.20783, section 3.2)."""
-
-    kind: Literal["DrGRPO"] = "DrGRPO"
-
-    @property
-    def per(self) -> str:
-        """Tokens that all completions may have."""
-        return LIMIT_TOKENS
-
-    def compute_advantages(self, rewards_GS: Floats) -> Floats:
-        """The reward less the group's mean."""
-        return _centre(rewards_GS)
-
-
-class DAPO(ClippedPolicy):
-    """GRPO that counts each token the same and may raise rare ones further; with
-    `rollouts.waves`, prompts whose completions are all worth the same are left out and others drawn
-    (Yu et al. 2025, arXiv:2503.14476, equation 8)."""
-
-    kind: Literal["DAPO"] = "DAPO"
-    # How far above 1 the probability ratio may lie and still be learnt from (section 4.1).
-    clip_high: float = Field(default=0.28, gt=0, allow_inf_nan=False)
-
-    @property
-    def per(self) -> str:
-        """Tokens of all completions."""
-        return TOKENS
-
-
-class CISPO(PolicyGradient):
-    """The clipped ratio only weighs the log-probability, so clipped tokens still teach (MiniMax
-    2025, arXiv:2506.13585, equation 4). Ratios below 1 are not clipped."""
-
-    kind: Literal["CISPO"] = "CISPO"
-
-    @property
-    def per(self) -> str:
-        """Tokens of all completions."""
-        return TOKENS
-
-    def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
-        """The log-probability, weighed."""
-        weight_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
-        return -weight_BT * advantages * log_BT
-
-
-class GSPO(ClippedPolicy):
-    """The ratio is of whole completions, the geometric mean over their tokens (Zheng et al. 2025,
-    arXiv:2507.18071, equations 5 and 7). Clips are far narrower than those of tokens."""
-
-    kind: Literal["GSPO"] = "GSPO"
-    clip_low: float = Field(default=3e-4, gt=0, lt=1)  # below 1 (section 5.1)
-    clip_high: float = Field(default=4e-4, gt=0, allow_inf_nan=False)  # above 1
-
-    def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, T], the same for all tokens of a completion."""
-        mean_B1 = (change_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True)
-        return mean_B1.exp().expand_as(change_BT)
-
-
-class RLOO(ClippedPolicy):
-    """REINFORCE with the mean reward of the other completions as its baseline; a completion is one
-    action, its ratio that of all its tokens (Ahmadian et al. 2024, arXiv:2402.14740, section 2.3).
-    """
-
-    kind: Literal["RLOO"] = "RLOO"
-
-    def compute_advantages(self, rewards_GS: Floats) -> Floats:
-        """The reward less the mean of the others."""
-        count = rewards_GS.shape[1]
-        advantages_GS: Floats = _centre(rewards_GS) * (count / (count - 1))
-        return advantages_GS
-
-    def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, T], the same for all tokens of a completion."""
-        return (change_BT * mask_BT).sum(1, keepdim=True).exp().expand_as(change_BT)
-
-
-class ReinforcePlusPlus(ClippedPolicy):
-    """REINFORCE++: advantages are brought to mean 0 and standard deviation 1 over the global batch,
-    not within a group (Hu et al. 2025, arXiv:2501.03262, section 3)."""
-
-    kind: Literal["ReinforcePlusPlus"] = "ReinforcePlusPlus"
-    # What is taken off rewards first: nothing, or the mean of the group ("-baseline").
-    baseline: Literal["none", "group"] = "none"
-
-    @property
-    def per(self) -> str:
-        """Tokens of all completions."""
-        return TOKENS
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Sums of the advantages, of their squares, and how many there are."""
-        return ("advantages", "squares", "rows")
-
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """What `batch` adds to the three."""
-        each_B = batch.arrays[ADVANTAGES].double()
-        rows = each_B.new_tensor(len(each_B))
-        return {"advantages": each_B.sum(), "squares": (each_B**2).sum(), "rows": rows}
-
-    def compute_advantages(self, rewards_GS: Floats) -> Floats:
-        """The reward, less the group's mean where that is the baseline."""
-        return _centre(rewards_GS) if self.baseline == "group" else rewards_GS
-
-    def normalise_advantages(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
-        """[B] by mean and standard deviation of the global batch."""
-        rows = statistics["rows"]
-        mean = statistics["advantages"] / rows
-        variance = max(0.0, statistics["squares"] / rows - mean**2)
-        spread = math.sqrt(variance) + SPREAD_FLOOR
-        return (advantages_B - mean) / spread
-
-
-def _centre(rewards_GS: Floats) -> Floats:
+def centre(rewards_GS: Floats) -> Floats:
+    """[G, S] rewards less the mean of their group."""
     centred: Floats = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
     return centred
