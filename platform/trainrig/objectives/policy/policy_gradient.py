@@ -19,34 +19,24 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, average_rows
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
 from trainrig.objectives.divergence import ReferenceDivergence, estimate_divergence
+from trainrig.objectives.policy.diagnostics import PolicyTokens, watch_policy
 from trainrig.tokens.batches import (
     ADVANTAGES,
-    BEHAVIOUR,
     DIVERGENCE_WEIGHT,
     ENTRIES,
     EXAMPLES,
-    FINISHED,
-    FLAT,
     IDS,
     IGNORE,
     IMPORTANCE,
-    IMPORTANCE_LIMIT,
     LIMIT_TOKENS,
     OLD,
     REFERENCE_TOKENS,
-    REWARD_FAULTS,
-    REWARD_PART,
     REWARDS,
-    SAMPLED,
-    STALENESS,
     TARGETS,
     TEMPERATURE,
     TOKENS,
-    TURNS,
-    UNFINISHED,
-    WAVES,
 )
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -196,8 +186,12 @@ class PolicyGradient(Settings):
             if IMPORTANCE in arrays:
                 estimate_BT = estimate_BT * arrays[IMPORTANCE]
             terms[DIVERGENCE] = Contributions(self.weigh(estimate_BT, mask_BT).float(), counts_B)
-        watched = self._watch(batch, ratio_BT, advantages, read.entropy_BT, change_BT, log_BT)
-        return Computed(terms, read.auxiliary, watched)
+        seen = PolicyTokens(log_BT, change_BT, ratio_BT, advantages, read.entropy_BT)
+        return Computed(terms, read.auxiliary, self.watch(batch, seen))
+
+    def watch(self, batch: DeviceBatch, seen: PolicyTokens) -> dict[str, Contributions]:
+        """What is looked at of a micro-batch, by name."""
+        return watch_policy(batch, seen, self.clip_low, self.clip_high)
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
@@ -215,75 +209,6 @@ class PolicyGradient(Settings):
         if self.per == TOKENS:
             return tokens_B
         return torch.ones_like(tokens_B) if self.per == EXAMPLES else arrays[LIMIT_TOKENS]
-
-    def _watch(
-        self,
-        batch: DeviceBatch,
-        ratio_BT: Tensor,
-        advantages: Tensor,
-        entropy_BT: Tensor,
-        change_BT: Tensor,
-        log_BT: Tensor,
-    ) -> dict[str, Contributions]:
-        arrays = batch.arrays
-        mask_BT = arrays[TARGETS] != IGNORE
-        count_B = mask_BT.sum(1)
-
-        def average_tokens(values_BT: Tensor) -> Contributions:
-            return Contributions((values_BT.detach().float() * mask_BT), count_B)
-
-        change_BT, good = change_BT.detach(), advantages > 0
-        high = (ratio_BT > 1 + self.clip_high) & good
-        low = (ratio_BT < 1 - self.clip_low) & (advantages < 0)
-        found = average_rows(
-            reward=arrays[REWARDS].double(),
-            advantage=arrays[ADVANTAGES].abs().double(),
-            completion_tokens=count_B.double(),
-            finished=arrays[FINISHED].double(),
-            flat=arrays[FLAT].double(),
-            reward_faults=arrays[REWARD_FAULTS].double(),
-            **{
-                f"reward_{name.removeprefix(REWARD_PART)}": arrays[name].double()
-                for name in sorted(arrays)
-                if name.startswith(REWARD_PART)
-            },
-        )
-        found |= {
-            "entropy": average_tokens(entropy_BT),
-            "clipped_high": average_tokens(high),
-            "clipped_low": average_tokens(low),
-            "policy_change": average_tokens(estimate_divergence("k3", -change_BT)),
-            "sampler_gap": average_tokens(
-                (arrays[SAMPLED] - arrays.get(BEHAVIOUR, arrays[OLD])).abs()
-            ),
-        }
-        if IMPORTANCE in arrays:
-            weight_BT = arrays[IMPORTANCE]
-            found["importance"] = average_tokens(weight_BT)
-            at_limit_BT = weight_BT >= arrays[IMPORTANCE_LIMIT][:, None]
-            found["importance_truncated"] = average_tokens(at_limit_BT)
-        if STALENESS in arrays:
-            stale_BT = arrays[STALENESS]
-            found["staleness"] = average_tokens(stale_BT)
-            found["stale_tokens"] = average_tokens(stale_BT > 0)
-            newest_B = stale_BT.masked_fill(~mask_BT, stale_BT.max()).amin(1)
-            found |= average_rows(
-                partial=(newest_B < stale_BT.amax(1)).double(),
-                unfinished=arrays[UNFINISHED].double(),
-            )
-        if REFERENCE_TOKENS in arrays:
-            away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
-            found["reference_divergence"] = average_tokens(estimate_divergence("k3", away_BT))
-            # Of the weights that sampled: the same in all updates made of the batch.
-            sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
-            found |= average_rows(completion_divergence=sampled_BT.double().sum(1))
-        if WAVES in arrays:
-            found |= average_rows(waves=arrays[WAVES].double())
-        if TURNS in arrays:
-            found |= average_rows(turns=arrays[TURNS].double())
-        if DIVERGENCE_WEIGHT in arrays:
-            found |= average_rows(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
-        return found
 
 
 class ClippedPolicy(PolicyGradient):

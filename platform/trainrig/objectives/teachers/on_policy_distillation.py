@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch
+from trainrig.objectives.policy.diagnostics import PolicyTokens
 from trainrig.objectives.policy.policy_gradient import POLICY, ClippedPolicy, Floats
 from trainrig.objectives.policy.ppo import estimate_advantages
 from trainrig.tokens.batches import (
@@ -125,14 +126,14 @@ class OnPolicyDistillation(ClippedPolicy):
             model, teacher, arrays[IDS], arrays[TARGETS], temperature, entries
         )
         change_BT = (read.log_probabilities_BT - arrays[OLD]) * mask_BT
-        watched = self._watch(
-            batch,
-            change_BT.exp(),
-            change_BT.new_zeros(len(change_BT), 1),  # nothing is clipped
-            read.entropy_BT,
-            change_BT,
-            read.log_probabilities_BT,
+        seen = PolicyTokens(
+            log_BT=read.log_probabilities_BT,
+            change_BT=change_BT,
+            ratio_BT=change_BT.exp(),
+            advantages=change_BT.new_zeros(len(change_BT), 1),  # nothing is clipped
+            entropy_BT=read.entropy_BT,
         )
+        watched = self.watch(batch, seen)
         watched["teacher_divergence"] = Contributions(read.divergence_BT.detach(), count_B)
         terms = {POLICY: Contributions(read.divergence_BT, count_B)}
         return Computed(terms, read.auxiliary, watched)

@@ -1,0 +1,132 @@
+"""What is looked at of a policy while it learns: diagnostics, no part of the loss.
+
+Shapes: B completions of a micro-batch, T positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainrig.objectives.contract import Contributions, DeviceBatch, average_rows
+from trainrig.objectives.divergence import estimate_divergence
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    BEHAVIOUR,
+    DIVERGENCE_WEIGHT,
+    FINISHED,
+    FLAT,
+    IGNORE,
+    IMPORTANCE,
+    IMPORTANCE_LIMIT,
+    OLD,
+    REFERENCE_TOKENS,
+    REWARD_FAULTS,
+    REWARD_PART,
+    REWARDS,
+    SAMPLED,
+    STALENESS,
+    TARGETS,
+    TURNS,
+    UNFINISHED,
+    WAVES,
+)
+
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PolicyTokens:
+    """What the policy makes of each token of a micro-batch."""
+
+    log_BT: Tensor  # log-probabilities
+    change_BT: Tensor  # of them, since they were sampled
+    ratio_BT: Tensor  # probability ratios
+    advantages: Tensor  # [B, 1], or [B, T] where each token has its own
+    entropy_BT: Tensor
+
+
+def watch_policy(
+    batch: DeviceBatch, seen: PolicyTokens, clip_low: float, clip_high: float
+) -> dict[str, Contributions]:
+    """The diagnostics of a micro-batch by name; the clips are how far from 1 a ratio may lie."""
+    arrays = batch.arrays
+    mask_BT = arrays[TARGETS] != IGNORE
+    change_BT = seen.change_BT.detach()
+    high = (seen.ratio_BT > 1 + clip_high) & (seen.advantages > 0)
+    low = (seen.ratio_BT < 1 - clip_low) & (seen.advantages < 0)
+    gap_BT = (arrays[SAMPLED] - arrays.get(BEHAVIOUR, arrays[OLD])).abs()
+    found = _watch_completions(batch, mask_BT) | {
+        "entropy": _average_tokens(seen.entropy_BT, mask_BT),
+        "clipped_high": _average_tokens(high, mask_BT),
+        "clipped_low": _average_tokens(low, mask_BT),
+        "policy_change": _average_tokens(estimate_divergence("k3", -change_BT), mask_BT),
+        "sampler_gap": _average_tokens(gap_BT, mask_BT),
+    }
+    if IMPORTANCE in arrays:
+        weight_BT = arrays[IMPORTANCE]
+        found["importance"] = _average_tokens(weight_BT, mask_BT)
+        at_limit_BT = weight_BT >= arrays[IMPORTANCE_LIMIT][:, None]
+        found["importance_truncated"] = _average_tokens(at_limit_BT, mask_BT)
+    if STALENESS in arrays:
+        found |= _watch_staleness(batch, mask_BT)
+    if REFERENCE_TOKENS in arrays:
+        found |= _watch_reference(batch, seen.log_BT, mask_BT)
+    if WAVES in arrays:
+        found |= average_rows(waves=arrays[WAVES].double())
+    if TURNS in arrays:
+        found |= average_rows(turns=arrays[TURNS].double())
+    if DIVERGENCE_WEIGHT in arrays:
+        found |= average_rows(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
+    return found
+
+
+def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Contributions:
+    return Contributions(values_BT.detach().float() * mask_BT, mask_BT.sum(1))
+
+
+def _watch_completions(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contributions]:
+    """What completions came to."""
+    arrays = batch.arrays
+    return average_rows(
+        reward=arrays[REWARDS].double(),
+        advantage=arrays[ADVANTAGES].abs().double(),
+        completion_tokens=mask_BT.sum(1).double(),
+        finished=arrays[FINISHED].double(),
+        flat=arrays[FLAT].double(),
+        reward_faults=arrays[REWARD_FAULTS].double(),
+        **{
+            f"reward_{name.removeprefix(REWARD_PART)}": arrays[name].double()
+            for name in sorted(arrays)
+            if name.startswith(REWARD_PART)
+        },
+    )
+
+
+def _watch_staleness(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contributions]:
+    """How old the weights were that sampled."""
+    stale_BT = batch.arrays[STALENESS]
+    newest_B = stale_BT.masked_fill(~mask_BT, stale_BT.max()).amin(1)
+    return {
+        "staleness": _average_tokens(stale_BT, mask_BT),
+        "stale_tokens": _average_tokens(stale_BT > 0, mask_BT),
+        **average_rows(
+            partial=(newest_B < stale_BT.amax(1)).double(),
+            unfinished=batch.arrays[UNFINISHED].double(),
+        ),
+    }
+
+
+def _watch_reference(
+    batch: DeviceBatch, log_BT: Tensor, mask_BT: Tensor
+) -> dict[str, Contributions]:
+    """How far the policy is from the model that it began with."""
+    arrays = batch.arrays
+    away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
+    # Of the weights that sampled: the same in all updates made of the batch.
+    sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
+    return {
+        "reference_divergence": _average_tokens(estimate_divergence("k3", away_BT), mask_BT),
+        **average_rows(completion_divergence=sampled_BT.double().sum(1)),
+    }
