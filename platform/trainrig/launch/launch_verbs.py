@@ -4,10 +4,9 @@ import functools
 import json
 import logging
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +16,16 @@ from trainrig.command_line import completion
 from trainrig.command_line.options import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
+from trainrig.launch.submit.limit_options import (
+    Deadline,
+    Grace,
+    MaxCost,
+    NotifyCommand,
+    Pending,
+    Retries,
+    build_limits,
+    read_submitted,
+)
 from trainrig.launch.supervise.limits import Limits
 
 
@@ -38,8 +47,6 @@ RunId = Annotated[
         autocompletion=_run_ids,
     ),
 ]
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-DURATIONS = ("deadline", "pending", "grace")
 LAST_LINES = 10  # of the log, that are shown to who joins a run under way
 
 
@@ -61,41 +68,13 @@ def submit(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the run is submitted; do not follow it.")
     ] = False,
-    max_cost: Annotated[
-        float | None,
-        typer.Option(
-            metavar="USD", help="Stop the run before it costs more, in USD.  [default: no limit]"
-        ),
-    ] = None,
+    max_cost: MaxCost = None,
     hardware: HardwareTable = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  "
-            "[default: no limit]",
-        ),
-    ] = None,
-    pending: Annotated[
-        str, typer.Option(metavar="TIME", help="Give up a job that has not started after this.")
-    ] = "15m",
-    grace: Annotated[
-        str, typer.Option(metavar="TIME", help="Time to save in when the run is told to stop.")
-    ] = "2m",
-    retries: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CAUSE=N",
-            help="Restart the run up to N times after a failure by this cause; repeatable.  "
-            "[default: 'lost node=5', cluster=3, unknown=1, preempted=100]",
-        ),
-    ] = None,
-    notify: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CMD", help="Command to run on the head node at the end.  [default: none]"
-        ),
-    ] = None,
+    deadline: Deadline = None,
+    pending: Pending = "15m",
+    grace: Grace = "2m",
+    retries: Retries = None,
+    notify: NotifyCommand = None,
     environment: Annotated[
         str,
         typer.Option(
@@ -117,7 +96,7 @@ def submit(
     if environment not in ("cluster", "pinned"):
         hint = config.suggest_choice(environment, ["cluster", "pinned"])
         raise ConfigError(f"--environment {environment}: no such one{hint}")
-    limits = _build_limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
+    limits = build_limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
     found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
     record = found.record()
     alive = record is not None and record.read_status().alive
@@ -158,7 +137,7 @@ def _run(
     record = found.record()
     attached = record is not None and record.read_status().alive
     if attached:  # what it was submitted with holds, also where we have to submit it again
-        limits, environment = _read_submitted(record, limits, environment, given)
+        limits, environment = read_submitted(record, limits, environment, given)
     submission = None if found.problems else Submission.of(found, limits, environment)
     record = submission.record if submission else record
     following = Following(record, _make_line_writer(sys.stderr if as_json else sys.stdout), _say)
@@ -186,47 +165,6 @@ def _find_given_options(context: typer.Context) -> set[str]:
     """The options that the command line really has."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def _read_submitted(
-    record: Any, limits: Limits, environment: str, given: Collection[str]
-) -> tuple[Limits, str]:
-    """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
-    from trainrig.launch.record.run_record import PINNED
-
-    attempt = record.read_status().attempt
-    there = config.build(Limits, attempt.limits, f"{record.id}: limits")
-    pinned = any(event["event"] == PINNED for event in record.read_events(attempt.number))
-    held = {**dict(there), "environment": "pinned" if pinned else "cluster"}
-    asked = {**dict(limits), "environment": environment}
-    others = [n for n in held if n in given and _differs(n, held[n], asked[n])]
-    if others:
-        differing = ", ".join(
-            f"--{name.replace('_', '-')} {_format_option(name, held[name])}, not "
-            f"{_format_option(name, asked[name])}"
-            for name in others
-        )
-        raise ConfigError(
-            f"{record.id}: is under way with {differing}; to change that, stop it (`trainrig stop "
-            f"{record.id} --home {shlex.quote(record.home)}`) and submit it again"
-        )
-    return there, str(held["environment"])
-
-
-def _differs(option: str, held: Any, asked: Any) -> bool:
-    if option == "hardware" and held and asked:  # the one held is the record's copy of the table
-        return config.read_text(held) != config.read_text(asked)
-    return bool(held != asked)
-
-
-def _format_option(option: str, value: Any) -> str:
-    """The value of an option as it would be written on the command line."""
-    if option in DURATIONS and value is not None:
-        unit = next(unit for unit in reversed(UNITS) if value % UNITS[unit] == 0 or unit == "s")
-        return f"{value / UNITS[unit]:g}{unit}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={count}" for name, count in value.items()) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value or "none")
 
 
 def _send(submission: Any) -> Any:
@@ -319,45 +257,6 @@ def stop(
         print(json.dumps(_build_end_facts(record.id, record.read_description()["output"], ended)))
     else:
         print(f"{record.id}: {describe_end(ended)}")
-
-
-def _build_limits(
-    max_cost: float | None,
-    hardware: str | None,
-    deadline: str | None,
-    pending: str,
-    grace: str,
-    retries: Sequence[str],
-    notify: str | None,
-) -> Limits:
-    given = {
-        "max_cost": max_cost,
-        "hardware": hardware,
-        "deadline": None if deadline is None else _parse_duration("--deadline", deadline),
-        "pending": _parse_duration("--pending", pending),
-        "grace": _parse_duration("--grace", grace),
-        "retries": dict(_parse_retries(each) for each in retries),
-        "notify": notify,
-    }
-    return config.build(Limits, given, "submit")
-
-
-def _parse_duration(option: str, text: str) -> float:
-    """`90s`, `15m`, `1.5h`, `2d`, in seconds. A number alone may be meant in any unit."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
-    if not found:
-        raise ConfigError(f"{option} {text}: no time; write it as 90s, 15m, 12h or 2d")
-    if not found[2]:
-        meant = ", ".join(f"{found[1]}{unit}" for unit in UNITS)
-        raise ConfigError(f"{option} {text}: in which unit? Write {meant}")
-    return float(found[1]) * UNITS[found[2]]
-
-
-def _parse_retries(text: str) -> tuple[str, int]:
-    cause, equals, count = text.partition("=")
-    if not equals or not count.strip().isdecimal():
-        raise ConfigError(f"--retries {text}: write it as CAUSE=N, as in 'lost node=3'")
-    return cause.strip(), int(count)
 
 
 def _wait_for_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:

@@ -1,0 +1,131 @@
+"""The options of `submit` that bound a run: read, and held against those of a run under way."""
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from trainrig import config
+from trainrig.errors import ConfigError
+from trainrig.launch.supervise.limits import Limits
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATIONS = ("deadline", "pending", "grace")
+
+MaxCost = Annotated[
+    float | None,
+    typer.Option(
+        metavar="USD", help="Stop the run before it costs more, in USD.  [default: no limit]"
+    ),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  "
+        "[default: no limit]",
+    ),
+]
+Pending = Annotated[
+    str, typer.Option(metavar="TIME", help="Give up a job that has not started after this.")
+]
+Grace = Annotated[
+    str, typer.Option(metavar="TIME", help="Time to save in when the run is told to stop.")
+]
+Retries = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CAUSE=N",
+        help="Restart the run up to N times after a failure by this cause; repeatable.  "
+        "[default: 'lost node=5', cluster=3, unknown=1, preempted=100]",
+    ),
+]
+NotifyCommand = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CMD", help="Command to run on the head node at the end.  [default: none]"
+    ),
+]
+
+
+def build_limits(
+    max_cost: float | None,
+    hardware: str | None,
+    deadline: str | None,
+    pending: str,
+    grace: str,
+    retries: Sequence[str],
+    notify: str | None,
+) -> Limits:
+    """The limits as the options give them. Raises ConfigError for one that cannot be read."""
+    given = {
+        "max_cost": max_cost,
+        "hardware": hardware,
+        "deadline": None if deadline is None else _parse_duration("--deadline", deadline),
+        "pending": _parse_duration("--pending", pending),
+        "grace": _parse_duration("--grace", grace),
+        "retries": dict(_parse_retries(each) for each in retries),
+        "notify": notify,
+    }
+    return config.build(Limits, given, "submit")
+
+
+def read_submitted(
+    record: Any, limits: Limits, environment: str, given: Collection[str]
+) -> tuple[Limits, str]:
+    """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
+    from trainrig.launch.record.run_record import PINNED
+
+    attempt = record.read_status().attempt
+    there = config.build(Limits, attempt.limits, f"{record.id}: limits")
+    pinned = any(event["event"] == PINNED for event in record.read_events(attempt.number))
+    held = {**dict(there), "environment": "pinned" if pinned else "cluster"}
+    asked = {**dict(limits), "environment": environment}
+    others = [n for n in held if n in given and _differs(n, held[n], asked[n])]
+    if others:
+        differing = ", ".join(
+            f"--{name.replace('_', '-')} {_format_option(name, held[name])}, not "
+            f"{_format_option(name, asked[name])}"
+            for name in others
+        )
+        raise ConfigError(
+            f"{record.id}: is under way with {differing}; to change that, stop it (`trainrig stop "
+            f"{record.id} --home {shlex.quote(record.home)}`) and submit it again"
+        )
+    return there, str(held["environment"])
+
+
+def _differs(option: str, held: Any, asked: Any) -> bool:
+    if option == "hardware" and held and asked:  # the one held is the record's copy of the table
+        return config.read_text(held) != config.read_text(asked)
+    return bool(held != asked)
+
+
+def _format_option(option: str, value: Any) -> str:
+    """The value of an option as it would be written on the command line."""
+    if option in DURATIONS and value is not None:
+        unit = next(unit for unit in reversed(UNITS) if value % UNITS[unit] == 0 or unit == "s")
+        return f"{value / UNITS[unit]:g}{unit}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={count}" for name, count in value.items()) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value or "none")
+
+
+def _parse_duration(option: str, text: str) -> float:
+    """`90s`, `15m`, `1.5h`, `2d`, in seconds. A number alone may be meant in any unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    if not found:
+        raise ConfigError(f"{option} {text}: no time; write it as 90s, 15m, 12h or 2d")
+    if not found[2]:
+        meant = ", ".join(f"{found[1]}{unit}" for unit in UNITS)
+        raise ConfigError(f"{option} {text}: in which unit? Write {meant}")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _parse_retries(text: str) -> tuple[str, int]:
+    cause, equals, count = text.partition("=")
+    if not equals or not count.strip().isdecimal():
+        raise ConfigError(f"--retries {text}: write it as CAUSE=N, as in 'lost node=3'")
+    return cause.strip(), int(count)
