@@ -24,13 +24,14 @@ from trainrig.config.field_marks import (
     Extendable,
     NotIdentity,
 )
+from trainrig.config.key_lines import Location, find_line, format_location
 from trainrig.config.key_places import describe_places
+from trainrig.config.overrides import set_key
 from trainrig.config.resource_request import ResourceRequest
 from trainrig.config.toml_text import format_toml_value, to_toml
 from trainrig.errors import ConfigError
 from trainrig.storage import utf8
 
-Location = tuple[str | int, ...]
 ProgressUnit = Literal["steps", "splits", "trials", "none"]
 
 
@@ -209,46 +210,6 @@ def _freeze(value: Any) -> Any:
     return value
 
 
-def set_key(data: dict[str, Any], override: str) -> None:
-    """Apply one `a.b=value` to TOML tables in place. A bare word that is no TOML is a string."""
-    dotted, equals, raw = override.partition("=")
-    keys = [key.strip() for key in dotted.split(".")]
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: write it as --set a.b=value")
-    table: Any = data
-    for depth, key in enumerate(keys[:-1]):
-        table = _step_into(table, key, f"--set {override}: {'.'.join(keys[: depth + 1])}")
-    if isinstance(table, list):
-        index = _index(table, keys[-1], f"--set {override}")
-        table[index] = _parse_toml_or_word(raw.strip())
-    else:
-        table[keys[-1]] = _parse_toml_or_word(raw.strip())
-
-
-def _parse_toml_or_word(raw: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
-        return raw
-    return parsed["value"] if len(parsed) == 1 else raw  # more: a second line set another key
-
-
-def _step_into(table: Any, key: str, where: str) -> Any:
-    if isinstance(table, list):
-        inner = table[_index(table, key, where)]
-    else:
-        inner = table.setdefault(key, {})
-    if not isinstance(inner, dict | list):
-        raise ConfigError(f"{where} is a value ({inner!r}), not a table")
-    return inner
-
-
-def _index(items: list[Any], key: str, where: str) -> int:
-    if not key.isdecimal() or int(key) >= len(items):
-        raise ConfigError(f"{where}: '{key}' is no index of its {len(items)} entries (0, 1, …)")
-    return int(key)
-
-
 # What pydantic calls by Python's names, in TOML's.
 _IN_TOML = {
     "model_type": "should be a table",
@@ -315,52 +276,6 @@ def _drop_tags(location: Location, data: Any) -> Location:
         except (KeyError, IndexError, TypeError):
             data = None
     return tuple(kept)
-
-
-def format_location(location: Location) -> str:
-    """`("filters", 0, "min_words")` as `filters[0].min_words`."""
-    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
-
-
-_TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"']+)\s*=")
-
-
-def find_line(text: str, location: Location) -> int | None:
-    """The line of `text` (from 1) that holds the key at `location`, or its table, or None."""
-    wanted = _convert_to_names(location)
-    counts: dict[str, int] = {}
-    table: list[str] = []
-    best: tuple[int, int] | None = None  # (parts matched, line)
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := _TABLE.match(line):
-            table = _parse_header(header, counts)
-            here = table
-        elif key := _KEY.match(line):
-            here = [*table, *(name.strip("\"'") for name in key.group(1).split("."))]
-        else:
-            continue
-        matched = min(len(here), len(wanted))
-        if here[:matched] == wanted[:matched] and matched > (best[0] if best else 0):
-            best = (matched, number)
-    return best[1] if best else None
-
-
-def _convert_to_names(location: Location) -> list[str]:
-    return [str(part) for part in location]
-
-
-def _parse_header(header: re.Match[str], counts: dict[str, int]) -> list[str]:
-    path: list[str] = []
-    names = [name.strip().strip("\"'") for name in header.group(2).split(".")]
-    for depth, name in enumerate(names):
-        path.append(name)
-        key = ".".join(path)
-        if depth == len(names) - 1 and header.group(1) == "[[":
-            counts[key] = counts.get(key, -1) + 1
-        if key in counts:
-            path.append(str(counts[key]))
-    return path
 
 
 def extract_identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
