@@ -33,8 +33,11 @@ class SplitRecord(BaseModel):
     files: dict[Below, FileSum]  # in the stage's folder
 
 
-Work = Callable[[Mapping[str, Any]], tuple[dict[str, Any], dict[str, FileSum]]]
-"""Does one split's task; returns its counts and the sums of the files that it wrote."""
+Task = Mapping[str, Any]
+Done = tuple[dict[str, Any], dict[str, FileSum]]
+"""What a split's task came to: counts, and the sums of the files that it wrote."""
+Work = Callable[[Task], Done]
+"""Does one split's task."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from trainrig.corpus.dedup.pairs import shared_keys as sharing
 from trainrig.corpus.dedup.pairs.document_reference import find_splits
 from trainrig.corpus.dedup.pairs.remote_documents import DedupBuffer, find_remote_documents
 from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, write_grouped, writing_run
-from trainrig.corpus.dedup.passes.duplicate_search import Done, DuplicateSearch, Task, mark_left
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch, mark_left
 from trainrig.corpus.dedup.signatures.signature_file import load_columns
-from trainrig.splits import Work
+from trainrig.splits import Done, Task, Work
 
 
 def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Searched]:

@@ -6,8 +6,8 @@ from trainrig.corpus.dedup.decisions import decision, dedup_decisions
 from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, deduplicate_names
 from trainrig.corpus.dedup.pairs.remote_documents import REMOTE_DOCUMENT
 from trainrig.corpus.dedup.pairs.sorted_runs import RunPart
-from trainrig.corpus.dedup.passes.duplicate_search import Done, DuplicateSearch, Task
-from trainrig.splits import Work
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
+from trainrig.splits import Done, Task, Work
 
 
 def decide(search: DuplicateSearch, turn: int) -> Work:

@@ -1,7 +1,7 @@
 """A search for duplicates: what it looks for, and the files that its passes leave each other."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,11 +29,9 @@ from trainrig.corpus.dedup.pairs.sorted_runs import (
 )
 from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.manifest import FileSum
+from trainrig.splits import Task
 
 Kind = Literal["url", "text"]
-Task = Mapping[str, Any]
-Done = tuple[dict[str, Any], dict[str, FileSum]]
 
 
 @dataclass(frozen=True)

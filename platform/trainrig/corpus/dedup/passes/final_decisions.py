@@ -12,10 +12,10 @@ from trainrig.corpus.dedup.decisions.documents import (
 )
 from trainrig.corpus.dedup.pairs.document_reference import find_positions, find_splits
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows, read_part
-from trainrig.corpus.dedup.passes.duplicate_search import Done, DuplicateSearch, Kind, Task
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch, Kind
 from trainrig.corpus.dedup.passes.propagation import read_decided, read_propagated
 from trainrig.corpus.files.arrays import save_arrays
-from trainrig.splits import Work
+from trainrig.splits import Done, Task, Work
 
 
 def finalise(search: DuplicateSearch, turn: int) -> Work:

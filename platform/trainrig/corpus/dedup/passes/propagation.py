@@ -7,8 +7,8 @@ from trainrig.corpus.dedup.decisions.documents import BY_TEXT, BY_URL, KEPT, Ded
 from trainrig.corpus.dedup.pairs import equals
 from trainrig.corpus.dedup.pairs.document_reference import find_splits, make_refs
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows, read_part
-from trainrig.corpus.dedup.passes.duplicate_search import Done, DuplicateSearch, Kind, Task
-from trainrig.splits import Work
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch, Kind
+from trainrig.splits import Done, Task, Work
 
 _REPEAT_KINDS = {"url": BY_URL, "text": BY_TEXT}
 

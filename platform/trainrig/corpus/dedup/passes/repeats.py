@@ -9,15 +9,9 @@ from trainrig.corpus.dedup.decisions.documents import BY_TEXT, BY_URL, DedupDeci
 from trainrig.corpus.dedup.pairs import equals
 from trainrig.corpus.dedup.pairs.document_reference import make_refs, split_digests
 from trainrig.corpus.dedup.pairs.sorted_runs import read_part
-from trainrig.corpus.dedup.passes.duplicate_search import (
-    Done,
-    DuplicateSearch,
-    Kind,
-    Task,
-    mark_left,
-)
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch, Kind, mark_left
 from trainrig.corpus.urls.key import compute_url_key
-from trainrig.splits import Work
+from trainrig.splits import Done, Task, Work
 
 _NO_URL = np.frombuffer(compute_url_key(""), np.uint8)
 

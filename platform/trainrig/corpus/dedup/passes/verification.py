@@ -18,8 +18,8 @@ from trainrig.corpus.dedup.pairs.remote_documents import (
     make_remote_keys,
 )
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
-from trainrig.corpus.dedup.passes.duplicate_search import Done, DuplicateSearch, Task
-from trainrig.splits import Work
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
+from trainrig.splits import Done, Task, Work
 
 
 def fetch_remote(search: DuplicateSearch) -> Work:
