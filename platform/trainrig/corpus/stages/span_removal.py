@@ -11,7 +11,6 @@ the order of Llama 3 (arXiv:2407.21783, section 3.1.1): what a copy holds is not
     benchmarks, matches, matched, decontaminate         (decontaminate)
 """
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +22,13 @@ import numpy as np
 from trainrig import storage
 from trainrig.corpus.decontaminate import (
     CONTAMINATED,
-    Decision,
     Decontamination,
     Index,
-    Matches,
     Totals,
-    Touch,
-    decide,
-    match,
-    merge,
 )
 from trainrig.corpus.decontaminate.tallies import (
     ContaminatedSample,
     ContaminationTallies,
-    pick_samples,
-    sample,
     tally_contamination,
 )
 from trainrig.corpus.dedup.decisions.documents import KEPT, DedupDecisions, Documents
@@ -52,7 +43,6 @@ from trainrig.corpus.dedup.lines import (
 )
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.pairs.partition_plan import MIB
-from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 from trainrig.corpus.dedup.substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
@@ -70,14 +60,17 @@ from trainrig.corpus.files.arrays import save_arrays
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder
+from trainrig.corpus.stages.decontamination import (
+    decontaminate,
+    index_benchmarks,
+    match_documents,
+    merge_matches,
+)
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
-from trainrig.manifest import FileSum
-from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
 
 BENCHMARKS_INDEX, BENCHMARKS_TOTALS = "benchmarks.index", "benchmarks.totals"
 
-Task = Mapping[str, Any]
-Done = tuple[dict[str, Any], dict[str, FileSum]]
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 """Does a pass over tasks, those at least that have left no record; by its name."""
 
@@ -187,14 +180,14 @@ class SpanRemoval:
     def _remove_benchmarks(self, settings: Decontamination) -> dict[str, Any]:
         index = self.path_of(BENCHMARKS_INDEX)
         self.do(
-            "benchmarks", functools.partial(_index_benchmarks, settings, index), [Split("all", {})]
+            "benchmarks", functools.partial(index_benchmarks, settings, index), [Split("all", {})]
         )
-        self._run_on_splits("matches", _match_documents, index)
+        self._run_on_splits("matches", match_documents, index)
         paths, totals = self._list_files("matches", "npz"), self.path_of(BENCHMARKS_TOTALS)
         self.do(
-            "matched", functools.partial(_merge_matches, index, paths, totals), [Split("all", {})]
+            "matched", functools.partial(merge_matches, index, paths, totals), [Split("all", {})]
         )
-        return self._run_on_splits("decontaminate", _decontaminate, index, totals)
+        return self._run_on_splits("decontaminate", decontaminate, index, totals)
 
     def _run_on_splits(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
         """A pass over all splits; what it counted of each."""
@@ -325,79 +318,3 @@ def _cut_substrings(
         return counts, {}
 
     return cut_split
-
-
-def _index_benchmarks(settings: Decontamination, path: str) -> Work:
-    def index(task: Task) -> Done:
-        Index.of(settings).save(path)
-        return {}, {}
-
-    return index
-
-
-def _match_documents(surviving: SurvivingDocuments, path: str) -> Work:
-    index = Index.load(path)
-
-    def match_split(task: Task) -> Done:
-        name = task["name"]
-        texts = (
-            text for batch in surviving.iterate_texts_before(CONTAMINATED, name) for text in batch
-        )
-        match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
-        return {}, {}
-
-    return match_split
-
-
-def _merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
-    def add(task: Task) -> Done:
-        merge(Index.load(index), matches).save(path)
-        return {}, {}
-
-    return add
-
-
-def _decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
-    index, totals = Index.load(path), Totals.load(totals_path)
-
-    def decide_split(task: Task) -> Done:
-        name = task["name"]
-        matches = Matches.load(surviving.path_of("matches", f"{name}.npz"))
-        decision = decide(index, matches, totals)
-        save_spans(surviving.name_spans_file(CONTAMINATED, name), _build_removed_spans(decision))
-        fallen = np.array(sorted(decision.fallen), np.int64)
-        save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
-        told = json.dumps(
-            [dataclasses.asdict(each) for each in _collect_samples(surviving, name, decision)]
-        )
-        storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
-        counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
-        return {**counts, **decision.compute_counts()}, {}
-
-    return decide_split
-
-
-def _build_removed_spans(decision: Decision) -> RemovedSpans:
-    found = [
-        (document, each.start, each.end)
-        for document, cuts in sorted(decision.cuts.items())
-        for each in cuts
-    ]
-    return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
-
-
-def _collect_samples(
-    surviving: SurvivingDocuments, split: str, decision: Decision
-) -> list[ContaminatedSample]:
-    touches: dict[int, list[Touch]] = {}
-    for touch in decision.touches:
-        touches.setdefault(touch.document, []).append(touch)
-    found = []
-    before = 0
-    for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
-        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
-        for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
-            found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
-        found = pick_samples(found)
-        before += len(texts)
-    return found

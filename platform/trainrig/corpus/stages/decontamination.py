@@ -1,0 +1,114 @@
+"""The passes that cut benchmarks out of documents, or let documents fall that are full of them.
+
+benchmarks    what there is to look for
+matches       where it is in each split
+matched       what of it was found anywhere
+decontaminate what is cut, by all that was found
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainrig import storage
+from trainrig.corpus.decontaminate import (
+    CONTAMINATED,
+    Decision,
+    Decontamination,
+    Index,
+    Matches,
+    Totals,
+    Touch,
+    decide,
+    match,
+    merge,
+)
+from trainrig.corpus.decontaminate.tallies import ContaminatedSample, pick_samples, sample
+from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
+from trainrig.corpus.files.arrays import save_arrays
+from trainrig.corpus.stages.surviving_documents import SurvivingDocuments
+from trainrig.splits import Done, Task, Work
+
+
+def index_benchmarks(settings: Decontamination, path: str) -> Work:
+    """Index all that may not be in documents."""
+
+    def index(task: Task) -> Done:
+        Index.of(settings).save(path)
+        return {}, {}
+
+    return index
+
+
+def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
+    """Find where the documents of a split have what is in the index."""
+    index = Index.load(path)
+
+    def match_split(task: Task) -> Done:
+        name = task["name"]
+        texts = (
+            text for batch in surviving.iterate_texts_before(CONTAMINATED, name) for text in batch
+        )
+        match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
+        return {}, {}
+
+    return match_split
+
+
+def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
+    """Add up the matches of all splits."""
+
+    def add(task: Task) -> Done:
+        merge(Index.load(index), matches).save(path)
+        return {}, {}
+
+    return add
+
+
+def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
+    """Decide what of a split is cut, and which of its documents fall."""
+    index, totals = Index.load(path), Totals.load(totals_path)
+
+    def decide_split(task: Task) -> Done:
+        name = task["name"]
+        matches = Matches.load(surviving.path_of("matches", f"{name}.npz"))
+        decision = decide(index, matches, totals)
+        save_spans(surviving.name_spans_file(CONTAMINATED, name), _build_removed_spans(decision))
+        fallen = np.array(sorted(decision.fallen), np.int64)
+        save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
+        told = json.dumps(
+            [dataclasses.asdict(each) for each in _collect_samples(surviving, name, decision)]
+        )
+        storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
+        counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
+        return {**counts, **decision.compute_counts()}, {}
+
+    return decide_split
+
+
+def _build_removed_spans(decision: Decision) -> RemovedSpans:
+    found = [
+        (document, each.start, each.end)
+        for document, cuts in sorted(decision.cuts.items())
+        for each in cuts
+    ]
+    return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def _collect_samples(
+    surviving: SurvivingDocuments, split: str, decision: Decision
+) -> list[ContaminatedSample]:
+    touches: dict[int, list[Touch]] = {}
+    for touch in decision.touches:
+        touches.setdefault(touch.document, []).append(touch)
+    found = []
+    before = 0
+    for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
+        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
+            found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
+        found = pick_samples(found)
+        before += len(texts)
+    return found
