@@ -45,14 +45,13 @@ from trainrig.corpus.files.measured_documents import (
     Parts,
 )
 from trainrig.corpus.files.replace import Replacement
-from trainrig.corpus.filters.rule_verdicts import find_wiped_out
 from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
 from trainrig.corpus.report.empty_output import explain_nothing_kept, explain_nothing_read
 from trainrig.corpus.report.hosts import describe_doubtful
-from trainrig.corpus.report.removal_counts import CutRow, RemovalCounts
+from trainrig.corpus.report.removal_counts import RemovalCounts
 from trainrig.corpus.report.tallies import CurationTallies, tally_curation
 from trainrig.corpus.row_schema import build_pool_schema
-from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import (
     PathBuilder,
@@ -75,6 +74,11 @@ from trainrig.corpus.stages.near_duplicates import (
 from trainrig.corpus.stages.read_pages import read_all_pages
 from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
+from trainrig.corpus.stages.wipe_out import (
+    refuse_cut_away,
+    refuse_rules_that_wipe_out,
+    refuse_wiped_out,
+)
 from trainrig.corpus.stages.write_documents import SAMPLES, write_signatures, write_split
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
@@ -211,25 +215,7 @@ class _Passes:
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
             counts = sum_counts(record.counts for record in phase.read_results(self.splits))
         storage.write(self.path_of("tally.json"), json.dumps(counts).encode())
-        for name, tally in counts["tally"].items():
-            seen = sum(each["documents"] for each in tally["seen"].values())
-            dropped = {
-                rule: sum(each.get("first_documents", 0) for each in languages.values())
-                for rule, languages in tally["rules"].items()
-            }
-            self._stop_if_wiped_out(name, dropped, seen)
-
-    def _stop_if_wiped_out(self, name: str, dropped: Mapping[str, int], documents: int) -> None:
-        (source,) = (source for source in self.run.sources if source.name == name)
-        limit = source.wipe_out
-        found = find_wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
-        if found:
-            raise DataError(
-                f"{self.run.output}: {found.step} drops {found.dropped:,} of the "
-                f"{found.documents:,} documents of source '{name}' that reach it, more than "
-                f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change the "
-                "rule or raise the limit and run again, no page will be read again"
-            )
+        refuse_rules_that_wipe_out(self.run, counts["tally"])
 
     def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
         """Which of the documents that passed the rules repeat another: the search, what it left."""
@@ -259,7 +245,7 @@ class _Passes:
             passed = sum(own[n].count for n in of_source)
             fell = sum_counts(found.by_split[n] for n in of_source)
             in_order = {step: fell.get(step, 0) for step in COPIES}
-            self._stop_if_wiped_out(source.name, in_order, passed)
+            refuse_wiped_out(self.run, source.name, in_order, passed)
         return search, found
 
     def _sign(self, pool: MeasuredDocuments) -> dict[str, tuple[int, int]]:
@@ -290,20 +276,8 @@ class _Passes:
             told = SpanRemoval(self.run, surviving, self.splits, self._run_removal_pass).find_spans(
                 own
             )
-        sources = {source.name: source for source in self.run.sources}
-        for row in told.rows:
-            self._stop_if_cut_away(row, sources[row.source])
+        refuse_cut_away(self.run, told.rows)
         return told
-
-    def _stop_if_cut_away(self, row: CutRow, source: CurationSource) -> None:
-        limit = source.wipe_out
-        if row.documents >= limit.min_documents and row.size_cut > limit.max_share * row.size:
-            raise DataError(
-                f"{self.run.output}: {row.step} cuts {row.size_cut:,} of the {row.size:,} "
-                f"{row.unit} of source '{row.source}' that reach it, more than "
-                f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change its "
-                "section or raise the limit and run again, no page will be read again"
-            )
 
     def _run_removal_pass(
         self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
