@@ -19,10 +19,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
@@ -45,12 +43,9 @@ from trainrig.corpus.files.measured_documents import (
     Parts,
 )
 from trainrig.corpus.files.replace import Replacement
-from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
 from trainrig.corpus.report.empty_output import explain_nothing_kept, explain_nothing_read
 from trainrig.corpus.report.hosts import describe_doubtful
 from trainrig.corpus.report.removal_counts import RemovalCounts
-from trainrig.corpus.report.tallies import CurationTallies, tally_curation
-from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import (
@@ -72,6 +67,7 @@ from trainrig.corpus.stages.near_duplicates import (
     search_for,
 )
 from trainrig.corpus.stages.read_pages import read_all_pages
+from trainrig.corpus.stages.read_tallies import RULES_TALLY, read_tallies
 from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.corpus.stages.wipe_out import (
@@ -79,7 +75,7 @@ from trainrig.corpus.stages.wipe_out import (
     refuse_rules_that_wipe_out,
     refuse_wiped_out,
 )
-from trainrig.corpus.stages.write_documents import SAMPLES, write_signatures, write_split
+from trainrig.corpus.stages.write_documents import write_signatures, write_split
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -214,7 +210,7 @@ class _Passes:
         with self._time_phase("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
             counts = sum_counts(record.counts for record in phase.read_results(self.splits))
-        storage.write(self.path_of("tally.json"), json.dumps(counts).encode())
+        storage.write(self.path_of(RULES_TALLY), json.dumps(counts).encode())
         refuse_rules_that_wipe_out(self.run, counts["tally"])
 
     def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
@@ -320,7 +316,7 @@ class _Passes:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
-        told = self._read_tallies()
+        told = read_tallies(self.run, self.splits, self.path_of)
         if thin := describe_doubtful(told.hosts):
             log.warning("%s: %s", self.run.output, thin)
         files |= told.save(folder)
@@ -341,30 +337,6 @@ class _Passes:
             replacement.begin(self.stage.build_manifest(counts, files, cost), folder, [REPORT_PAGE])
             return manifest.read_manifest(self.run.output)
         return self.stage.finish(counts, files, cost)
-
-    def _read_tallies(self) -> CurationTallies:
-        """What the passes counted, and a few of the documents that fell."""
-        judged = json.loads(storage.read(self.path_of("tally.json")))
-        told = [
-            json.loads(storage.read(self.path_of("told", f"{split.name}.json")))
-            for split in self.splits
-        ]
-        samples: dict[str, list[dict[str, str]]] = {}
-        for each in told:
-            for step, found in each["samples"].items():
-                samples.setdefault(step, []).extend(found)
-        few = {
-            step: sorted(found, key=lambda sample: sample["id"])[:SAMPLES]
-            for step, found in sorted(samples.items())
-        }
-        integers = frozenset(
-            column.name
-            for column in build_pool_schema(self.run)
-            if pa.types.is_integer(column.type)
-        )
-        pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
-        counts = sum_counts(each["counts"] for each in told)
-        return tally_curation(judged, counts, few, pairs[:PAIRS], integers)
 
     def _describe_provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim

@@ -1,0 +1,38 @@
+"""Gathers what the passes counted, for the report and the tables of a curation."""
+
+import json
+from collections.abc import Sequence
+from operator import itemgetter
+
+import pyarrow as pa
+
+from trainrig import storage
+from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
+from trainrig.corpus.report.tallies import CurationTallies, tally_curation
+from trainrig.corpus.row_schema import build_pool_schema
+from trainrig.corpus.run_file import Curation
+from trainrig.corpus.stages.apply_rules import PathBuilder
+from trainrig.corpus.stages.write_documents import SAMPLES
+from trainrig.splits import Split, sum_counts
+
+RULES_TALLY = "tally.json"  # file with what the rules did, by source
+
+
+def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -> CurationTallies:
+    """What the passes counted, and a few of the documents that fell."""
+    judged = json.loads(storage.read(path_of(RULES_TALLY)))
+    told = [json.loads(storage.read(path_of("told", f"{split.name}.json"))) for split in splits]
+    samples: dict[str, list[dict[str, str]]] = {}
+    for each in told:
+        for step, found in each["samples"].items():
+            samples.setdefault(step, []).extend(found)
+    few = {
+        step: sorted(found, key=lambda sample: sample["id"])[:SAMPLES]
+        for step, found in sorted(samples.items())
+    }
+    integers = frozenset(
+        column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
+    )
+    pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
+    counts = sum_counts(each["counts"] for each in told)
+    return tally_curation(judged, counts, few, pairs[:PAIRS], integers)
