@@ -17,7 +17,8 @@ from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.objective_names import serialise_objective
 from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.plan.plan import ScalingPlan
-from trainrig.scaling.plan.planner import PlanRequest, make_plan
+from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.plan.planner import make_plan
 from trainrig.train.run_file.training import Training
 
 OFFERS = hardware.load()

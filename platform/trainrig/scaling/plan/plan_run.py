@@ -10,7 +10,7 @@ from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.plan.plan import ScalingPlan, write_plan
-from trainrig.scaling.plan.planner import PlanRequest
+from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings
 from trainrig.train.pretrain import open_batches

@@ -14,7 +14,8 @@ from trainrig.scaling.laws.forms import Kaplan
 from trainrig.scaling.laws.law import Law, read_law
 from trainrig.scaling.plan import plan_run, plan_text, plan_warnings
 from trainrig.scaling.plan.plan import ScalingPlan
-from trainrig.scaling.plan.planner import PlanRequest, make_plan
+from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.plan.planner import make_plan
 from trainrig.storage.writable import check_file
 
 _OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}

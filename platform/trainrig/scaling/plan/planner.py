@@ -1,19 +1,12 @@
 """Computes a plan from a law and one given quantity."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
-from pydantic import model_validator
 
-from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
-from trainrig.estimate import layouts
 from trainrig.estimate.activations import MASTER
 from trainrig.estimate.cost import (
-    Assumptions,
     Cost,
     choose_save_interval,
     compute_affordable_flops,
@@ -21,95 +14,39 @@ from trainrig.estimate.cost import (
     estimate_cost,
 )
 from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import count_slices
 from trainrig.flops import count_flops_6nd
-from trainrig.hardware import Compute, Hardware
-from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
-from trainrig.optim import AdamW, Optimizer
+from trainrig.hardware import Hardware
+from trainrig.models.decoder_config import count_parameters, parameter_shapes
+from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import count_state_bytes
-from trainrig.parallel.precision import Precision
-from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, round_to_sequences
+from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.laws.forms import Form
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.model_ladder import LadderModel
 from trainrig.scaling.plan import allocation, plan_warnings
 from trainrig.scaling.plan.allocation import Allocation
+from trainrig.scaling.plan.placement import PlanHardware, choose_hardware, place_model
 from trainrig.scaling.plan.plan import (
-    MemoryRow,
-    Placement,
     PredictedLoss,
     Recipe,
     ScalingPlan,
     Service,
     Size,
-    Target,
     TokenBudget,
 )
+from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.scaling.plan.planned_model import (
     count_parameters_by,
     count_row_places,
     count_training_flops,
     plan_model,
 )
-from trainrig.train.run_file.training import Training
 
-TARGETS: tuple[Target, ...] = ("flops", "gpu_days", "budget_usd", "parameters", "tokens")
 CURVE_POINTS = 40
 CURVE_BEGINS = 0.02  # share of the tokens
 # Steps under which warm-up and decay have no room.
 FEWEST_STEPS = 100
-USUAL_DEVICE = "h100"
-# Days that a run should take at most, where the number of devices is left to the plan.
-MOST_DAYS = 30.0
 SETTLING_ROUNDS = 4
-
-Positive = Field(default=None, gt=0, allow_inf_nan=False)
-
-
-class PlanRequest(Settings):
-    """What is asked for. Exactly one of the first five."""
-
-    flops: float | None = Positive  # by 6ND
-    gpu_days: float | None = Positive  # of `device`
-    budget_usd: float | None = Positive  # on demand
-    parameters: float | None = Positive  # as the law counts them
-    tokens: float | None = Positive
-    tokens_available: float | None = Positive  # different ones
-    tokens_served: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    device: str | None = None  # None: that of `instance`, or USUAL_DEVICE, or the first
-    # None: those of one machine, or the fewest that hold the model and end within MOST_DAYS.
-    devices: int | None = Field(default=None, ge=1)
-    instance: str | None = None
-    compute: Compute = "bfloat16"
-    vocabulary: int = Field(default=32_768, ge=2)
-    sequence_length: int = Field(default=2048, ge=1)
-    rule: Rule = DeepSeek()
-    optimizer: Optimizer = AdamW()  # its peak rate is the rule's
-    assumptions: Assumptions = Assumptions()
-
-    @model_validator(mode="after")
-    def _one_target(self) -> Self:
-        options = [f"--{name.replace('_', '-')}" for name in TARGETS]
-        given = [f"--{n.replace('_', '-')}" for n in TARGETS if getattr(self, n) is not None]
-        if len(given) != 1:
-            found = "none of them" if not given else " and ".join(given)
-            raise ValueError(f"give exactly one of {', '.join(options)}; found {found}")
-        return self
-
-    @property
-    def target(self) -> tuple[Target, float]:
-        """What is given, and how much of it."""
-        name = next(name for name in TARGETS if getattr(self, name) is not None)
-        return name, float(getattr(self, name))
-
-
-@dataclass(frozen=True)
-class _Where:
-    """What it is to run on."""
-
-    hardware: Hardware
-    device: str
-    instance: str | None
 
 
 def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan:
@@ -119,7 +56,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     what follows (operations, memory, hours, the loss predicted) is of that decoder and of whole
     steps.
     """
-    where = _choose_hardware(request, hardware)
+    where = choose_hardware(request, hardware)
     form = (
         law.form if request.tokens_available is None else allocation.to_data_constrained(law.form)
     )
@@ -130,7 +67,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     counted = count_parameters_by(law, found)
     flops = count_training_flops(law, found.model, request.sequence_length, steps) * tokens
     rows = BatchShape(batch.global_batch, count_row_places(law, batch.sequence_length))
-    placed = _place(found.model, request, where, rows, flops)
+    placed = place_model(found.model, request, where, rows, flops)
     priced = _estimate_cost(flops, where, request, placed.devices)
     return ScalingPlan(
         law=law.name,
@@ -187,23 +124,8 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     )
 
 
-def _choose_hardware(request: PlanRequest, hardware: Hardware) -> _Where:
-    if request.instance is None:
-        usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
-        device = request.device or usual
-        hardware.find_device(device)
-        return _Where(hardware, device, hardware.find_cheapest(device))
-    offer = hardware.find_instance(request.instance)
-    if request.device not in (None, offer.device):
-        raise ConfigError(
-            f"--instance {request.instance} has devices '{offer.device}', not "
-            f"'{request.device}'; leave out one of the two"
-        )
-    return _Where(hardware, offer.device, request.instance)
-
-
 def _divide_budget(
-    law: Law, form: Form, request: PlanRequest, where: _Where
+    law: Law, form: Form, request: PlanRequest, where: PlanHardware
 ) -> tuple[Allocation, Service | None]:
     """N and D by the law, and what serving changes of them."""
     trained = _allocate_training(law, form, request, where)
@@ -223,7 +145,9 @@ def _divide_budget(
     )
 
 
-def _allocate_training(law: Law, form: Form, request: PlanRequest, where: _Where) -> Allocation:
+def _allocate_training(
+    law: Law, form: Form, request: PlanRequest, where: PlanHardware
+) -> Allocation:
     target, asked = request.target
     unique = request.tokens_available
     if target == "parameters":
@@ -277,76 +201,13 @@ def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape,
     return BatchShape(sequences, length), steps
 
 
-@dataclass(frozen=True)
-class _Placed:
-    devices: int
-    sliced: int
-    micro_batch: int
-    placement: Placement
-
-
 def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
     """Of weights and what `optimizer` keeps."""
     weights = MASTER * count_parameters(found.model).total
     return weights + count_state_bytes(parameter_shapes(found.model), optimizer)
 
 
-def _place(
-    model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, flops: float
-) -> _Placed:
-    """The layout; where devices are left open: a whole machine, or the fewest that hold the model
-    and end within MOST_DAYS."""
-    room = where.hardware.find_device(where.device).memory
-    offer = where.hardware.find_instance(where.instance) if where.instance else None
-    per_machine = offer.devices if offer else 1
-    precision = Precision(compute=request.compute)
-    base = Training(steps=1, optimizer=request.optimizer, precision=precision)
-    needed = layouts.count_devices_needed(model, base, batch, per_machine, room)
-    devices = request.devices or min(
-        batch.global_batch,
-        max(per_machine, needed or 1, _find_quick_devices(request, where, flops)),
-    )
-    if devices > batch.global_batch:
-        raise ConfigError(
-            f"{devices} devices share a global batch of {batch.global_batch} sequences; at most "
-            f"{batch.global_batch} have something to do, or lower --sequence-length"
-        )
-    machines = math.ceil(devices / per_machine)
-    found = layouts.find_fitting(model, base, batch, devices, machines, room)
-    nearest = found or layouts.find_least_memory(model, base, batch, devices, machines)
-    rows = layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
-    return _Placed(
-        devices=devices,
-        sliced=count_slices(nearest.training, devices),
-        micro_batch=nearest.micro_batch,
-        placement=Placement(
-            fits=found is not None,
-            parallel=nearest.training.parallel,
-            deterministic=nearest.training.deterministic,
-            recompute=nearest.training.recompute,
-            room=room,
-            memory=nearest.memory.total,
-            devices_needed=None if found else needed,
-            table=tuple(
-                MemoryRow(
-                    layout=row.layout,
-                    offered=row.offered,
-                    bytes_by_recompute=row.bytes_by_recompute,
-                )
-                for row in rows
-            ),
-        ),
-    )
-
-
-def _find_quick_devices(request: PlanRequest, where: _Where, flops: float) -> int:
-    """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
-    share = request.assumptions.utilisation
-    one = compute_affordable_flops(1.0, where.hardware, where.device, request.compute, share)
-    return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
-
-
-def _estimate_cost(flops: float, where: _Where, request: PlanRequest, devices: int) -> Cost:
+def _estimate_cost(flops: float, where: PlanHardware, request: PlanRequest, devices: int) -> Cost:
     return estimate_cost(
         flops,
         where.hardware,

@@ -19,8 +19,9 @@ from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.summary import describe_law
 from trainrig.scaling.plan.loss_prediction import predict_loss
 from trainrig.scaling.plan.plan_page import build_plan_page
+from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.scaling.plan.plan_text import describe_plan
-from trainrig.scaling.plan.planner import PlanRequest, make_plan
+from trainrig.scaling.plan.planner import make_plan
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 

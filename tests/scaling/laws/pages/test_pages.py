@@ -17,7 +17,8 @@ from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.plan_page import build_plan_page
-from trainrig.scaling.plan.planner import PlanRequest, make_plan
+from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.plan.planner import make_plan
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
