@@ -75,19 +75,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         parameters_count=law.parameters_count,
         target=request.target[0],
         asked=request.target[1],
-        size=Size(
-            parameters=counted,
-            tokens=tokens,
-            parameters_interval=_compute_best_interval(
-                law, request, wanted, lambda d: d.parameters
-            ),
-            tokens_interval=_compute_best_interval(law, request, wanted, lambda d: d.tokens),
-            tokens_per_parameter=tokens / counted,
-            non_embedding=found.parameters,
-            embedding=found.embedding_parameters,
-            flops=flops,
-            flops_6nd=count_flops_6nd(counted, tokens),
-        ),
+        size=_build_size(law, request, wanted, found, tokens, flops),
         loss=float(form.compute_loss(counted, tokens, request.tokens_available)),
         loss_interval=law.compute_interval(_make_loss_quantity(request, counted, tokens)),
         no_interval=law.no_interval,
@@ -121,6 +109,29 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             *plan_warnings.find_placement_warnings(placed.placement, placed.devices),
             *plan_warnings.find_budget_warnings(request.budget_usd, priced, service is not None),
         ),
+    )
+
+
+def _build_size(
+    law: Law,
+    request: PlanRequest,
+    wanted: Allocation,
+    found: LadderModel,
+    tokens: float,
+    flops: float,
+) -> Size:
+    """How large the run of `found` is, beside where the best size, `wanted`, lies."""
+    counted = count_parameters_by(law, found)
+    return Size(
+        parameters=counted,
+        tokens=tokens,
+        parameters_interval=_compute_best_interval(law, request, wanted, lambda d: d.parameters),
+        tokens_interval=_compute_best_interval(law, request, wanted, lambda d: d.tokens),
+        tokens_per_parameter=tokens / counted,
+        non_embedding=found.parameters,
+        embedding=found.embedding_parameters,
+        flops=flops,
+        flops_6nd=count_flops_6nd(counted, tokens),
     )
 
 
