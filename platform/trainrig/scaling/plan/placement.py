@@ -30,7 +30,7 @@ class PlanHardware:
 
 
 def choose_hardware(request: PlanRequest, hardware: Hardware) -> PlanHardware:
-    """What `request` names, and what is usual for the rest. Raises ConfigError for contradictions."""
+    """What `request` names, else what is usual. Raises ConfigError where it names two devices."""
     if request.instance is None:
         usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
         device = request.device or usual
@@ -58,8 +58,8 @@ class PlacedModel:
 def place_model(
     model: DecoderConfig, request: PlanRequest, where: PlanHardware, batch: BatchShape, flops: float
 ) -> PlacedModel:
-    """The layout of `model`; where devices are left open: a whole machine, or the fewest that hold the model
-    and end within MOST_DAYS."""
+    """The layout of `model`; where devices are left open: a whole machine, or the fewest that hold
+    it and end within MOST_DAYS."""
     room = where.hardware.find_device(where.device).memory
     offer = where.hardware.find_instance(where.instance) if where.instance else None
     per_machine = offer.devices if offer else 1
