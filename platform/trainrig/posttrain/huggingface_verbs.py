@@ -1,0 +1,140 @@
+"""The commands `export` and `import`. They import what they need when they run."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trainrig import config
+from trainrig.command_line import completion
+from trainrig.command_line.options import Checkpoint, Json
+from trainrig.errors import ConfigError
+
+
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Number format of the weights: float32, bfloat16 or float16.  "
+            "[default: as imported, else float32]",
+            autocompletion=completion.make_word_completion("float32", "bfloat16", "float16"),
+        ),
+    ] = None,
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="Write the adapter alone, for PEFT; without, it is merged."),
+    ] = False,
+    generator: Annotated[
+        bool,
+        typer.Option(
+            "--generator", help="Write the generator of a model that finds replaced tokens."
+        ),
+    ] = False,
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Evaluation of it, for the model card (repeatable)."),
+    ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license", metavar="NAME", help="For the card, as the Hub names it. [default: none]"
+        ),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/MODEL", help="Model it was made from. [default: none]"),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OWNER/DATASET", help="Data it was trained on (repeatable)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Export a checkpoint as a Hugging Face folder that Transformers, or PEFT, can load.
+
+    What a model was imported with (tokenizer, chat template, generation config) is as it was. Its
+    model card says what made it, and its scores.
+    """
+    from trainrig.evaluate.model_card import describe_checkpoint
+    from trainrig.models.huggingface import HubFolder
+    from trainrig.posttrain.huggingface import export_checkpoint
+    from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
+    from trainrig.storage.writable import check_folder
+
+    if adapter and (scores or license_ or base_model or dataset):
+        raise ConfigError("export --adapter: writes no model card; leave out what is for one")
+    if adapter and generator:
+        raise ConfigError("export: an adapter has no generator; leave --adapter or --generator out")
+    check_folder(out)
+    settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
+    settings = settings.model_copy(
+        update={
+            "license": license_,
+            "base_model": base_model,
+            "datasets": tuple(dataset or ()),
+            "sections": "" if adapter else describe_checkpoint(checkpoint, scores or ()),
+        }
+    )
+    facts = (
+        export_adapter(checkpoint, out)
+        if adapter
+        else export_checkpoint(checkpoint, out, settings, generator)
+    )
+    print(json.dumps(facts) if as_json else f"{out}: step {facts['step']} of {facts['checkpoint']}")
+
+
+def import_folder(
+    folder: Annotated[
+        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or s3://.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=TOKEN",
+            help="Which special token plays a role that the folder's files do not tell: begin, end,"
+            " pad, end_of_turn, user, assistant or system (repeatable).",
+        ),
+    ] = None,
+    add_token: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Special token to add; its embedding begins as the mean of all (repeatable).",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="CKPT", help="Checkpoint that a PEFT folder is for. [default: none]"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Import a Hugging Face folder as a checkpoint to train, evaluate or tune.
+
+    Llama, Mistral, Qwen 2 and 3, OLMo 2, Gemma 2 and 3 (text), GPT-2, and what is built as they.
+    """
+    from trainrig.posttrain.huggingface import import_checkpoint
+    from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
+
+    if base:
+        adapter = import_adapter(folder, base, out)
+        print(json.dumps(adapter) if as_json else f"{out}: {adapter['parameters']:,} parameters")
+        return
+    roles = dict(_parse_role(each) for each in role or ())
+    facts = import_checkpoint(folder, out, roles, add_token or ())
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"{out}: {facts['parameters']:,} parameters, {facts['vocabulary']:,} entries")
+    for name, token in facts["special_tokens"].items():
+        print(f"{name}: {token or 'none'}")
+
+
+def _parse_role(given: str) -> tuple[str, str]:
+    name, equals, token = given.partition("=")
+    if not equals or not token:
+        raise ConfigError(f"--role {given}: wanted ROLE=TOKEN, as in end_of_turn=<|im_end|>")
+    return name, token
