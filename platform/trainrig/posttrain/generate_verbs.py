@@ -36,6 +36,27 @@ Seed = Annotated[
 ]
 
 
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Text before a gap that a model of FillInTheMiddle or SpanCorruption fills, instead.",
+    ),
+]
+Suffix = Annotated[str | None, typer.Option(metavar="TEXT", help="Text after that gap, instead.")]
+Engine = Annotated[
+    Literal["trainrig", "vllm"],
+    typer.Option(
+        metavar="ENGINE",
+        help="What runs the model for --prompts: trainrig, or vllm, where that is installed.",
+    ),
+]
+GpuMemory = Annotated[
+    float,
+    typer.Option(metavar="SHARE", min=0.05, max=1, help="Of the GPU's memory, what vLLM may take."),
+]
+
+
 def _build_sampling(where: str, **given: Any) -> Any:
     from trainrig import config
     from trainrig.models.sampling import Sampling
@@ -49,17 +70,8 @@ def generate(
         str | None,
         typer.Option(metavar="TEXT", help="Text to continue, or to answer; or --prompts instead."),
     ] = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Text before a gap that a model of FillInTheMiddle or SpanCorruption fills, "
-            "instead.",
-        ),
-    ] = None,
-    suffix: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text after that gap, instead.")
-    ] = None,
+    prefix: Prefix = None,
+    suffix: Suffix = None,
     prompts: Annotated[
         str | None,
         typer.Option(
@@ -88,19 +100,8 @@ def generate(
         int,
         typer.Option(metavar="N", min=0, help="Ray workers for --prompts; 0: in this process."),
     ] = 0,
-    engine: Annotated[
-        Literal["trainrig", "vllm"],
-        typer.Option(
-            metavar="ENGINE",
-            help="What runs the model for --prompts: trainrig, or vllm, where that is installed.",
-        ),
-    ] = "trainrig",
-    memory: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", min=0.05, max=1, help="Of the GPU's memory, what vLLM may take."
-        ),
-    ] = 0.9,
+    engine: Engine = "trainrig",
+    memory: GpuMemory = 0.9,
     as_json: Json = False,
 ) -> None:
     """Generate text with a checkpoint, from a prompt or a file of prompts."""

@@ -10,19 +10,39 @@ from trainrig.command_line import completion
 from trainrig.command_line.options import Checkpoint, Json
 from trainrig.errors import ConfigError
 
+NumberFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Number format of the weights: float32, bfloat16 or float16.  "
+        "[default: as imported, else float32]",
+        autocompletion=completion.make_word_completion("float32", "bfloat16", "float16"),
+    ),
+]
+License = Annotated[
+    str | None,
+    typer.Option(
+        "--license", metavar="NAME", help="For the card, as the Hub names it. [default: none]"
+    ),
+]
+BaseModel = Annotated[
+    str | None,
+    typer.Option(metavar="OWNER/MODEL", help="Model it was made from. [default: none]"),
+]
+Datasets = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OWNER/DATASET", help="Data it was trained on (repeatable)."),
+]
+Scores = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DIR", help="Evaluation of it, for the model card (repeatable)."),
+]
+
 
 def export(
     checkpoint: Checkpoint,
     out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="Number format of the weights: float32, bfloat16 or float16.  "
-            "[default: as imported, else float32]",
-            autocompletion=completion.make_word_completion("float32", "bfloat16", "float16"),
-        ),
-    ] = None,
+    dtype: NumberFormat = None,
     adapter: Annotated[
         bool,
         typer.Option("--adapter", help="Write the adapter alone, for PEFT; without, it is merged."),
@@ -33,24 +53,10 @@ def export(
             "--generator", help="Write the generator of a model that finds replaced tokens."
         ),
     ] = False,
-    scores: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DIR", help="Evaluation of it, for the model card (repeatable)."),
-    ] = None,
-    license_: Annotated[
-        str | None,
-        typer.Option(
-            "--license", metavar="NAME", help="For the card, as the Hub names it. [default: none]"
-        ),
-    ] = None,
-    base_model: Annotated[
-        str | None,
-        typer.Option(metavar="OWNER/MODEL", help="Model it was made from. [default: none]"),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OWNER/DATASET", help="Data it was trained on (repeatable)."),
-    ] = None,
+    scores: Scores = None,
+    license_: License = None,
+    base_model: BaseModel = None,
+    dataset: Datasets = None,
     as_json: Json = False,
 ) -> None:
     """Export a checkpoint as a Hugging Face folder that Transformers, or PEFT, can load.

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from trainrig.config import Location, suggest_choice
+from trainrig.config import suggest_choice
+from trainrig.config.key_lines import Location
 
 # Values of one file, those that aliases repeat counted each time: our own files have about 500.
 MOST_VALUES = 50_000

@@ -1,7 +1,7 @@
 """The verb `mixture`. It imports what it needs when it runs."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -62,7 +62,6 @@ def mixture(
     """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
     from trainrig import storage
     from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit
-    from trainrig.scaling.mixture.record import format_loss_interval
     from trainrig.scaling.mixture.write_mixture import write_mixture
 
     limits = dict(_limit(each) for each in at_most or ())
@@ -81,6 +80,14 @@ def mixture(
         weights = {share.source: share.weight for share in record.weights}
         print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
         return
+    _print_record(record)
+    print(storage.join(out, PAGE))
+
+
+def _print_record(record: Any) -> None:
+    """What was found, for a person."""
+    from trainrig.scaling.mixture.record import format_loss_interval
+
     for share in sorted(record.weights, key=lambda each: -each.weight):
         print(f"{share.weight:.4f} {format_loss_interval(share.interval)} {share.source}")
     print(
@@ -96,7 +103,6 @@ def mixture(
         )
     for warning in record.warnings:
         print(f"! {warning}")
-    print(storage.join(out, PAGE))
 
 
 def _limit(text: str) -> tuple[str, float]:
