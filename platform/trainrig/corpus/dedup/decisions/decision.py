@@ -89,9 +89,9 @@ def decide(
         names: DOCUMENT_KEY of all in its edges, and of its own that are remote documents elsewhere;
         by ref. edges: EDGE of which it has `later`.
         own: [2] the first ref of the partition, and the one after its last.
-        told: STATE_MESSAGE about all its remote documents; None before anybody spoke.
-        echoes: CLUSTER_MESSAGE of all its own that are remote documents elsewhere, in pieces; read
-        twice.
+        state_messages: STATE_MESSAGE about all its remote documents; None before anybody spoke.
+        cluster_messages: CLUSTER_MESSAGE of all its own that are remote documents elsewhere, in
+        pieces; read twice.
     """
     refs, ids = np.ascontiguousarray(names["ref"]), np.stack([names["id0"], names["id1"]], axis=1)
     here = slice(*np.searchsorted(refs, own).tolist())
@@ -104,12 +104,8 @@ def decide(
     del edges
 
     states, labels = np.zeros(len(refs), np.uint8), ids.copy()
-    of_messages = (
-        np.zeros(0, np.int64)
-        if state_messages is None
-        else np.searchsorted(refs, state_messages["about"])
-    )
     if state_messages is not None:
+        of_messages = np.searchsorted(refs, state_messages["about"])
         states[of_messages] = state_messages["state"]
         _lower(labels, of_messages, _cluster(state_messages))
     for piece in cluster_messages():
@@ -120,17 +116,7 @@ def decide(
     )
     _spread_clusters(first_edge, target, labels)
 
-    agreed = np.zeros(len(refs), bool)
-    agreed[here] = states[here] != UNKNOWN
-    if state_messages is not None:
-        agreed[of_messages] = (state_messages["state"] != UNKNOWN) & _are_equal(
-            _cluster(state_messages), labels[of_messages]
-        )
-    unsettled = int(np.count_nonzero(~agreed))
-    for piece in cluster_messages():
-        at = np.searchsorted(refs, piece["about"])
-        unsettled += int(np.count_nonzero(~_are_equal(_cluster(piece), labels[at])))
-
+    unsettled = _count_unsettled(refs, here, states, labels, state_messages, cluster_messages)
     falls = np.flatnonzero(partners >= 0)
     repeated = np.zeros((len(partners), 2), np.uint64)
     repeated[falls] = ids[target[partners[falls]]]
@@ -147,6 +133,29 @@ def decide(
         _build_messages(refs[remote], labels[remote], CLUSTER_MESSAGE),
         unsettled,
     )
+
+
+def _count_unsettled(
+    refs: NDArray[np.uint64],
+    here: slice,
+    states: NDArray[np.uint8],
+    labels: NDArray[np.uint64],
+    state_messages: Rows | None,
+    cluster_messages: Callable[[], Iterable[Rows]],
+) -> int:
+    """Of how many documents partitions have said different things, or nothing yet."""
+    agreed = np.zeros(len(refs), bool)
+    agreed[here] = states[here] != UNKNOWN
+    if state_messages is not None:
+        of_messages = np.searchsorted(refs, state_messages["about"])
+        agreed[of_messages] = (state_messages["state"] != UNKNOWN) & _are_equal(
+            _cluster(state_messages), labels[of_messages]
+        )
+    unsettled = int(np.count_nonzero(~agreed))
+    for piece in cluster_messages():
+        at = np.searchsorted(refs, piece["about"])
+        unsettled += int(np.count_nonzero(~_are_equal(_cluster(piece), labels[at])))
+    return unsettled
 
 
 def _build_messages(
