@@ -46,14 +46,11 @@ def _compute_share(part: int, whole: int) -> int:
 
 
 @compile_nogil
-def fill(
-    numbers: NDArray[np.int32],
-    sorted_digests: NDArray[np.uint64],
-    order: NDArray[np.int64],
-    result: NDArray[np.int32],
-) -> None:
-    """Write the features of a page's blocks into `result`."""
-    n = len(numbers)
+def _count_repeats(
+    sorted_digests: NDArray[np.uint64], order: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """[N] how often each block's words are on the page."""
+    n = len(order)
     repeats = np.zeros(n, np.int64)
     i = 0
     while i < n:
@@ -63,24 +60,26 @@ def fill(
         for k in range(i, j):
             repeats[order[k]] = j - i
         i = j
-    size = np.zeros(n + 1, np.int64)  # characters before each block
-    linked = np.zeros(n + 1, np.int64)  # of them in links
-    prose = np.zeros(n + 1, np.int64)  # of them in blocks that look like prose
-    topics = np.zeros(n, np.int64)
-    good = np.zeros(n, np.bool_)
-    title = -1
-    for i in range(n):
+    return repeats
+
+
+@compile_nogil
+def _find_title(numbers: NDArray[np.int32]) -> int:
+    """The first heading whose words are mostly those of the page's title; -1: none."""
+    for i in range(len(numbers)):
         row = numbers[i]
-        characters = int(row[CHARACTERS])
-        link_share = _compute_share(int(row[LINK_CHARACTERS]), characters)
-        good[i] = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
-        size[i + 1] = size[i] + characters
-        linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
-        prose[i + 1] = prose[i] + (characters if good[i] else 0)
-        topics[i] = row[FIRST_TOPIC:].sum()
         is_heading = H1 <= row[KIND] <= H4
-        if title < 0 and is_heading and row[WORDS] > 1 and 10 * row[TITLE_WORDS] >= 6 * row[WORDS]:
-            title = i
+        if is_heading and row[WORDS] > 1 and 10 * row[TITLE_WORDS] >= 6 * row[WORDS]:
+            return i
+    return -1
+
+
+@compile_nogil
+def _find_next(
+    numbers: NDArray[np.int32], good: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[N] blocks from each to the next that looks like prose, and [N] the next heading."""
+    n = len(numbers)
     next_good = np.full(n, FAR, np.int64)
     next_heading = np.full(n, n, np.int64)
     distance, heading_at = FAR, n
@@ -90,35 +89,71 @@ def fill(
         distance = 1 if good[i] else distance + 1
         if H1 <= numbers[i, KIND] <= H4:
             heading_at = i
+    return next_good, next_heading
+
+
+@compile_nogil
+def _write_neighbours(
+    i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
+) -> None:
+    """Write what the blocks around block `i` are, one by one; before it they are written."""
+    n, out = len(numbers), result[i]
+    column = WIDTH + 3
+    for step in range(-_REACH, _REACH + 1):
+        if step == 0:
+            continue
+        j = i + step
+        if 0 <= j < n:
+            out[column] = numbers[j, KIND]
+            out[column + 1] = numbers[j, CHARACTERS]
+            out[column + 2] = (
+                result[j, WIDTH]
+                if j < i
+                else _compute_share(int(numbers[j, LINK_CHARACTERS]), int(numbers[j, CHARACTERS]))
+            )
+            out[column + 3] = numbers[j, ENDS_SENTENCE]
+            out[column + 4] = topics[j]
+        else:
+            out[column] = -1
+        column += _ABOUT_NEIGHBOUR
+
+
+@compile_nogil
+def fill(
+    numbers: NDArray[np.int32],
+    sorted_digests: NDArray[np.uint64],
+    order: NDArray[np.int64],
+    result: NDArray[np.int32],
+) -> None:
+    """Write the features of a page's blocks into `result`."""
+    n = len(numbers)
+    repeats = _count_repeats(sorted_digests, order)
+    size = np.zeros(n + 1, np.int64)  # characters before each block
+    linked = np.zeros(n + 1, np.int64)  # of them in links
+    prose = np.zeros(n + 1, np.int64)  # of them in blocks that look like prose
+    topics = np.zeros(n, np.int64)
+    good = np.zeros(n, np.bool_)
+    for i in range(n):
+        row = numbers[i]
+        characters = int(row[CHARACTERS])
+        link_share = _compute_share(int(row[LINK_CHARACTERS]), characters)
+        good[i] = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
+        size[i + 1] = size[i] + characters
+        linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
+        prose[i + 1] = prose[i] + (characters if good[i] else 0)
+        topics[i] = row[FIRST_TOPIC:].sum()
+    title = _find_title(numbers)
+    next_good, next_heading = _find_next(numbers, good)
     good_blocks = max(1, good.sum())
     distance, heading, run = FAR, -1, 0
     for i in range(n):
         row, out = numbers[i], result[i]
         out[:WIDTH] = row
-        column = WIDTH
-        out[column] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
-        out[column + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
-        out[column + 2] = topics[i]
-        column += 3
-        for step in range(-_REACH, _REACH + 1):
-            if step == 0:
-                continue
-            j = i + step
-            if 0 <= j < n:
-                out[column] = numbers[j, KIND]
-                out[column + 1] = numbers[j, CHARACTERS]
-                out[column + 2] = (
-                    result[j, WIDTH]
-                    if j < i
-                    else _compute_share(
-                        int(numbers[j, LINK_CHARACTERS]), int(numbers[j, CHARACTERS])
-                    )
-                )
-                out[column + 3] = numbers[j, ENDS_SENTENCE]
-                out[column + 4] = topics[j]
-            else:
-                out[column] = -1
-            column += _ABOUT_NEIGHBOUR
+        out[WIDTH] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
+        out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
+        out[WIDTH + 2] = topics[i]
+        _write_neighbours(i, numbers, topics, result)
+        column = WIDTH + 3 + 2 * _REACH * _ABOUT_NEIGHBOUR
         if H1 <= row[KIND] <= H4:
             heading = i
         run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
