@@ -34,8 +34,14 @@ Stop = Annotated[
 Seed = Annotated[
     int, typer.Option(metavar="N", min=0, help="Random seed; the same one gives the same text.")
 ]
-
-
+Prompt = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Text to continue, or to answer; or --prompts instead."),
+]
+PromptFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="JSONL file of rows with `prompt` or `messages`, instead."),
+]
 Prefix = Annotated[
     str | None,
     typer.Option(
@@ -64,20 +70,24 @@ def _build_sampling(where: str, **given: Any) -> Any:
     return config.build(Sampling, given, where)
 
 
+def _check_asked(
+    prompt: str | None, prompts: str | None, out: str | None, gap: bool, chat: bool
+) -> None:
+    """Raise ConfigError unless one thing is asked for, with what it needs."""
+    asked = [prompt is not None, prompts is not None, gap]
+    if sum(asked) != 1 or (prompts is None) != (out is None) or (gap and chat):
+        raise ConfigError(
+            "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap between "
+            "the two, or --prompts FILE with --out FILE"
+        )
+
+
 def generate(
     checkpoint: Checkpoint,
-    prompt: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Text to continue, or to answer; or --prompts instead."),
-    ] = None,
+    prompt: Prompt = None,
     prefix: Prefix = None,
     suffix: Suffix = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="JSONL file of rows with `prompt` or `messages`, instead."
-        ),
-    ] = None,
+    prompts: PromptFile = None,
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="JSONL file to write; only with --prompts instead."),
@@ -119,26 +129,15 @@ def generate(
         maximum_tokens=tokens,
     )
     gap = prefix is not None or suffix is not None
-    asked = [prompt is not None, prompts is not None, gap]
-    if sum(asked) != 1 or (prompts is None) != (out is None) or (gap and chat):
-        raise ConfigError(
-            "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap between "
-            "the two, or --prompts FILE with --out FILE"
-        )
+    _check_asked(prompt, prompts, out, gap, chat)
     if engine == "vllm" and (prompts is None or workers):
         raise ConfigError(
             "generate --engine vllm: it answers a file of prompts, in this process; give --prompts "
             "FILE with --out FILE, and no --workers"
         )
     if prompts is not None and out is not None:
-        from trainrig.posttrain.generate_file import generate_file
-
         share = memory if engine == "vllm" else None
-        with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages
-            counts = generate_file(
-                checkpoint, prompts, out, sampling, batch=batch, workers=workers, vllm_memory=share
-            )
-        print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
+        _answer_file(checkpoint, prompts, out, sampling, batch, workers, share, as_json)
         return
     generator = TextGenerator.open(checkpoint)
     if gap:
@@ -153,6 +152,31 @@ def generate(
         print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
     else:
         print(spoken.text)
+
+
+def _answer_file(
+    checkpoint: str,
+    prompts: str,
+    out: str,
+    sampling: Any,
+    batch: int,
+    workers: int,
+    vllm_memory: float | None,
+    as_json: bool,
+) -> None:
+    from trainrig.posttrain.generate_file import generate_file
+
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages
+        counts = generate_file(
+            checkpoint,
+            prompts,
+            out,
+            sampling,
+            batch=batch,
+            workers=workers,
+            vllm_memory=vllm_memory,
+        )
+    print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
 
 
 def chat(
