@@ -99,15 +99,7 @@ def prepare_with_prompts(
         tokens_at_once=describe_rows(run, longest).tokens,
     )
     job.check_budget()
-    inputs = {
-        "checkpoint": checkpoint.compute_content_key(path),
-        "prompts": prompts,
-        **hash_reward_inputs(rewards),
-        **{
-            f"environment.{f}": k
-            for f, k in (environment.hash_inputs() if environment else {}).items()
-        },
-    }
+    inputs = _hash_inputs(run, path, prompts)
     counted = {"prompts": len(asked.prompts), "prompts_left_out": sum(asked.left_out.values())}
     if run.lora:
         # Here, as who trains no adapter should not wait for torch.
@@ -121,6 +113,17 @@ def prepare_with_prompts(
         inputs["critic"] = checkpoint.compute_content_key(critic.weights)
         counted["parameters_of_critic"] = count_parameters(critic.model).total
     return job, inputs, counted, longest
+
+
+def _hash_inputs(run: ReinforcementLearning, path: str, prompts: str) -> dict[str, str]:
+    """The fingerprints of the checkpoint at `path`, of the prompts and of what judges answers."""
+    environment = run.environment.hash_inputs() if run.environment else {}
+    return {
+        "checkpoint": checkpoint.compute_content_key(path),
+        "prompts": prompts,
+        **hash_reward_inputs(run.rewards),
+        **{f"environment.{name}": key for name, key in environment.items()},
+    }
 
 
 def estimate_rollouts(run: ReinforcementLearning, machine: DeviceChoice) -> dict[str, Any]:
