@@ -1,7 +1,7 @@
 """The verb `mixture`. It imports what it needs when it runs."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from trainrig import config
 from trainrig.command_line import completion
 from trainrig.command_line.options import Json
 from trainrig.errors import ConfigError
+
+if TYPE_CHECKING:  # help is shown without numpy, which takes time to import
+    from trainrig.scaling.mixture.record import MixtureRecord
 
 
 def mixture(
@@ -60,8 +63,7 @@ def mixture(
     as_json: Json = False,
 ) -> None:
     """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
-    from trainrig import storage
-    from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit
+    from trainrig.scaling.mixture.fitting import MixtureFit
     from trainrig.scaling.mixture.write_mixture import write_mixture
 
     limits = dict(_limit(each) for each in at_most or ())
@@ -75,19 +77,20 @@ def mixture(
         "search": {"candidates": candidates, "seed": seed, "at_most": limits},
     }
     record = write_mixture(config.build(MixtureFit, given, "mixture"), out)
+    _print_record(record, out, as_json)
+
+
+def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
+    """Print what was found, and where it lies."""
+    from trainrig import storage
+    from trainrig.scaling.mixture.fitting import PAGE, RECORD
+    from trainrig.scaling.mixture.record import format_loss_interval
+
     if as_json:
         facts = record.model_dump(mode="json", exclude={"weights", "made_by", "format"})
         weights = {share.source: share.weight for share in record.weights}
         print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
         return
-    _print_record(record)
-    print(storage.join(out, PAGE))
-
-
-def _print_record(record: Any) -> None:
-    """What was found, for a person."""
-    from trainrig.scaling.mixture.record import format_loss_interval
-
     for share in sorted(record.weights, key=lambda each: -each.weight):
         print(f"{share.weight:.4f} {format_loss_interval(share.interval)} {share.source}")
     print(
@@ -103,6 +106,7 @@ def _print_record(record: Any) -> None:
         )
     for warning in record.warnings:
         print(f"! {warning}")
+    print(storage.join(out, PAGE))
 
 
 def _limit(text: str) -> tuple[str, float]:
