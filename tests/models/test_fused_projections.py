@@ -14,9 +14,14 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.fused_projections import fuse_projections
+from trainrig.parallel.activation_memory.recompute import (
+    Full,
+    Selective,
+    choose_kept,
+    recompute,
+)
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.compiled import Compile, compile_layers
-from trainrig.parallel.recompute import Full, Selective, recompute
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 64, "initial_std": 0.2}
 VARIANTS = {
@@ -200,7 +205,7 @@ def test_compiled_and_recomputed_layers_have_its_bits(name):
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
             model = build(True, **VARIANTS[name])
-            recompute(model.layers, again)
+            recompute(model.layers, choose_kept(len(model.layers), again))
             compile_layers(model.layers, compiled)
             assert_close(expected, differentiate(model), within=0.0)
             if compiled and name != "experts":  # of which a layer has none
