@@ -16,5 +16,6 @@ def describe_room(offers: Hardware, device: str, needed: float) -> dict[str, str
     return {
         "too_little_memory": f"{device} has {there.memory / GIB:.1f} GiB, {RESERVE:.0%} of it kept "
         f"free, and a step takes {needed / GIB:.1f}; parallel.reshard = 'layer', "
-        "recompute.kind = 'Full', a smaller micro_batch or more workers make it less"
+        "recompute.kind = 'Full', offload.optimizer, a smaller micro_batch or more workers "
+        "make it less"
     }
