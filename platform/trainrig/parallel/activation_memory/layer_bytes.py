@@ -28,9 +28,10 @@ class LayerAdapters:
 
 def list_layer_adapters(model: DecoderConfig, lora: LoRA | None) -> list[LayerAdapters | None]:
     """Those of each layer of `model`; None: it is trained whole."""
+    count = len(model.shapes.layers) + len(model.shapes.further_layers)
     if lora is None:
-        return [None] * (model.layers + model.further_heads)
-    targets: list[set[str]] = [set() for _ in range(model.layers + model.further_heads)]
+        return [None] * count
+    targets: list[set[str]] = [set() for _ in range(count)]
     for name in lora.choose(model):
         kind, _, rest = name.partition(".")
         number, _, inside = rest.partition(".")
