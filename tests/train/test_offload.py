@@ -152,6 +152,7 @@ def test_a_checkpoint_is_read_into_either_memory(ranks, make_job, straight_run):
     assert read_state(ranks, host(job)) == read_state(ranks, job)
 
 
+IN_PLACES = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 2, "sequence_parallel": True}}}
 LAYER = {"parallel": {"kind": "FSDP", "reshard": "layer"}}
 BFLOAT16 = {"precision": {"compute": "bfloat16"}}
 EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
@@ -177,7 +178,7 @@ def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
     send, sent, found = host_copies._send, [], []
-    monkeypatch.setattr(host_copies, "_send", lambda each: sent.append(each.nbytes) or send(each))
+    monkeypatch.setattr(host_copies, "_send", lambda here: sent.append(here.nbytes) or send(here))
     for hosted in (False, True):
         told = training | {"offload": {"activations": hosted}}
         job = make_job(tmp_path, training=told, model=model)
@@ -198,10 +199,8 @@ def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
     [
         ({"recompute": {"kind": "Selective"}}, "'Selective' keeps some of them by itself"),
         ({"recompute": {"kind": "Budget", "gib": 1.0}}, "'Budget' keeps some of them by itself"),
-        (
-            {"parallel": {"kind": "FSDP", "tensor": {"ranks": 2, "sequence_parallel": True}}},
-            "save parts and gather the rest again; set recompute.kind = 'Full'",
-        ),
+        (IN_PLACES, "save parts and gather the rest again; set recompute.kind = 'Full'"),
+        (IN_PLACES | {"recompute": {"kind": "Full", "every": 2}}, "set .* 'Full' for all layers"),
     ],
 )
 def test_activations_that_would_not_be_moved_are_refused(changes, said, make_run, tmp_path):

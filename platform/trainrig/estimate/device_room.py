@@ -2,20 +2,32 @@
 
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
+from trainrig.parallel.activation_memory.recompute import Full
+from trainrig.train.run_file.training import Training
 
 GIB = 2**30
 
 
-def describe_room(offers: Hardware, device: str, needed: float) -> dict[str, str]:
-    """What is said of a step of `needed` bytes that an accelerator `device` does not hold, with
-    what would help; {} where it fits, and of CPUs, whose memory is the machine's to divide."""
+def describe_room(
+    offers: Hardware, device: str, needed: float, training: Training
+) -> dict[str, str]:
+    """What is said of `needed` bytes that an accelerator `device` does not hold, with what of
+    `training` could take less; {} where it fits, and of CPUs, whose memory is the machine's to
+    divide."""
     there = offers.devices[device]
     room = there.memory * (1 - RESERVE)
     if not there.accelerator or needed <= room:
         return {}
+    offload, again, sliced = training.offload, training.recompute, training.parallel.kind != "DDP"
+    less = (
+        (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
+        (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),
+        (not offload.optimizer, "offload.optimizer"),
+        (not offload.activations and again is None, "offload.activations"),
+    )
+    ways = [*(name for helps, name in less if helps), "a smaller micro_batch", "more workers"]
     return {
         "too_little_memory": f"{device} has {there.memory / GIB:.1f} GiB, {RESERVE:.0%} of it kept "
-        f"free, and a step takes {needed / GIB:.1f}; parallel.reshard = 'layer', "
-        "recompute.kind = 'Full', offload.optimizer, a smaller micro_batch or more workers "
-        "make it less"
+        f"free, and this takes {needed / GIB:.1f}; {', '.join(ways[:-1])} or {ways[-1]} may make "
+        "it less"
     }

@@ -100,10 +100,8 @@ def estimate_worker_memory(
             in_a_layer = max(in_a_layer, widest)
         last = stages[-1].stop == model.layers
         size = training.precision.bytes
-        head = 0.0
-        if last:
-            there = replace(tuning, places=places)
-            head = _estimate_at_head(local, tokens, size, there, tensor)
+        there = replace(tuning, places=places)
+        head = _estimate_at_head(local, tokens, size, there, tensor) if last else 0.0
         kept = kept * tokens + mask * sum(held)
         activations = HeldActivations(
             kept=kept + (estimate_restored_head(local, training, tuning.lora) if last else 0.0),

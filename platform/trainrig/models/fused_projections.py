@@ -28,7 +28,7 @@ def fuse_projections(model: Decoder) -> None:
 
     What is computed without gradients, as evaluation and sampling are, is multiplied as before.
     """
-    turned = isinstance(model.config.position_embedding, Rope)
+    turned = isinstance(model.config.position_embedding, Rope)  # then all layers are, else none
     for module in itertools.chain.from_iterable(layer.modules() for layer in model.every_layer):
         if isinstance(module, Attention):
             # Norms keep what they are given, so that nothing is saved by copying a part of it.

@@ -259,7 +259,7 @@ def _build_empty(
     recompute(model.every_layer, kept)
     compile_layers(model.every_layer, training.compile)
     if training.offload.activations and not frozen:
-        keep_on_host(model.every_layer)
+        keep_on_host(_list_stages(model))
     if needs_sharding(dist.get_world_size(), training.precision):
         once, precision = training.parallel.reshard == "step", training.precision
         shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)
@@ -267,6 +267,15 @@ def _build_empty(
         leave_whole(model.every_layer)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
+
+
+def _list_stages(model: Decoder) -> list[list[nn.Module]]:
+    """The layers that a forward pass goes through one after another."""
+    if not isinstance(model, StageDecoder):
+        return [model.every_layer]
+    return [
+        [model.layers.get_submodule(str(number)) for number in layers] for layers in model.stages
+    ]
 
 
 def _choose_kept(

@@ -47,7 +47,7 @@ def describe_tuning(
         "device": f"{device} x {most}",
         "compute": training.precision.compute,
         "memory_per_device_gib": round(needed / GIB, 3),
-        **describe_room(offers, device, needed),
+        **describe_room(offers, device, needed, training),
         **describe_budget(model, training, tokens, lora),
     }
     if left_out:

@@ -71,8 +71,8 @@ def plan_kept(model: DecoderConfig, room: Room, rank: int = 0) -> tuple[Kept, ..
 
 
 def _list_ways(layout: WorkerLayout) -> tuple[Kept, ...]:
-    """From the cheapest to compute again on. Experts that are gathered within layers are lost
-    count of where products alone are kept."""
+    """From the cheapest to compute again on. Selective recomputation loses count of experts that
+    are gathered within layers, so beside them a layer keeps all or its input."""
     return ("input",) if layout.expert else ("products", "input")
 
 
@@ -108,8 +108,8 @@ def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, 
 def _number_held(
     model: DecoderConfig, layout: WorkerLayout, rank: int, layers: int
 ) -> Sequence[tuple[int, int]]:
-    """Of each layer of `rank` its number, and the most micro-batches that are between its passes,
-    however many a step has."""
+    """Of each layer of `rank` its number, and the micro-batches that are between its passes when
+    the most passes of all its stages together are, however many micro-batches a step has."""
     pipeline = layout.pipeline
     if pipeline is None:
         return [(number, 1) for number in range(layers)]

@@ -36,8 +36,8 @@ class Selective(Settings):
 
 
 class Budget(Settings):
-    """As much is kept as fits: as few layers as can be compute again what is cheap, and where that
-    is not enough, as few as can be compute all again."""
+    """As much is kept as fits: as few layers as possible compute again what is cheap, and if that
+    is not enough, as few as possible compute everything again."""
 
     kind: Literal["Budget"] = "Budget"
     # GiB of a device that layers may keep for the backward pass, of all micro-batches that are

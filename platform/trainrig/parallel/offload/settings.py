@@ -1,6 +1,7 @@
 """What a run file says of it."""
 
 from trainrig.config import Settings
+from trainrig.parallel.activation_memory.recompute import Budget, Recompute, Selective
 
 
 class Offload(Settings):
@@ -16,18 +17,18 @@ class Offload(Settings):
     # with recompute.kind = "Full" that is their input alone.
     activations: bool = False
 
-    def check_beside(self, recompute: str | None, by_places: bool) -> None:
-        """Raise ValueError for activations that would not be moved, with that kind of
-        recomputation; `by_places`: ranks have some places each of what flows between layers."""
-        if not self.activations or recompute == "Full":
+    def check_beside(self, recompute: Recompute | None, by_places: bool) -> None:
+        """Raise ValueError for activations that would not be moved, with such a `recompute`;
+        `by_places`: ranks have some places each of what flows between layers."""
+        if not self.activations:
             return
-        if recompute is not None:
+        if isinstance(recompute, Selective | Budget):
             raise ValueError(
-                f"offload.activations: recompute.kind = '{recompute}' keeps some of them by "
+                f"offload.activations: recompute.kind = '{recompute.kind}' keeps some of them by "
                 "itself; set recompute.kind = 'Full', or leave out [training.recompute]"
             )
-        if by_places:
+        if by_places and (recompute is None or recompute.every > 1):
             raise ValueError(
                 "offload.activations: with parallel.tensor.sequence_parallel layers save parts and "
-                "gather the rest again; set recompute.kind = 'Full'"
+                "gather the rest again; set recompute.kind = 'Full' for all layers"
             )

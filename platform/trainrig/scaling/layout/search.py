@@ -17,7 +17,7 @@ from trainrig.parallel.layout import FSDP
 from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
+from trainrig.scaling.layout.layouts import RECOMPUTED, Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training import Training
 
@@ -150,9 +150,9 @@ def list_needs(
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
-    kind = {"selective": "Selective", "full": "Full", "nothing": None}[layout.recompute]
+    again, by_places = RECOMPUTED[layout.recompute], degrees.tensor > 1 and layout.in_places
     try:
-        predictor.training.offload.check_beside(kind, degrees.tensor > 1 and layout.in_places)
+        predictor.training.offload.check_beside(again, by_places)
     except ValueError:
         lacking.append("offloaded activations without full recomputation")
     if degrees.tensor > 1 and predictor.training.fuse_projections:

@@ -133,7 +133,7 @@ class TrialsOnTune:
         servers, work = start_fork_servers(), pickle.dumps(self._work)
         records, retries = self._records, self._run.trials.retries
 
-        # Pickled by value, being nobody's attribute: Tune's actors do not import this module, and
+        # Pickled by value, as no module has it: Tune's actors do not import this one, and
         # torch with it.
         def kept(config: Config) -> None:
             import ray

@@ -142,7 +142,7 @@ class Training(Settings):
         compiled, again = bool(self.compile), self.recompute.kind if self.recompute else None
         self.parallel.check_beside(compiled, again, self.fuse_projections)
         tensor = self.parallel.tensor
-        self.offload.check_beside(again, tensor is not None and tensor.sequence_parallel)
+        self.offload.check_beside(self.recompute, tensor is not None and tensor.sequence_parallel)
         if self.parallel.tensor:
             own = [each.optimizer.kind for each in self.groups if each.optimizer]
             self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])

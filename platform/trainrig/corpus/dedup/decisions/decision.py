@@ -89,7 +89,7 @@ def decide(
         names: DOCUMENT_KEY of all in its edges, and of its own that are remote documents elsewhere;
         by ref. edges: EDGE of which it has `later`.
         own: [2] the first ref of the partition, and the one after its last.
-        state_messages: STATE_MESSAGE about all its remote documents; None before anybody spoke.
+        state_messages: STATE_MESSAGE about all its remote documents; None at first.
         cluster_messages: CLUSTER_MESSAGE of all its own that are remote documents elsewhere, in
         pieces; read twice.
     """
