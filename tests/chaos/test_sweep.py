@@ -148,7 +148,7 @@ def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
 ):
     small = {
         "batches": {"sequence_length": 32, "micro_batch": 8},
-        "training": {"fewest_steps": 8, "checkpoint_every": 4},
+        "training": {"fewest_steps": 24, "checkpoint_every": 4},
     }
     pairs = [(n, d) for n in (6e3, 12e3) for d in (1_500.0, 3_000.0, 6_000.0)]
     undisturbed = build(tokens, tmp_path / "undisturbed", pairs, **small)
