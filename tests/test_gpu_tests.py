@@ -71,7 +71,7 @@ def measure_table(folder: Path, name: str, *options: str) -> tuple[dict[str, Any
 def test_a_rank_of_each_layout_is_measured_alone(tmp_path: Path) -> None:
     found, printed = measure_table(tmp_path, "layout", "--size", "tiny")
     rows = {row["layout"]: row for row in found["rows"]}
-    assert len(rows) == 11 and found["world"] == 8
+    assert len(rows) == 12 and found["world"] == 8
     for name, row in rows.items():
         assert row["updated"] and name in printed  # the optimizer is in its seconds
         assert row["tokens_per_second_a_device"] * row["step_seconds"] == pytest.approx(2 * 64)
