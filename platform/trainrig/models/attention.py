@@ -165,6 +165,7 @@ class Attention(nn.Module):
         if sight.rotation is not None:
             query_BHTD, key_BKSD = sight.rotation(query_BHTD), sight.rotation(key_BKSD)
         value_BKSD = self._split_heads(value_BTE, None)
+        del query_BTE, key_BTE, value_BTE  # turned ones take their place, so those may go
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
         see = functools.partial(self.attend, sight=sight)

@@ -39,9 +39,12 @@ class DenseFeedForward(nn.Module):
         if self.gate is None:
             (up_F,) = self.multiply(x_C, (self.up,))
             between_F = activate(self.network, up_F)
+            del up_F
         else:
             gate_F, up_F = self.multiply(x_C, (self.gate, self.up))
             between_F = activate(self.network, gate_F) * up_F
+            del gate_F, up_F
+        # Without a backward pass nothing else needs what was widened.
         changed_C: Tensor = self.down(between_F)
         return changed_C
 
