@@ -37,11 +37,15 @@ from trainrig.estimate.memory import (
 )
 from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.activation_memory.budget import (
+    count_held_at_once,
+    estimate_gathered_rows,
+    estimate_keys_and_values,
+)
 from trainrig.parallel.activation_memory.layer_bytes import list_layer_adapters
 from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
 from trainrig.parallel.activation_memory.recompute import Budget, choose_kept
 from trainrig.parallel.pipeline.cut import cut_for_ranks
-from trainrig.parallel.pipeline.schedule import find_held_at_once, plan_turns
 from trainrig.train.run_file.training import Training
 
 
@@ -79,13 +83,14 @@ def estimate_worker_memory(
     places = tuning.places and math.ceil(tuning.places / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
+    others = estimate_gathered_rows(local, parallel, training.precision.bytes)
     again = None if isinstance(training.recompute, Budget) else training.recompute
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, root = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
         kept, in_a_layer = 0.0, 0.0
-        held = _count_held_at_once(training, rank, count)
+        held = count_held_at_once(parallel, rank, count)
         planned = find_kept(model, training, micro_batch * sequence_length, tuning.lora, rank)
         what = list(planned or choose_kept(sum(map(len, stages)), again))
         for chunk, layers in enumerate(stages):
@@ -95,7 +100,7 @@ def estimate_worker_memory(
             of_chunk, widest = estimate_layers_per_token(
                 own, local, training, of_places, theirs, keeps
             )
-            of_chunk += keeps.count("all") * _estimate_gathered_rows(local, training, context)
+            of_chunk += keeps.count("all") * others
             kept += of_chunk * (1 if training.offload.activations else held[chunk])
             in_a_layer = max(in_a_layer, widest)
         last = stages[-1].stop == model.layers
@@ -160,30 +165,6 @@ def _estimate_at_head(
     return head
 
 
-def _count_held_at_once(training: Training, rank: int, count: int) -> list[int]:
-    """Micro-batches of a step's `count` that each stage of `rank` has between their passes, when
-    all of them together have the most."""
-    pipeline = training.parallel.pipeline
-    if pipeline is None:
-        return [1]
-    order = plan_turns(pipeline.schedule, rank, pipeline.ranks, count, pipeline.chunks)
-    held = find_held_at_once(order)
-    return [sum(turn.chunk == chunk for turn in held) for chunk in range(pipeline.chunks)]
-
-
-def _estimate_keys_and_values(local: DecoderConfig, training: Training) -> float:
-    """Bytes a token of those of one layer."""
-    return 2.0 * training.precision.bytes * local.shape.kv_heads * local.shape.head_channels
-
-
-def _estimate_gathered_rows(local: DecoderConfig, training: Training, context: int) -> float:
-    """Bytes a token of its own that a layer keeps of other workers' tokens."""
-    settings = training.parallel.context
-    if settings is None or settings.kind != "Gathered":
-        return 0.0
-    return (context - 1) * _estimate_keys_and_values(local, training)
-
-
 def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
     """Bytes a token of its own of what other workers send, for a moment."""
     parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
@@ -195,5 +176,5 @@ def _estimate_received(local: DecoderConfig, training: Training, context: int) -
         found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:
         others = context - 1 if parallel.context.kind == "Gathered" else 2
-        found += others * _estimate_keys_and_values(local, training)
+        found += others * estimate_keys_and_values(local, training.precision.bytes)
     return found

@@ -66,3 +66,18 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 def to_local(tensor: Tensor) -> Tensor:
     """This rank's slice of `tensor`, not a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def lay_out_like(local: Tensor, like: Tensor) -> Tensor:
+    """`local` as this rank's slice of a tensor that is sliced as `like` is; itself, where that is
+    whole."""
+    if not isinstance(like, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

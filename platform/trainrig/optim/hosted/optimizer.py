@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainrig.optim.adafactor_steps import AdafactorSteps
-from trainrig.optim.elementwise import to_local
+from trainrig.optim.elementwise import lay_out_like, to_local
 from trainrig.optim.groups import ParameterGroup
 from trainrig.optim.hosted.lanes import SLOTS, Lanes, open_lanes
 from trainrig.optim.muon_steps import MuonSteps
@@ -170,14 +169,4 @@ def _make_host_tensor(like: Tensor) -> Tensor:
 def _lay_out(room: Tensor, kept: Tensor) -> Tensor:
     """`room`, as many bytes of the device as the slice has, as a tensor like `kept`."""
     local = to_local(kept)
-    made = room.view(local.dtype).as_strided(local.shape, local.stride())
-    if not isinstance(kept, DTensor):
-        return made
-    return DTensor.from_local(
-        made,
-        kept.device_mesh,
-        kept.placements,
-        run_check=False,
-        shape=kept.shape,
-        stride=kept.stride(),
-    )
+    return lay_out_like(room.view(local.dtype).as_strided(local.shape, local.stride()), kept)

@@ -87,10 +87,7 @@ def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, 
     adapters = list_layer_adapters(model, room.lora)
     tokens = math.ceil(room.tokens / (context * expert))
     size, every = room.precision.bytes, (*shapes.layers, *shapes.further_layers)
-    others = 0.0  # of a token: keys and values of other workers' tokens
-    if layout.context is not None and layout.context.kind == "Gathered":
-        of_a_row = 2.0 * size * local.shape.kv_heads * local.shape.head_channels
-        others = (context - 1) * of_a_row
+    others = estimate_gathered_rows(local, layout, size)
 
     def measure(layer: LayerShape, own: LayerAdapters | None, held: int) -> dict[Kept, float]:
         return {
@@ -114,10 +111,33 @@ def _number_held(
     if pipeline is None:
         return [(number, 1) for number in range(layers)]
     count = 4 * pipeline.ranks * pipeline.chunks  # the schedule has long run in
-    order = plan_turns(pipeline.schedule, rank, pipeline.ranks, count, pipeline.chunks)
-    under_way = [turn.chunk for turn in find_held_at_once(order)]
+    held = count_held_at_once(layout, rank, count)
     stages = cut_for_ranks(model, pipeline.ranks, pipeline.chunks)[rank]
-    return [(number, under_way.count(chunk)) for chunk, own in enumerate(stages) for number in own]
+    return [(number, held[chunk]) for chunk, own in enumerate(stages) for number in own]
+
+
+def count_held_at_once(layout: WorkerLayout, rank: int, count: int) -> list[int]:
+    """Micro-batches of a step's `count` that each stage of `rank` has between their passes, when
+    all of them together have the most."""
+    pipeline = layout.pipeline
+    if pipeline is None:
+        return [1]
+    order = plan_turns(pipeline.schedule, rank, pipeline.ranks, count, pipeline.chunks)
+    held = find_held_at_once(order)
+    return [sum(turn.chunk == chunk for turn in held) for chunk in range(pipeline.chunks)]
+
+
+def estimate_keys_and_values(local: DecoderConfig, size: int) -> float:
+    """Bytes a token of those of one layer, in numbers of `size` bytes."""
+    return 2.0 * size * local.shape.kv_heads * local.shape.head_channels
+
+
+def estimate_gathered_rows(local: DecoderConfig, layout: WorkerLayout, size: int) -> float:
+    """Bytes a token of its own that a layer keeps of other workers' tokens."""
+    context = layout.context
+    if context is None or context.kind != "Gathered":
+        return 0.0
+    return (context.ranks - 1) * estimate_keys_and_values(local, size)
 
 
 def describe_kept(kept: Sequence[Kept]) -> str:

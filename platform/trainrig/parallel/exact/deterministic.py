@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.models.moe import Experts
+from trainrig.optim.elementwise import lay_out_like
 from trainrig.parallel.exact.exchange import StepSum, Summation, UnitReduction, Waits
 from trainrig.parallel.exact.tree import TreeSum
 from trainrig.parallel.fsdp import (
@@ -141,7 +142,7 @@ class SummedInTree:
             self._now.advance(0, self._clock)
         alone, self._alone = self._alone[::-1], []
         for parameter in self._whole:  # each tree is let go before the next is added up
-            parameter.grad = _make_like(parameter, self._sum_whole(alone.pop(), parameter))
+            parameter.grad = lay_out_like(self._sum_whole(alone.pop(), parameter), parameter)
 
     def _sum_whole(self, tree: TreeSum[Tensor], parameter: nn.Parameter) -> Tensor:
         """What `tree`, of this rank, and those of the other copies come to."""
@@ -210,19 +211,6 @@ def _group_by_stage(
     for each in parameters:
         found[stages[id(each)]].append(each)
     return found
-
-
-def _make_like(parameter: nn.Parameter, local: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
 
 
 class _Unit:

@@ -23,6 +23,7 @@ from trainrig.models.lora.layers import (
     restore,
     round_to_base,
 )
+from trainrig.optim.elementwise import lay_out_like
 from trainrig.parallel.norm import sum_rows
 from trainrig.train.checkpoint.adapter_entries import check_base
 from trainrig.train.checkpoint.found import OpenedCheckpoint
@@ -138,14 +139,7 @@ def _allocate_float32(parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return torch.empty(parameter.shape)
     local = torch.empty(parameter.to_local().shape, device=parameter.device)
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    return lay_out_like(local, parameter)
 
 
 def _to_local(tensor: Tensor) -> Tensor:
