@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.profiler import ProfilerActivity, profile
 
 from trainrig import randomness
 from trainrig.randomness import RandomKey, draw_normals, draw_uniforms, draw_words, normal_quantile
@@ -113,3 +114,20 @@ def test_nothing_draws_from_a_global_state() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert torch.equal(draw_normals(KEY, torch.arange(10)), drawn)
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "after compiling"])
+def test_a_draw_takes_two_arrays_at_a_time_and_one_of_what_is_returned(hooked) -> None:
+    """Also where a hook on frames is set, as compiling sets it: callers hold arguments then."""
+    places_T, samples_B1 = torch.arange(40_000)[None], torch.arange(8)[:, None]
+    set_hook = torch._C._dynamo.eval_frame.set_eval_frame
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        before = set_hook(False) if hooked else None
+        try:
+            drawn = draw_uniforms(KEY, places_T, samples_B1)
+        finally:
+            if hooked:
+                set_hook(before)
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    running = np.cumsum([event.nbytes() for event in events if event.name() == "[memory]"])
+    assert running.max() / drawn.nbytes == pytest.approx(2, abs=0.3)

@@ -67,19 +67,22 @@ def draw_words(key: RandomKey, places: Numbers, samples: Numbers | None = None) 
 
 def draw_uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
     """Numbers of float64 in [0, 1), in steps of 2^-53."""
-    drawn: Numbers = (
-        _convert_to_float64(_shift_right(draw_words(key, places, samples), 11)) * 2.0**-53
-    )
-    return drawn
+    return _make_uniforms(draw_words(key, places, samples))
 
 
 def draw_uniforms_of_streams(streams: Numbers, places: Numbers) -> Numbers:
     """The number of each pair of a stream (`RandomKey.stream`) and a place, as `draw_uniforms`
     draws it: for many keys at once."""
-    drawn: Numbers = (
-        _convert_to_float64(_shift_right(_scramble_words(streams + (places + 1) * _STEP), 11))
-        * 2.0**-53
-    )
+    words: Numbers = _scramble_words(streams + (places + 1) * _STEP)
+    return _make_uniforms(words)
+
+
+def _make_uniforms(words: Numbers) -> Numbers:
+    """See `draw_uniforms`; `words` are shifted in place."""
+    words >>= 11
+    words &= (1 << 53) - 1
+    drawn: Numbers = _convert_to_float64(words)
+    drawn *= 2.0**-53
     return drawn
 
 
@@ -116,15 +119,21 @@ def normal_quantile(p: Numbers) -> Numbers:
 
 
 def _scramble_words(words: Any) -> Any:
-    """Each word scrambled, so that every bit of it counts."""
-    words = (words ^ _shift_right(words, 30)) * _FIRST
-    words = (words ^ _shift_right(words, 27)) * _SECOND
-    return words ^ _shift_right(words, 31)
+    """Each word scrambled, so that every bit of it counts; in place, as dropout draws a word for
+    each activation: one array beside them at a time, whether or not a caller holds on to them."""
+    words ^= _shift_right(words, 30)
+    words *= _FIRST
+    words ^= _shift_right(words, 27)
+    words *= _SECOND
+    words ^= _shift_right(words, 31)
+    return words
 
 
 def _shift_right(words: Any, bits: int) -> Any:
     """`words` shifted right as if they had no sign."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+    shifted = words >> bits
+    shifted &= (1 << (64 - bits)) - 1
+    return shifted
 
 
 def _find_library(numbers: Any) -> Any:

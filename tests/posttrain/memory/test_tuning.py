@@ -126,7 +126,7 @@ def slowly(*given):
     ],
 )
 def test_a_real_step_takes_what_is_reckoned(kind, changes, tuning, measure_peak):
-    """Off by 1.5% on average, by 4.7% at worst (dropout, too little)."""
+    """Off by 1.5% on average, by 4.7% at worst (selective recomputation, too little)."""
     run = tuning(kind, **changes)
     if needs_references(run):
         model = checkpoint.resolve(run.checkpoint)
