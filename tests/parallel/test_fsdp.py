@@ -26,6 +26,34 @@ def test_gradients_of_ranks_are_added_up_not_averaged(world, deterministic, rank
         assert norm == answers[0][1]
 
 
+SIZES = {"layers": 2, "channels": 32, "heads": 2, "vocabulary": 64, "positions": 8}
+LAYERS = ["layers.0", "layers.1"]
+
+
+@pytest.mark.parametrize("reshard", ["step", "layer"])
+def test_embedding_and_head_are_gathered_and_sent_by_themselves(reshard, ranks):
+    """The head once the layers are on their way, its gradient before theirs; the embedding for a
+    forward pass alone."""
+    model = {**SIZES, "tie_embeddings": False}
+    (gathered, sent, between), other = ranks(2, "units_sent", model=model, reshard=reshard)
+    assert (gathered, sent, between) == other
+    forward, backward = ["", "embedding", *LAYERS, "head"], LAYERS[::-1]
+    passes = 2 * (forward + backward) if reshard == "layer" else forward
+    assert gathered == passes
+    assert sent[:3] == ["head", *backward]
+    assert sorted(sent[3:]) == ["", "embedding"]
+    for_a_step = dict.fromkeys(("embedding", *LAYERS), reshard == "step")
+    assert between == {"": True, "head": True, **for_a_step}
+
+
+def test_a_head_that_is_the_embedding_is_gathered_with_the_rest(ranks):
+    gathered, sent, _ = ranks(1, "units_sent", model=SIZES, reshard="step")[0]
+    assert not sent
+    gathered, sent, _ = ranks(2, "units_sent", model=SIZES, reshard="step")[0]
+    assert gathered == ["", *LAYERS]
+    assert sent == [*LAYERS[::-1], ""]
+
+
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("layers", [4, 24])
 def test_what_is_sent_at_a_time_does_not_grow_with_the_model(world, layers, ranks):

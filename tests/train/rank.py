@@ -703,6 +703,51 @@ def sent_bytes(job: TrainingJob, flat: bool = False) -> dict[str, int]:
     return dict(counted[1] - counted[0])
 
 
+def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str], dict[str, bool]]:
+    """The parts of a model of that settings that are gathered, and whose gradients are sent, in a
+    step of two micro-batches, in order; which are gathered between forward and backward pass."""
+    settings = Training(
+        steps=10, deterministic=False, parallel={"kind": "FSDP", "reshard": reshard}
+    )  # type: ignore[arg-type]
+    config = DecoderConfig.model_validate(model)
+    job = TrainingJob("", config, settings, tuple, "")
+    state = build_fresh_state(job, find_local_device())
+    stepper = Stepper(job, MadeUp.sources, state, lambda: False)
+    named = {unit: name for name, unit in state.model.named_modules()}
+    groups = {
+        named[unit]: unit._get_fsdp_state()._fsdp_param_group for unit in list_units(state.model)
+    }
+    gathered, sent, between = [], [], {}
+
+    for name, group in groups.items():
+        unit = state.model.get_submodule(name)
+        unit.set_custom_all_gather(_Noted(group._all_gather_comm, gathered, name))
+        unit.set_custom_reduce_scatter(_Noted(group._reduce_scatter_comm, sent, name))
+    inner = stepper._gradients.backward
+
+    def backward(loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
+        between.update({name: group.is_unsharded for name, group in groups.items()})
+        inner(loss, slot, last, chunk)
+
+    stepper._gradients.backward = backward  # type: ignore[method-assign]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    batches = MadeUp(2 * world, (1, 4), config.shape.vocabulary)
+    stepper.take(read_local_batch(batches, rank, world, 0))
+    return gathered, sent, between
+
+
+class _Noted:
+    """A collective of FSDP's that puts down the `name` of the part it is called for."""
+
+    def __init__(self, collective: Any, record: list[str], name: str) -> None:
+        self._collective, self._record, self._name = collective, record, name
+        self.allocate = collective.allocate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._record.append(self._name)
+        return self._collective(*args, **kwargs)
+
+
 def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]:
     """Bytes of gradients that are held whole, not in slices, after each micro-batch of a step."""
     sizes = {"layers": layers, "channels": 32, "heads": 2, "vocabulary": 64, "positions": 8}
@@ -758,10 +803,13 @@ def _plain(each: Any) -> bool:
     return isinstance(each, Tensor) and not isinstance(each, DTensor)
 
 
-def peak_in_a_step(layers: int, training: dict[str, Any], count: int) -> int:
+def peak_in_a_step(
+    layers: int, training: dict[str, Any], count: int, vocabulary: int = 32, tied: bool = True
+) -> int:
     """The most bytes that the second step makes and has at once: weights and the optimizer's
     moments were there before."""
-    sizes = {"layers": layers, "channels": 64, "heads": 2, "vocabulary": 32, "positions": 8}
+    sizes = {"layers": layers, "channels": 64, "heads": 2, "positions": 8}
+    sizes |= {"vocabulary": vocabulary, "tie_embeddings": tied}
     settings = Training.model_validate(training | {"steps": 10})
     numerics.settle(1, settings.deterministic)
     model = DecoderConfig.model_validate(sizes)
@@ -866,6 +914,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         mesh,
         sent_bytes,
         held_between,
+        units_sent,
         peak_in_a_step,
         attended,
         dispatched,

@@ -83,7 +83,14 @@ OBJECTIVES["UL2 of documents in a decoder"] = {
 }
 OBJECTIVES["ReplacedTokenDetection"] = DETECTION
 SEVERAL = {
-    "model": {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "further_heads": 2},
+    "model": {
+        "layers": 2,
+        "channels": 32,
+        "heads": 4,
+        "positions": 48,
+        "further_heads": 2,
+        "tie_embeddings": False,  # so that one head, gathered by itself, ends several streams
+    },
     "objective": {"kind": "MultiTokenPrediction", "further_weights": (0.5, 0.25)},
 }
 OBJECTIVES["MultiTokenPrediction"] = SEVERAL

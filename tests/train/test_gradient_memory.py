@@ -68,3 +68,16 @@ def test_the_exact_sum_refuses_to_reduce_parts_of_micro_batches():
     parallel = EACH["parallel"] | {"context": {"kind": "Gathered", "ranks": 2}}
     with pytest.raises(ValueError, match=r"'micro_batch' beside parallel\.context adds gradients"):
         Training(steps=1, parallel=parallel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_and_a_head_apart_take_no_more_at_the_peak_than_one_that_is_both(tied, ranks):
+    """In tables of float32, on one of two ranks. Sent together they took 5: two gradients, both
+    again as they are sent, and their slices."""
+    training = PLAIN | EACH | {"optimizer": {"kind": "SGD"}}
+    given = {"layers": 2, "training": training, "count": 4, "tied": tied}
+    small, large = (
+        ranks(2, "peak_in_a_step", **given, vocabulary=entries)[0] for entries in (2048, 4096)
+    )
+    assert (large - small) / (2048 * 64 * 4) == pytest.approx(3.5, abs=0.1)

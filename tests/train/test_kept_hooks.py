@@ -17,7 +17,7 @@ KINDS = {
     "the head has a bias": {"model": {"tie_embeddings": False, "biases": {"head": True}}},
     "experts": {"model": {"feedforward": MIXTURE}},
     "further heads": {
-        "model": {"further_heads": 2},
+        "model": {"further_heads": 2, "tie_embeddings": False},
         "objective": {"kind": "MultiTokenPrediction", "further_weights": (1.0, 1.0)},
     },
     "encoder": {"model": ENCODER, "objective": {"kind": "MaskedLM"}},

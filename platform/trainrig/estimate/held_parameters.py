@@ -46,11 +46,30 @@ class HeldParameter:
 
 
 @dataclass(frozen=True)
+class EndParts:
+    """Parameters of a model beside its layers, by what FSDP gathers together."""
+
+    rest: int  # the last norm, say, and of ends that are one or small all
+    embedding: int = 0
+    head: int = 0
+
+    @property
+    def each(self) -> tuple[int, int, int]:
+        """The numbers of the parts."""
+        return self.rest, self.embedding, self.head
+
+    @property
+    def after_layers(self) -> int:
+        """Of what is gathered once a pass is through the layers."""
+        return self.rest + self.head
+
+
+@dataclass(frozen=True)
 class GatheredBytes:
     """Bytes of a model as it is computed with, where that differs from number to number."""
 
     whole: float
-    root: float  # of what is gathered with the embedding, head and last norm
+    root: float  # of what is gathered beside the layers once all of them have been passed
     layer: float  # of the largest layer
 
     def __add__(self, other: "GatheredBytes") -> "GatheredBytes":

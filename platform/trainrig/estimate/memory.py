@@ -10,7 +10,8 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
     gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
-                                               root and two layers ("layer"); 0 on one device
+                                               head, last norm and two layers ("layer"), and of an
+                                               embedding that the head shares; 0 on one device
                                                without FSDP (`needs_sharding`)
     summing            4 N                     while several micro-batches are added up (none with
                                                reduce = "micro_batch": slices of sums are there
@@ -46,6 +47,7 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between,
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainrig.estimate.activations import (
@@ -56,7 +58,7 @@ from trainrig.estimate.activations import (
     estimate_restored_weight,
     find_kept,
 )
-from trainrig.estimate.held_parameters import GatheredBytes, ModelRole, list_held
+from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.offload import UnderWay
 from trainrig.models.architecture.shapes import count, list_named_sizes
@@ -108,14 +110,14 @@ class HeldParameters:
 
     total: int  # gathered when they are computed with
     trained: int
-    root: int  # of what is gathered with the embedding, head and last norm
+    ends: EndParts
     layer: int  # of the largest layer
     layers: int
     weights: float  # bytes of the slices of this device
     optimizer: float  # bytes
     gradients: float  # bytes
     sharded: bool  # whether FSDP gathers them; see parallel/layout.py
-    # None: all in the format that is computed in. Of what differs, `root` and `layer` are those
+    # None: all in the format that is computed in. Of what differs, `ends` and `layer` are those
     # that are trained.
     gathered: GatheredBytes | None = None
 
@@ -123,14 +125,15 @@ class HeldParameters:
         """Bytes of them as they are computed with, in numbers of `compute` bytes."""
         if self.gathered is not None:
             return self.gathered
-        return GatheredBytes(compute * self.total, compute * self.root, compute * self.layer)
+        root = compute * self.ends.after_layers
+        return GatheredBytes(compute * self.total, root, compute * self.layer)
 
     def hold_beside(self, other: "HeldParameters", compute: int) -> "HeldParameters":
         """Those of this model and of `other`, whose gradients are sent unit by unit as well."""
         return HeldParameters(
             total=self.total + other.total,
             trained=self.trained + other.trained,
-            root=max(self.root, other.root) if other.trained else self.root,
+            ends=self._find_larger_ends(other) if other.trained else self.ends,
             layer=max(self.layer, other.layer) if other.trained else self.layer,
             layers=self.layers + (other.layers if other.trained else 0),
             weights=self.weights + other.weights,
@@ -139,6 +142,9 @@ class HeldParameters:
             sharded=self.sharded,
             gathered=self.count_gathered(compute) + other.count_gathered(compute),
         )
+
+    def _find_larger_ends(self, other: "HeldParameters") -> EndParts:
+        return max(self.ends, other.ends, key=lambda ends: max(ends.each))
 
 
 @dataclass(frozen=True)
@@ -214,21 +220,24 @@ def hold_model(
     optimizer = sum(each.optimizer for each in held) / sliced
     if training.offload.optimizer:
         optimizer = UnderWay.of(held, role).estimate_bytes(sliced, sliced)
-    root, layer = _count_unit_parameters(model)
+    ends, layer = _count_unit_parameters(model)
     gathered = None
     if role.lora is not None or role.optimizer is None:
         units = Counter[str]()
         of_trained = Counter[str]()
         for each in held:
-            units[name_unit(each.name)] += each.gathered
-            of_trained[name_unit(each.name)] += each.trained
-        root, of_root = of_trained.pop("", 0), units.pop("", 0)
+            unit = name_unit(each.name, model.shapes.ends_apart)
+            units[unit] += each.gathered
+            of_trained[unit] += each.trained
+        of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
+        ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
         layer = max(of_trained.values())
-        gathered = GatheredBytes(of_root + sum(units.values()), of_root, max(units.values()))
+        whole = sum(of_ends.each) + sum(units.values())
+        gathered = GatheredBytes(whole, of_ends.after_layers, max(units.values()))
     return HeldParameters(
         total=sum(each.numbers for each in held),
         trained=trained,
-        root=root,
+        ends=ends,
         layer=layer,
         layers=model.layers,
         weights=sum(each.held for each in held) / sliced,
@@ -239,11 +248,12 @@ def hold_model(
     )
 
 
-def name_unit(parameter: str) -> str:
-    """The layer of the `parameter` of that name, whose parameters are gathered by themselves; "":
-    it is gathered with the ends."""
+def name_unit(parameter: str, ends_apart: Sequence[str]) -> str:
+    """The layer, or the one of `ends_apart`, of the `parameter` of that name, whose parameters are
+    gathered by themselves; "": it is gathered with the rest."""
     kind, _, rest = parameter.partition("layers.")
-    return f"{kind}{rest.partition('.')[0]}" if rest else ""
+    end = parameter.partition(".")[0]
+    return f"{kind}{rest.partition('.')[0]}" if rest else end if end in ends_apart else ""
 
 
 def estimate_peak_memory(
@@ -255,7 +265,7 @@ def estimate_peak_memory(
 ) -> Memory:
     """Of a step in which each of `workers` takes `turns` micro-batches."""
     compute = training.precision.bytes
-    root, layer = held.root, held.layer
+    ends, layer = held.ends, held.layer
     bytes_of = held.count_gathered(compute)
     gathered = bytes_of.whole
     if training.parallel.reshard != "step":
@@ -264,12 +274,12 @@ def estimate_peak_memory(
     if not held.sharded:  # weights and gradients stay where they are
         gathered, together = 0.0, True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
-    passing = _estimate_passing(max(root, layer), compute, together)
+    passing = _estimate_passing(max(*ends.each, layer), compute, together)
     summing = MASTER * held.trained * whole_sums
     # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
     # the whole sum; activations are gone by then.
     sending = (
-        _estimate_sending(root, layer, held.layers)
+        _estimate_sending(ends, layer, held.layers)
         if training.deterministic and workers > 1
         else 0.0
     )
@@ -300,13 +310,14 @@ def _estimate_passing(unit: int, compute: int, together: bool) -> float:
     return float(MASTER * unit * (1 if together else 2) + narrow)
 
 
-def _count_unit_parameters(model: DecoderConfig) -> tuple[int, int]:
-    """Parameters that are gathered with the root (embedding, head, norm), and with the
-    largest layer."""
+def _count_unit_parameters(model: DecoderConfig) -> tuple[EndParts, int]:
+    """Parameters that are gathered beside the layers, and with the largest layer."""
     shapes = model.shapes
     beside = sum(count(each) - count(each.layers) for each in shapes.beside if each)
-    ends = (shapes.before_layers, shapes.norm, shapes.after_layers)
-    return count(ends) + beside, max(count(layer) for layer in set(shapes.layers))
+    ends = count((shapes.before_layers, shapes.norm, shapes.after_layers)) + beside
+    apart = {name: count(getattr(shapes, name)) for name in shapes.ends_apart}
+    largest = max(count(layer) for layer in set(shapes.layers))
+    return EndParts(ends - sum(apart.values()), **apart), largest
 
 
 def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bool]:
@@ -331,10 +342,10 @@ def _reduces_each(training: Training, workers: int) -> bool:
     return each and (not training.deterministic or count_slices(training, workers) > 1)
 
 
-def _estimate_sending(root: int, layer: int, layers: int) -> float:
+def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
     """Bytes of the units on their way at a time, as they are sent and as they are received."""
-    largest = sorted([root, *[layer] * min(layers, UNITS_AT_ONCE)], reverse=True)[:UNITS_AT_ONCE]
-    return float(2 * MASTER * sum(largest))
+    units = [*ends.each, *[layer] * min(layers, UNITS_AT_ONCE)]
+    return float(2 * MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))
 
 
 def estimate_cache_memory(

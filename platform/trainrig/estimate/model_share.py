@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Self
 
 from trainrig.estimate.activations import MASTER
-from trainrig.estimate.held_parameters import HeldParameter, ModelRole, list_held
+from trainrig.estimate.held_parameters import EndParts, HeldParameter, ModelRole, list_held
 from trainrig.estimate.memory import Memory
 from trainrig.estimate.offload import UnderWay
 from trainrig.models.architecture.shapes import (
@@ -140,6 +140,9 @@ class ModelParts:
     layers: tuple[CountedParameters, ...]  # up to, without, each layer; the last: all
     before: CountedParameters  # embedding
     after: CountedParameters  # last norm and head
+    # Of these, what is gathered by itself; see `ends_apart` in models/architecture/shapes.py.
+    embedding_apart: CountedParameters
+    head_apart: CountedParameters
     tied: CountedParameters  # the embedding again, where a tied head is on another device
     layer: tuple[int, ...]  # parameters of each
     # Of what optimizers remember of all pieces, where the host keeps it; None: the device does.
@@ -157,7 +160,7 @@ class ModelParts:
         """As `training` trains and keeps them, or as `role` says."""
         shapes = _find_held_shapes(model, tensor, expert)
         by_layer = [CountedParameters()] * len(shapes.layers)
-        before = after = embedding = CountedParameters()
+        before = after = embedding = head = CountedParameters()
         first = {
             name for name, _ in list_named_sizes(replace(shapes, layers=(), norm=None, head=None))
         }
@@ -177,32 +180,38 @@ class ModelParts:
                     embedding += found
             else:
                 after += found
+                if kind == "head":
+                    head += found
         sums = tuple(itertools.accumulate(by_layer, initial=CountedParameters()))
         tied = embedding if shapes.head is None else CountedParameters()
         of_each = tuple(count(each) for each in shapes.layers)
-        return cls(sums, before, after, tied, of_each, hosted)
+        apart = (embedding, head) if shapes.ends_apart else 2 * (CountedParameters(),)
+        return cls(sums, before, after, *apart, tied, of_each, hosted)
 
-    def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, int]:
-        """Of a device with layers of these `ranges`; how many of it are gathered with the ends."""
-        total, root = self.count_with_ends(ranges)
-        return total, root.total
+    def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, EndParts]:
+        """Of a device with layers of these `ranges`; how many of it are beside the layers."""
+        total, ends = self.count_with_ends(ranges)
+        return total, EndParts(*(each.total for each in ends))
 
     def count_with_ends(
         self, ranges: Sequence[range]
-    ) -> tuple[CountedParameters, CountedParameters]:
-        """Of a device with layers of these `ranges`; what of it is gathered with the ends."""
-        total = root = CountedParameters()
+    ) -> tuple[CountedParameters, tuple[CountedParameters, ...]]:
+        """Of a device with layers of these `ranges`; what of it is beside the layers, by the parts
+        of `EndParts`."""
+        total = rest = embedding = head = CountedParameters()
         last = len(self.layers) - 1
         for each in ranges:
             total += self.layers[each.stop] - self.layers[each.start]
             if each.start == 0:
-                root += self.before
+                rest += self.before - self.embedding_apart
+                embedding += self.embedding_apart
             if each.stop == last:
-                root += self.after
+                rest += self.after - self.head_apart
+                head += self.head_apart
         apart = not any(each.start == 0 for each in ranges)
         if apart and any(each.stop == last for each in ranges):
-            root += self.tied
-        return total + root, root
+            rest += self.tied
+        return total + rest + embedding + head, (rest, embedding, head)
 
 
 def _count_parameters(

@@ -23,7 +23,7 @@ from trainrig.estimate.activations import (
     estimate_restored_weight,
     find_kept,
 )
-from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
+from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole
 from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.memory import (
     PRETRAINING,
@@ -87,7 +87,7 @@ def estimate_worker_memory(
     again = None if isinstance(training.recompute, Budget) else training.recompute
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
-        counted, root = parts.count_with_ends(stages)
+        counted, ends = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
         kept, in_a_layer = 0.0, 0.0
         held = count_held_at_once(parallel, rank, count)
@@ -114,7 +114,7 @@ def estimate_worker_memory(
             at_the_head=head,
             buffers=tokens * _estimate_received(local, training, context),
         )
-        parameters = _hold_parts(parts, counted, root, mine, stages, tuning.lora is not None)
+        parameters = _hold_parts(parts, counted, ends, mine, stages, tuning.lora is not None)
         if tuning.beside is not None:
             parameters = parameters.hold_beside(tuning.beside, size)
         found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
@@ -125,23 +125,27 @@ def estimate_worker_memory(
 def _hold_parts(
     parts: ModelParts,
     counted: CountedParameters,
-    root: CountedParameters,
+    ends: Sequence[CountedParameters],
     mine: Slices,
     stages: Sequence[range],
     adapted: bool,
 ) -> HeldParameters:
-    """What a device holds that has `stages` of a model, `counted` in all, `root` with the ends."""
+    """What a device holds that has `stages` of a model, `counted` in all, `ends` beside the
+    layers."""
     numbers = [number for layers in stages for number in layers]
     each = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
-    gathered, root_sent, layer_sent = None, root.total, max(parts.layer[n] for n in numbers)
+    gathered, layer_sent = None, max(parts.layer[n] for n in numbers)
+    ends_sent = EndParts(*(end.total for end in ends))
     if adapted:  # frozen parameters are gathered as they are held, and have no gradient to send
         largest = max(layer.gathered for layer in each)
-        gathered = GatheredBytes(counted.gathered, root.gathered, largest)
-        root_sent, layer_sent = root.trained, max(layer.trained for layer in each)
+        root = EndParts(*(end.gathered for end in ends)).after_layers
+        gathered = GatheredBytes(counted.gathered, root, largest)
+        ends_sent = EndParts(*(end.trained for end in ends))
+        layer_sent = max(layer.trained for layer in each)
     return HeldParameters(
         total=counted.total,
         trained=counted.trained,
-        root=root_sent,
+        ends=ends_sent,
         layer=layer_sent,
         layers=len(numbers),
         weights=mine.weights,

@@ -33,12 +33,12 @@ from trainrig.models.attention import (
 )
 from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape, count_parameters
 from trainrig.models.embedding import Embedding
-from trainrig.models.feedforward import DenseFeedForward, build_projection
+from trainrig.models.feedforward import DenseFeedForward
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.kernels.document_attention import reads_documents
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
 from trainrig.models.norm import Norm
-from trainrig.models.output import Head, ModelOutput
+from trainrig.models.output import Head, ModelOutput, build_output_projection, reach_head
 from trainrig.models.positions import Rotation
 
 
@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         self.norm = None if shapes.norm is None else Norm(shapes.norm, config.norm)
         self._logit_multiplier = config.plain.logit_multiplier
         # A tied head has no name of its own: one tensor, one entry in every checkpoint.
-        self.head = None if shapes.head is None else build_projection(shapes.head)
+        self.head = None if shapes.head is None else build_output_projection(shapes.head)
 
     def forward(
         self,
@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, None)
         sight = self.sights(positions, documents_BS, dtype=x_BTC.dtype)[False]
         streams = [x_BTC, *(layer(x_BTC, sight)[0] for layer in self.further_layers)]
-        return tuple(self._finish(each, routers, None, documents_BS) for each in streams)
+        return self._finish_streams(streams, routers, None, documents_BS)
 
     def _takes_mask(
         self,
@@ -248,16 +248,25 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
     ) -> ModelOutput:
         """What gives the logits, from what the layers made of the stream on."""
-        x_BTC = self._prepare_head_input(self._read_places(x_BTC, places_N, documents_BS))
+        return self._finish_streams([x_BTC], routers, places_N, documents_BS)[0]
+
+    def _finish_streams(
+        self,
+        streams: Sequence[Tensor],
+        routers: Sequence[Tensor],
+        places_N: Tensor | None,
+        documents_BS: Tensor | None,
+    ) -> tuple[ModelOutput, ...]:
+        """What gives the logits of each of `streams`, of one pass, by one head."""
+        hidden = tuple(
+            self._prepare_head_input(self._read_places(each, places_N, documents_BS))
+            for each in streams
+        )
         layer = self.embedding if self.head is None else self.head
-        # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
-        whole_weight = getattr(layer, "compute_whole_weight", None)
-        weight_VC: Tensor = whole_weight() if whole_weight else layer.weight
-        if torch.is_grad_enabled() and weight_VC.requires_grad and not x_BTC.requires_grad:
-            # All but the head is frozen: where FSDP is, it waits for the gradient of `hidden`.
-            x_BTC.requires_grad_()
+        hidden, weight_VC = reach_head(layer, *hidden)
         head = self._output_head(weight_VC, self._head_bias())
-        return ModelOutput(x_BTC, head, self._average_router_terms(routers))
+        terms = self._average_router_terms(routers)
+        return tuple(ModelOutput(each, head, terms) for each in hidden)
 
     def _pass_layers(
         self,

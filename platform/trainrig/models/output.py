@@ -4,10 +4,46 @@ Shapes: B batch, T positions, C channels, V entries of the vocabulary.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from trainrig.models.architecture.shapes import ProjectionShape
+
+
+class ReadByLoss:
+    """A layer whose weight a loss reads, not a forward pass of its own."""
+
+    def pass_hidden(self, *hidden: Tensor) -> tuple[Tensor, ...]:
+        """All of `hidden` that logits are made of in a pass, as they are, before the weight is
+        read: here FSDP gathers it, and once their gradients are known it sends that of the weight.
+        """
+        return hidden
+
+
+class OutputProjection(ReadByLoss, nn.Linear):
+    """From hidden states to logits."""
+
+
+def build_output_projection(shape: ProjectionShape) -> OutputProjection:
+    """One of that shape."""
+    return OutputProjection(shape.inputs, shape.outputs, bias=shape.bias)
+
+
+def reach_head(layer: nn.Module, *hidden: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """All of `hidden` that logits are made of in a pass; and [V, C] what `layer`, the head or the
+    embedding that is the head too, multiplies them by."""
+    if torch.is_grad_enabled() and any(each.requires_grad for each in layer.parameters()):
+        # Also where all but the head is frozen: where FSDP is, it waits for their gradients.
+        hidden = tuple(each.requires_grad_() for each in hidden)
+    if isinstance(layer, ReadByLoss):
+        hidden = layer.pass_hidden(*hidden)
+    # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
+    whole_weight: Any = getattr(layer, "compute_whole_weight", None)
+    weight: Any = whole_weight() if whole_weight else layer.weight
+    return hidden, weight
 
 
 class Head:

@@ -12,11 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from trainrig.models.decoder import Decoder
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import list_expert_layers
 from trainrig.parallel.mesh import Axis
@@ -33,8 +39,9 @@ def shard(
     precision: Precision = FLOAT32,
     experts: DeviceMesh | None = None,
 ) -> FSDPModule:
-    """Shard `model` in place: each of `layers` gathers by itself, the rest together; experts that
-    are divided over ranks, over the mesh `experts`, apart from the rest of their layer.
+    """Shard `model` in place: each of `layers` gathers by itself, and so do an embedding and a head
+    that are two, the rest together; experts that are divided over ranks, over the mesh `experts`,
+    apart from the rest of their layer.
 
     Gradients are *summed* over ranks: the loss of a micro-batch is already divided by the global
     batch's number of targets, so a mean over ranks would depend on how many there are.
@@ -47,6 +54,7 @@ def shard(
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
+    _shard_ends(model, mesh, gather_once, casts)
     # The rest is needed again at once.
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
     for module in list_units(model):
@@ -55,6 +63,32 @@ def shard(
         if over.size() > 1:  # one rank alone would divide by it, for nothing
             module.set_gradient_divide_factor(1.0)
     return root
+
+
+def _shard_ends(
+    model: nn.Module, mesh: DeviceMesh, gather_once: bool, casts: MixedPrecisionPolicy
+) -> None:
+    """Shard the embedding and the head of `model` by themselves, those that it has of them: the
+    head is gathered while the layers before it compute, and its gradient is sent while they go
+    backward."""
+    if not isinstance(model, Decoder):
+        return
+    for name in model.config.shapes.ends_apart:
+        end = getattr(model, name, None)
+        if end is None:  # another stage of a pipeline has it
+            continue
+        # The gradient of logits is made of the head's weight at once, that of rows of none.
+        again = name == "embedding" and not gather_once
+        fully_shard(end, mesh=mesh, reshard_after_forward=again, mp_policy=casts)
+        if name == "embedding":
+            end.set_unshard_in_backward(False)
+        else:
+            register_fsdp_forward_method(end, "pass_hidden")
+
+
+def _stays_gathered(model: nn.Module | FSDPModule, unit: FSDPModule) -> bool:
+    """Whether a forward pass of `model` always leaves the parameters of `unit` gathered."""
+    return unit is model or unit is getattr(model, "head", None)
 
 
 def leave_whole(layers: Sequence[nn.Module]) -> None:
@@ -130,8 +164,9 @@ def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[
     try:
         yield
     finally:
-        for unit in found:  # the root, first among them, never reshards after a forward pass
-            unit.set_reshard_after_forward(not gather_once and unit is not model, recurse=False)
+        for unit in found:
+            again = not gather_once and not _stays_gathered(model, unit)
+            unit.set_reshard_after_forward(again, recurse=False)
 
 
 def find_local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -6,7 +6,7 @@ Shapes: C channels 64, F between 128, 4 heads and 2 of keys of 16 channels, V vo
 import pytest
 
 from trainrig.estimate.activations import estimate_at_head, estimate_per_token
-from trainrig.estimate.held_parameters import ModelRole
+from trainrig.estimate.held_parameters import EndParts, ModelRole
 from trainrig.estimate.memory import (
     PRETRAINING,
     TuningStep,
@@ -149,4 +149,5 @@ def test_workers_that_share_layers_have_their_part_of_base_and_adapters():
 
 def test_a_frozen_model_has_no_gradient_to_send():
     held = hold_model(MODEL, TRAINING, 1, ModelRole(None))
-    assert (held.trained, held.root, held.layer, held.optimizer, held.gradients) == (0, 0, 0, 0, 0)
+    assert (held.trained, held.ends, held.layer) == (0, EndParts(0), 0)
+    assert (held.optimizer, held.gradients) == (0, 0)

@@ -22,12 +22,19 @@ def predicted(job, layout, batch=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "deterministic", "reshard", "micro_batch"),
-    [(2, False, "step", 1), (4, False, "step", 1), (4, False, "layer", 1), (2, True, "step", 2)],
+    ("world", "deterministic", "reshard", "micro_batch", "tied"),
+    [
+        (2, False, "step", 1, True),
+        (4, False, "step", 1, True),
+        (4, False, "layer", 1, True),
+        (2, True, "step", 2, True),
+        (2, True, "layer", 1, False),
+    ],
 )
-def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard, micro_batch):
+def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard, micro_batch, tied):
     job = make_job(
         tmp_path,
+        model={"tie_embeddings": tied},
         training={
             "steps": 10,
             "deterministic": deterministic,

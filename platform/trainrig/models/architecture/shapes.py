@@ -178,6 +178,13 @@ class DecoderShapes:
         """What else is trained with it."""
         return ()
 
+    @property
+    def ends_apart(self) -> tuple[str, ...]:
+        """Names of the embedding and the head of tokens where a pass reads each in one place alone,
+        so that FSDP gathers them by themselves: not where they are one, or the head is small."""
+        small = self.head is None or self.head.outputs != self.embedding.entries
+        return () if small else ("embedding", "head")
+
 
 @dataclass(frozen=True)
 class TransformShape:
@@ -218,6 +225,11 @@ class EncoderShapes(DecoderShapes):
         """See DecoderShapes."""
         return (self.generator,)
 
+    @property
+    def ends_apart(self) -> tuple[str, ...]:
+        """See DecoderShapes: a generator reads the embedding too, and most tie their heads."""
+        return ()
+
 
 @dataclass(frozen=True)
 class EncoderDecoderShapes(DecoderShapes):
@@ -237,6 +249,11 @@ class EncoderDecoderShapes(DecoderShapes):
             self.decoder_bias,
             self.encoder_norm,
         )
+
+    @property
+    def ends_apart(self) -> tuple[str, ...]:
+        """See DecoderShapes: encoder and decoder read one embedding."""
+        return ()
 
 
 def list_named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:

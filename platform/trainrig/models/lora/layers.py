@@ -23,6 +23,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.lora.settings import LoRA, is_of_head, is_router, list_matrices
+from trainrig.models.output import ReadByLoss
 from trainrig.randomness import RandomKey, draw_uniforms
 
 TRAINED = ("lora_a", "lora_b", "magnitude")  # last parts of the names of trained parameters
@@ -71,7 +72,7 @@ def list_dropouts(model: nn.Module) -> list[Dropout]:
     return [each for each in found if each.share]
 
 
-class FrozenLinear(nn.Module):
+class FrozenLinear(ReadByLoss, nn.Module):
     """A linear map that is not trained, by a weight [O, I] in one of FORMATS."""
 
     def __init__(self, like: nn.Linear, base: str, compute: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from trainrig.estimate.activations import HEAD_BLOCK, MASTER, estimate_at_head
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.memory import HeldParameters, Memory, TuningStep
 from trainrig.estimate.tuning.described import TuningFacts, describe_tuning
 from trainrig.estimate.tuning.models_beside import (
@@ -99,7 +100,7 @@ def estimate_step(
     """Of one of `workers` that trains on a batch, at the peak; `asked`: reward models."""
     size = training.precision.bytes
     of_asked = _count_bytes(asked)
-    beside = HeldParameters(0, 0, 0, 0, 0, of_asked, 0.0, 0.0, False, NOT_GATHERED)
+    beside = HeldParameters(0, 0, EndParts(0), 0, 0, of_asked, 0.0, 0.0, False, NOT_GATHERED)
     places: int | None = rows.places
     activations = 0.0
     for each in _list_others(run, job):

@@ -104,7 +104,7 @@ class OfPipeline:
         alone = degrees.pipeline == 1
         self._ahead = 0 if alone else len(ranges) - last
         self._back = 0 if alone else len(ranges) - first
-        self.held, self._root = parts.count_held(ranges)
+        self.held, self._beside = parts.count_held(ranges)
 
     @cached_property
     def spent(self) -> "MicroBatchSeconds":
@@ -154,7 +154,7 @@ class OfPipeline:
         size = self._timer.size
         layers = len(self._layers)
         return estimate_replica_traffic(
-            self._cluster, layout, self.held, self._root, layers, turns, size, self._passes
+            self._cluster, layout, self.held, self._beside, layers, turns, size, self._passes
         )
 
     def time_update(self, layout: DeviceLayout) -> float:
@@ -177,7 +177,7 @@ class OfPipeline:
         parameters = HeldParameters(
             total=self.held.total,
             trained=self.held.trained,
-            root=self._root,
+            ends=self._beside,
             layer=max(self._parts.layer[number] for number in self._numbers),
             layers=len(self._numbers),
             weights=mine.weights,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trainrig.estimate.activations import MASTER
+from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.model_share import CountedParameters
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
@@ -97,28 +98,30 @@ def estimate_replica_traffic(
     cluster: Cluster,
     layout: DeviceLayout,
     held: CountedParameters,
-    root: int,
+    ends: EndParts,
     layers: int,
     turns: int,
     computed: int,
     seconds: tuple[float, float],
 ) -> DataTraffic:
-    """Of a device that holds `held`, `root` of it with the ends, in `layers` layers.
+    """Of a device that holds `held`, `ends` of it beside the layers, in `layers` layers.
 
     `computed`: bytes of a parameter as it is computed with; `seconds`: forward and backward of one
     micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
-    with "layer" those of the layers before each forward and each backward pass, the ends before
-    each forward pass. Gradients are reduced in float32 with the last backward pass. FSDP copies
-    what is gathered out of a buffer, and gradients into one; one device that computes with its
-    weights as they are does without it.
+    with "layer" those of the layers before each forward and each backward pass, the ends in each
+    forward pass: the head, where it is gathered by itself, while the layers compute. Gradients are
+    reduced in float32 with the last backward pass. FSDP copies what is gathered out of a buffer,
+    and gradients into one; one device that computes with its weights as they are does without it.
     """
     degrees = layout.degrees
     apart = cluster.group(degrees, ["context", "expert", "shard"])
     experts = cluster.group(degrees, ["context", "shard"])
     replicas = cluster.group(degrees, ["replicate"])
     dense, of_experts = held.total - held.experts, held.experts
-    of_layers = dense - root
+    root = ends.rest + ends.embedding
+    of_layers = dense - sum(ends.each)
     once = _gather(cluster, computed * root, apart, 1)
+    head = _gather(cluster, computed * ends.head, apart, 1)
     each = _gather(cluster, computed * of_layers, apart, layers)
     each += _gather(cluster, computed * of_experts, experts, layers)
     by_layer = layout.reshard == "layer"
@@ -131,24 +134,25 @@ def estimate_replica_traffic(
     forward, backward = seconds
     first = once.seconds + each.seconds / layers
     rest = each.seconds * (1 - 1 / layers)
-    waited = first + max(0.0, rest - forward)
+    ahead = rest + head.seconds
+    waited = first + max(0.0, ahead - forward)
     if by_layer:
-        once = once.multiply(turns)
+        once, head = once.multiply(turns), head.multiply(turns)
         waited = once.seconds + turns * (
-            2 * each.seconds / layers + max(0.0, rest - forward) + max(0.0, rest - backward)
+            2 * each.seconds / layers + max(0.0, ahead - forward) + max(0.0, rest - backward)
         )
     sent = reduced.seconds + replicated.seconds
     waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
-    hidden = min(rest, forward) + min(sent * layers / (layers + 1), backward)
+    hidden = min(ahead, forward) + min(sent * layers / (layers + 1), backward)
     if by_layer:
-        hidden += (turns - 1) * min(rest, forward) + turns * min(rest, backward)
+        hidden += (turns - 1) * min(ahead, forward) + turns * min(rest, backward)
     waited += cluster.inside.takes * hidden
     received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
-    received += root * (apart.size > 1) * (turns if by_layer else 1)
+    received += sum(ends.each) * (apart.size > 1) * (turns if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
     if degrees.devices == 1 and computed == MASTER:  # see needs_sharding in parallel/layout.py
         copied = 0
-    return DataTraffic(once + each.multiply(passes), reduced, replicated, waited, copied)
+    return DataTraffic(once + head + each.multiply(passes), reduced, replicated, waited, copied)
 
 
 def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:
