@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -732,7 +733,9 @@ def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str
     stepper._gradients.backward = backward  # type: ignore[method-assign]
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = MadeUp(2 * world, (1, 4), config.shape.vocabulary)
-    stepper.take(read_local_batch(batches, rank, world, 0))
+    with warnings.catch_warnings():  # of views, on which FSDP's hooks may be lost
+        warnings.filterwarnings("error", message="FSDP2-wrapped module")
+        stepper.take(read_local_batch(batches, rank, world, 0))
     return gathered, sent, between
 
 

@@ -36,6 +36,7 @@ KINDS = {
     "plain": LoRA(rank=3, targets=("attention.*", "feedforward.*", "embedding")),
     "dora": LoRA(rank=4, dora=True, base="int8", targets=("attention.*", "feedforward.*")),
     "dropout": LoRA(rank=4, rslora=True, dropout=0.2, base="bfloat16"),
+    "ends": LoRA(rank=4, targets=("attention.query", "embedding", "head")),
 }
 OBJECTIVES = {"CausalLM": CausalLM(), "DPO": DPO(), "ORPO": ORPO(), "KTO": KTO()}
 ROWS = {"CausalLM": None, "DPO": "pairs", "ORPO": "pairs", "KTO": "labelled"}
@@ -151,6 +152,13 @@ def assert_same_bits(job, other):
 
 def soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.mark.slow
+def test_of_an_embedding_and_a_head_gathered_by_themselves(trained):
+    """By layer: the backward pass multiplies by a matrix of the embedding's adapter."""
+    by_layer = trained(2, "ends", FSDP(reshard="layer"), "one key head")
+    assert_same_bits(by_layer, trained(1, "ends", None, "one key head"))
 
 
 @pytest.mark.slow

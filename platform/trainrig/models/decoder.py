@@ -258,12 +258,12 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
     ) -> tuple[ModelOutput, ...]:
         """What gives the logits of each of `streams`, of one pass, by one head."""
-        hidden = tuple(
-            self._prepare_head_input(self._read_places(each, places_N, documents_BS))
-            for each in streams
-        )
+
+        def finish(x_BTC: Tensor) -> Tensor:
+            return self._prepare_head_input(self._read_places(x_BTC, places_N, documents_BS))
+
         layer = self.embedding if self.head is None else self.head
-        hidden, weight_VC = reach_head(layer, *hidden)
+        hidden, weight_VC = reach_head(layer, finish, streams)
         head = self._output_head(weight_VC, self._head_bias())
         terms = self._average_router_terms(routers)
         return tuple(ModelOutput(each, head, terms) for each in hidden)

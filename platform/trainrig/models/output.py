@@ -3,7 +3,7 @@
 Shapes: B batch, T positions, C channels, V entries of the vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +14,16 @@ from trainrig.models.architecture.shapes import ProjectionShape
 
 
 class ReadByLoss:
-    """A layer whose weight a loss reads, not a forward pass of its own."""
+    """A layer whose weight a loss reads, not a forward pass of its own. Of a model that is sharded,
+    a backward pass goes through one such reading of it."""
 
-    def pass_hidden(self, *hidden: Tensor) -> tuple[Tensor, ...]:
-        """All of `hidden` that logits are made of in a pass, as they are, before the weight is
-        read: here FSDP gathers it, and once their gradients are known it sends that of the weight.
-        """
-        return hidden
+    def finish_streams(
+        self, finish: Callable[[Tensor], Tensor], *streams: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What `finish` makes, for logits, of all `streams` of a pass. Here FSDP gathers the
+        weight, and once the gradients of the streams are known it sends that of the weight. What
+        it returns is no view of what it is given, which would make FSDP warn."""
+        return tuple(finish(each) for each in streams)
 
 
 class OutputProjection(ReadByLoss, nn.Linear):
@@ -32,14 +35,18 @@ def build_output_projection(shape: ProjectionShape) -> OutputProjection:
     return OutputProjection(shape.inputs, shape.outputs, bias=shape.bias)
 
 
-def reach_head(layer: nn.Module, *hidden: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """All of `hidden` that logits are made of in a pass; and [V, C] what `layer`, the head or the
-    embedding that is the head too, multiplies them by."""
+def reach_head(
+    layer: nn.Module, finish: Callable[[Tensor], Tensor], streams: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What `finish` makes, for logits, of all `streams` of a pass; and [V, C] what `layer`, the
+    head or the embedding that is the head too, multiplies that by."""
     if torch.is_grad_enabled() and any(each.requires_grad for each in layer.parameters()):
         # Also where all but the head is frozen: where FSDP is, it waits for their gradients.
-        hidden = tuple(each.requires_grad_() for each in hidden)
+        streams = [each.requires_grad_() for each in streams]
     if isinstance(layer, ReadByLoss):
-        hidden = layer.pass_hidden(*hidden)
+        hidden = layer.finish_streams(finish, *streams)
+    else:
+        hidden = tuple(finish(each) for each in streams)
     # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
     whole_weight: Any = getattr(layer, "compute_whole_weight", None)
     weight: Any = whole_weight() if whole_weight else layer.weight

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainrig.models.decoder import Decoder
+from trainrig.models.lora.layers import LowRankEmbedding
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import list_expert_layers
 from trainrig.parallel.mesh import Axis
@@ -80,10 +81,10 @@ def _shard_ends(
         # The gradient of logits is made of the head's weight at once, that of rows of none.
         again = name == "embedding" and not gather_once
         fully_shard(end, mesh=mesh, reshard_after_forward=again, mp_policy=casts)
-        if name == "embedding":
+        if name == "head":
+            register_fsdp_forward_method(end, "finish_streams")
+        elif not isinstance(end, LowRankEmbedding):  # which multiplies by one of its matrices
             end.set_unshard_in_backward(False)
-        else:
-            register_fsdp_forward_method(end, "pass_hidden")
 
 
 def _stays_gathered(model: nn.Module | FSDPModule, unit: FSDPModule) -> bool:
