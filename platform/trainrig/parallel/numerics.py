@@ -12,6 +12,7 @@ import torch
 from trainrig.hardware import has_triton
 from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel.compiled import Compile
+from trainrig.parallel.gradients.kernels import runs_kernels
 
 # cuBLAS is deterministic only with a workspace of its own (its documentation, "Results
 # reproducibility"); read when it is first used.
@@ -60,6 +61,9 @@ def describe_numerics(
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         found["driver"] = _read_driver()
         found["triton"] = _read_triton()
+        device = torch.device("cuda", torch.cuda.current_device())
+        by_kernel = "by kernel" if runs_kernels(device) else "by halves"
+        found["sums_of_rows"] = by_kernel  # of squares, for the norm of a gradient
     return found
 
 

@@ -1,0 +1,45 @@
+"""What is done to each number of a gradient, in one pass over memory on a GPU.
+
+By Triton (Tillet et al. 2019, doi 10.1145/3315508.3329973) where it is, else by plain torch. torch
+has no kernel that reads wide loads of two dtypes: on an H200 it adds bfloat16 to float32 at 1.5 of
+4.3 TB/s. And sums in an order of one's own take it a kernel for every halving of a row: two
+thousand for a model of 1.3B parameters, which the host took longer to ask for (.1 s) than the
+device to run (parallel/norm.py).
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from trainrig.hardware import AMPERE, has_triton
+
+
+@functools.cache
+def runs_kernels(device: torch.device) -> bool:
+    """Whether `device` is a GPU that Triton makes kernels for here."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    return torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def widen(gradient: Tensor) -> Tensor:
+    """A copy in float32, laid out as `gradient`."""
+    if not (runs_kernels(gradient.device) and gradient.is_contiguous()):
+        return gradient.float()
+    from trainrig.parallel.gradients import triton_kernels
+
+    total = torch.empty_like(gradient, dtype=torch.float32)
+    triton_kernels.add(total, gradient, first=True)
+    return total
+
+
+def add_widened(total: Tensor, gradient: Tensor) -> None:
+    """Add `gradient` to `total`, in float32, in place: the same bits however it is done."""
+    alike = total.is_contiguous() and gradient.is_contiguous()
+    if not (runs_kernels(total.device) and alike and total.dtype == torch.float32):
+        total.add_(gradient)
+        return
+    from trainrig.parallel.gradients import triton_kernels
+
+    triton_kernels.add(total, gradient, first=False)

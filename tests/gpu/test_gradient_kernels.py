@@ -1,0 +1,63 @@
+"""What is done to each number of a gradient in one kernel, held to the same in plain torch."""
+
+import itertools
+
+import pytest
+import torch
+
+from trainrig.parallel.gradients import kernels
+from trainrig.parallel.norm import sum_rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
+]
+
+
+def draw(*shape, dtype=torch.float32):
+    generator = torch.Generator("cuda").manual_seed(len(shape))
+    return torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
+
+
+def test_the_kernels_run_here():
+    assert kernels.runs_kernels(torch.device("cuda", torch.cuda.current_device()))
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 3), (4096,), (1000, 2049), (0, 4)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_sums_are_those_of_plain_torch_to_the_bit(shape, dtype):
+    first, second = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
+    total = kernels.widen(first)
+    assert torch.equal(total, first.float()) and total.dtype == torch.float32
+    expected = total + second
+    kernels.add_widened(total, second)
+    assert torch.equal(total, expected)
+
+
+def test_what_does_not_lie_in_order_is_added_all_the_same():
+    total, gradient = draw(30, 40), draw(40, 30, dtype=torch.bfloat16).t()
+    expected = total + gradient
+    kernels.add_widened(total, gradient)
+    assert torch.equal(total, expected)
+    assert torch.equal(kernels.widen(gradient), gradient.float())
+
+
+@pytest.mark.parametrize(
+    "shape", [(4096, 1001), (513,), (3, 2**17), (3, 70_001), (64, 8192), (5, 2, 700)]
+)
+def test_a_row_adds_up_to_the_same_bits_in_whatever_slice_it_lies(shape):
+    gradient = draw(*shape)
+    sums = sum_rows(gradient)
+    ends = sorted({0, 1, len(gradient) // 3, len(gradient) - 1, len(gradient)})
+    parts = [sum_rows(gradient[low:high].clone()) for low, high in itertools.pairwise(ends)]
+    assert torch.equal(torch.cat(parts), sums)
+    expected = gradient.double().square().flatten(1).sum(1) if gradient.ndim > 1 else None
+    expected = gradient.double().square() if expected is None else expected
+    torch.testing.assert_close(sums, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_sum_of_what_is_not_finite_is_not(value):
+    gradient = draw(3, 9000)
+    gradient[1, 8500] = value
+    assert sum_rows(gradient).isfinite().tolist() == [True, False, True]
