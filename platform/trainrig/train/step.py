@@ -225,14 +225,14 @@ class Stepper:
             table = self._go_backward(local, statistics)
             if table is None:
                 return None
-            loss = table.reduce(local.denominators)
             if scale:
                 for parameters in (self._parameters, *self._others.values()):
                     _multiply_gradients(parameters, 1 / scale.factor)
             norms = [self._gradients.compute_norm(self._parameters)]
             norms += [self._gradients.compute_norm(each) for each in self._others.values()]
             squared = self._gradients.compute_part_squared()
-            # Read together: the device is waited for once.
+            # Read when the device has been asked for all of it, so that it never waits to be asked.
+            loss = table.reduce(local.denominators)
             norm, *found = torch.stack(norms if squared is None else [*norms, squared]).tolist()
             part_squared = None if squared is None else found.pop()
             others = dict(zip(self._others, found, strict=True))
