@@ -84,10 +84,12 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
     ],
     ids=["1", "3", "4", "fast", "experts", "untied, parallel"],
 )
-def test_a_rank_alone_that_casts_nothing_steps_to_the_same_bits_without_fsdp(
-    deterministic, virtual, model, alone, make_job, tmp_path, monkeypatch
+@pytest.mark.parametrize("compute", ["float32", "bfloat16", "float16"])
+def test_a_rank_alone_steps_to_the_same_bits_without_fsdp(
+    compute, deterministic, virtual, model, alone, make_job, tmp_path, monkeypatch
 ):
     training = {"deterministic": deterministic, "virtual_workers": virtual}
+    training["precision"] = {"compute": compute}
     job = make_job(tmp_path, training=training, model=model)
     numerics.settle(job.training.threads, deterministic)
     batches = job.make_batches()
@@ -110,6 +112,10 @@ def test_a_rank_alone_that_casts_nothing_steps_to_the_same_bits_without_fsdp(
     assert steps == steps_wrapped
 
 
-def test_a_rank_alone_has_fsdp_cast_its_weights(alone, make_job, tmp_path):
-    job = make_job(tmp_path, training={"precision": {"compute": "bfloat16"}})
+def test_a_rank_alone_has_fsdp_cast_its_weights_layer_by_layer(alone, make_job, tmp_path):
+    training = {
+        "precision": {"compute": "bfloat16"},
+        "parallel": {"kind": "FSDP", "reshard": "layer"},
+    }
+    job = make_job(tmp_path, training=training)
     assert list_units(build_fresh_state(job, find_local_device()).model)

@@ -42,6 +42,7 @@ class HeldParameter:
     trained: int  # of these
     held: int  # bytes
     gathered: int  # bytes, as it is computed with
+    cast: int  # of these, what a rank alone that casts makes of it; see parallel/gradients
     optimizer: int  # bytes of what its optimizer keeps
 
 
@@ -98,7 +99,8 @@ def list_held(
         if chosen is not None and not (group and group.freeze):
             kept = chosen.count_state_bytes(name, size)
         trained, held = 0 if kept is None else numbers, MASTER * numbers
-        yield HeldParameter(name, numbers, trained, held, precision.bytes * numbers, kept or 0)
+        narrow = precision.bytes * numbers
+        yield HeldParameter(name, numbers, trained, held, narrow, narrow, kept or 0)
 
 
 def _list_adapted(
@@ -114,7 +116,7 @@ def _list_adapted(
         assert role.optimizer is not None, "adapters are there to be trained"
         numbers, kept = math.prod(size), role.optimizer.count_state_bytes(name, size)
         gathered = precision.bytes * numbers
-        return HeldParameter(name, numbers, numbers, MASTER * numbers, gathered, kept)
+        return HeldParameter(name, numbers, numbers, MASTER * numbers, gathered, gathered, kept)
 
     for name, size in sizes:
         layer = name.removesuffix(".weight")
@@ -128,13 +130,15 @@ def _list_adapted(
             base = "bfloat16"
         scales = size[0] if base == "int8" else 0
         width = find_gathered_width(base, precision)
+        cast = width if width != BYTES[base] else 0
         yield HeldParameter(
             name,
-            numbers + scales,
-            0,
-            BYTES[base] * numbers + MASTER * scales,
-            width * numbers + precision.bytes * scales,
-            0,
+            numbers=numbers + scales,
+            trained=0,
+            held=BYTES[base] * numbers + MASTER * scales,
+            gathered=width * numbers + precision.bytes * scales,
+            cast=cast * numbers + precision.bytes * scales,
+            optimizer=0,
         )
         if layer in chosen and layer != name:
             yield train(f"{layer}.lora_a", (lora.rank, size[1]))

@@ -11,8 +11,9 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
                                                parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
                                                head, last norm and two layers ("layer"), and of an
-                                               embedding that the head shares; 0 on one device
-                                               without FSDP (`needs_sharding`)
+                                               embedding that the head shares; on one device
+                                               without FSDP (`needs_sharding`) what is cast, none
+                                               where b is 4
     summing            4 N                     while several micro-batches are added up (none with
                                                reduce = "micro_batch": slices of sums are there
                                                from the first on), and in deterministic mode
@@ -221,13 +222,14 @@ def hold_model(
     if training.offload.optimizer:
         optimizer = UnderWay.of(held, role).estimate_bytes(sliced, sliced)
     ends, layer = _count_unit_parameters(model)
+    sharded = needs_sharding(workers, training.precision, training.parallel.reshard)
     gathered = None
     if role.lora is not None or role.optimizer is None:
         units = Counter[str]()
         of_trained = Counter[str]()
         for each in held:
             unit = name_unit(each.name, model.shapes.ends_apart)
-            units[unit] += each.gathered
+            units[unit] += each.gathered if sharded else each.cast
             of_trained[unit] += each.trained
         of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
         ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
@@ -243,7 +245,7 @@ def hold_model(
         weights=sum(each.held for each in held) / sliced,
         optimizer=optimizer,
         gradients=MASTER * trained / sliced,
-        sharded=needs_sharding(workers, training.precision),
+        sharded=sharded,
         gathered=gathered,
     )
 
@@ -271,8 +273,8 @@ def estimate_peak_memory(
     if training.parallel.reshard != "step":
         gathered = bytes_of.root + 2 * bytes_of.layer
     whole_sums, together = _count_sums(training, workers, turns)
-    if not held.sharded:  # weights and gradients stay where they are
-        gathered, together = 0.0, True
+    if not held.sharded:  # weights and gradients stay where they are, beside casts of weights
+        gathered, together = gathered if training.precision.casts else 0.0, True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
     passing = _estimate_passing(max(*ends.each, layer), compute, together)
     summing = MASTER * held.trained * whole_sums

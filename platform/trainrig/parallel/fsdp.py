@@ -6,7 +6,7 @@ axes it is HSDP: sliced along the last, alike along the first; with slices of a 
 
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,11 @@ from trainrig.models.decoder import Decoder
 from trainrig.models.lora.layers import LowRankEmbedding
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import list_expert_layers
+from trainrig.parallel.gradients.cast_weights import cast_weights, list_cast_units
+from trainrig.parallel.gradients.joined import join_each
 from trainrig.parallel.mesh import Axis
 from trainrig.parallel.pipeline.stage import StageDecoder
-from trainrig.parallel.precision import FLOAT32, Precision, make_policy
+from trainrig.parallel.precision import FLOAT32, Precision, find_stream_type, make_policy
 from trainrig.tokens.batches import MicroBatchSlot
 
 
@@ -92,45 +94,15 @@ def _stays_gathered(model: nn.Module | FSDPModule, unit: FSDPModule) -> bool:
     return unit is model or unit is getattr(model, "head", None)
 
 
-def leave_whole(layers: Sequence[nn.Module]) -> None:
-    """Have the gradients of a model that is not sharded (`needs_sharding`) be those of a sharded
-    one, to the bit; `layers`: of it.
-
-    FSDP adds up the gradients of what a layer reads within the layer, before they join those of
-    other layers that read the same, an encoder's text, say. It looks into containers too; here
-    layers take tensors, and plain objects (`Sight`), which it does not look into.
-    """
-    for layer in layers:
-        layer.register_forward_pre_hook(_join_input_gradients, with_kwargs=True)
-
-
-def _join_input_gradients(
-    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    given = [*args, *kwargs.values()]
-    places = [n for n, each in enumerate(given) if isinstance(each, Tensor) and each.requires_grad]
-    if not places or not torch.is_grad_enabled():
-        return None
-    joined = _JoinGradients.apply(*(given[place] for place in places))  # type: ignore[no-untyped-call]
-    for place, each in zip(places, joined, strict=True):
-        given[place] = each
-    return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
-
-
-class _JoinGradients(torch.autograd.Function):
-    """Identity whose backward pass runs once the gradients of all its inputs are known."""
-
-    @staticmethod
-    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return inputs
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients
+def leave_whole(
+    model: nn.Module, layers: Sequence[nn.Module], precision: Precision = FLOAT32
+) -> None:
+    """Have `model`, which is not sharded (`needs_sharding`), compute in `precision`, and its
+    gradients be those of a sharded one, to the bit; `layers`: of it."""
+    if precision.casts:
+        cast_weights(model, layers, find_stream_type(precision))
+    else:
+        join_each(layers)
 
 
 def list_units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
@@ -151,6 +123,16 @@ def leave_copies(unit: FSDPModule) -> None:
         group.post_forward_mesh_info = group.mesh_info
 
 
+def reshard(model: nn.Module | FSDPModule) -> None:
+    """Let go of gathered and of cast parameters, as after a whole step: until then they, not what
+    is trained and saved, are those of `model`. After passes without a backward one FSDP keeps some
+    for it."""
+    for unit in list_units(model):
+        unit.reshard()
+    for each in list_cast_units(model):
+        each.restore()
+
+
 @contextmanager
 def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]:
     """All parameters of `model` are gathered to begin with, and forward passes leave them so: no
@@ -159,6 +141,8 @@ def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[
     `gather_once`: as `shard` was told. They stay gathered until they are resharded.
     """
     found = list_units(model)
+    for each in list_cast_units(model):
+        each.cast()
     for unit in found:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
@@ -202,6 +186,7 @@ class BackwardUnits:
             for model in models
             for unit in list_units(model)
         ]
+        self._cast = [unit for model in models for unit in list_cast_units(model)]
 
     def prepare(self, chunk: int, reduces: bool, last: bool, gather_once: bool) -> None:
         """Before a backward pass of stage `chunk`, its `last` of a step: whether its gradients are
@@ -214,6 +199,15 @@ class BackwardUnits:
             unit.set_requires_all_reduce(mine and last, recurse=False)
             done = last and (chunk == 0 if root else mine)
             unit.set_reshard_after_backward(done or not gather_once, recurse=False)
+        for each in self._cast:
+            each.last = last
+
+    def finish_pass(self, last: bool) -> None:
+        """A backward pass is over: have with the parameters what it left with copies of them."""
+        for each in self._cast:
+            each.add_gradients()
+            if last:
+                each.restore()
 
 
 def find_stage(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
@@ -282,6 +276,7 @@ class SummedByRank:
         self._units.prepare(chunk, last or self._reduce_each, last, self._gather_once)
         # One that is not real only joins the others' collectives.
         torch.autograd.backward(loss if slot.real else loss * 0.0)
+        self._units.finish_pass(last)
 
     def finish(self) -> None:
         """See Gradients."""

@@ -125,11 +125,12 @@ class DDP(_Copies):
 Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]
 
 
-def needs_sharding(ranks: int, precision: Precision) -> bool:
+def needs_sharding(ranks: int, precision: Precision, reshard: Reshard) -> bool:
     """Whether FSDP has anything to do for a run of `ranks`.
 
-    One rank that computes with its weights as they are, in float32 or tf32, gathers nothing, sends
-    nothing and casts nothing. FSDP would copy each weight and each gradient once a step all the
-    same, and keep the copies of weights through it.
+    One rank gathers nothing and sends nothing. FSDP would copy each weight and each gradient once a
+    step all the same, and keep the copies of weights through it; casts are made without it
+    (parallel/cast_weights.py). But casts layer by layer, which are made anew for the backward pass,
+    are FSDP's to make.
     """
-    return ranks > 1 or precision.casts
+    return ranks > 1 or (precision.casts and reshard == "layer")

@@ -159,6 +159,7 @@ def evaluate(
     import torch
 
     from trainrig.parallel.expert.row_division import find_row_split
+    from trainrig.parallel.fsdp import reshard
     from trainrig.parallel.mesh import find_local_device
     from trainrig.parallel.pipeline.passes import StagePasses
     from trainrig.train.loss_table import LossTable, measure_statistics
@@ -191,16 +192,6 @@ def evaluate(
         for each in (model, *(others or {}).values()):
             reshard(each)
     return table.reduce()
-
-
-def reshard(model: "torch.nn.Module") -> None:
-    """Let go of whole parameters after passes without a backward one: FSDP keeps some for it. Until
-    then they, not the shards, are the model's parameters."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
-from trainrig.parallel.fsdp import keep_gathered, list_units
+from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.tokens.batch_makers import NONE, Arrays, BatchMaker, RolloutMaker
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
@@ -165,8 +165,7 @@ class OnlineBatches:
         finally:
             # Gathered, for a backward pass that does not come.
             for model in (state.model, *state.others.values()):
-                for unit in list_units(model):
-                    unit.reshard()
+                reshard(model)
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine, group=self._group)
         if dist.get_rank():

@@ -260,11 +260,12 @@ def _build_empty(
     compile_layers(model.every_layer, training.compile)
     if training.offload.activations and not frozen:
         keep_on_host(_list_stages(model))
-    if needs_sharding(dist.get_world_size(), training.precision):
-        once, precision = training.parallel.reshard == "step", training.precision
+    precision, reshard = training.precision, training.parallel.reshard
+    if needs_sharding(dist.get_world_size(), precision, reshard):
+        once = reshard == "step"
         shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)
     else:
-        leave_whole(model.every_layer)
+        leave_whole(model, model.every_layer, precision)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
 

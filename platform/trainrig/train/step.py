@@ -19,7 +19,7 @@ from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.exact.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units
+from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units, reshard
 from trainrig.parallel.norm import RowPlaces
 from trainrig.parallel.parameter_norms import ParameterNorms
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
@@ -370,8 +370,7 @@ class Stepper:
         Gradients that were not added up yet stay where they are: no step may follow.
         """
         for model in self._models:
-            for unit in list_units(model):
-                unit.reshard()
+            reshard(model)
 
 
 def _clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:

@@ -90,7 +90,7 @@ def estimate_making_memory(
         weights=weights,
         optimizer=optimizer,
         gradients=0.0,
-        gathered=gathered if held.sharded else 0.0,
+        gathered=gathered if held.sharded or training.precision.casts else 0.0,
         summing=0.0,
         activations=cache,
         fleeting=moment,

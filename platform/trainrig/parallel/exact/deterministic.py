@@ -127,6 +127,7 @@ class SummedInTree:
         self._now.slot, self._now.last = slot, last
         self._backward_units.prepare(chunk, slot.closes or last, last, self._gather_once)
         torch.autograd.backward(loss)
+        self._backward_units.finish_pass(last)
         if slot.closes or last:  # of what this micro-batch did not use, if those before it did
             for number, parameter in enumerate(self._whole):
                 if parameter.grad is not None:

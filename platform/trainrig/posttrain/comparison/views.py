@@ -15,7 +15,7 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
-from trainrig.train.held_out import RowSizes, evaluate, open_held_out, reshard
+from trainrig.train.held_out import RowSizes, evaluate, open_held_out
 
 if TYPE_CHECKING:  # a run file is checked without torch
     from torch import nn
@@ -57,7 +57,7 @@ class TuningComparison:
 
         from trainrig.models.generate import Request, generate_scored
         from trainrig.models.sampling import Sampling
-        from trainrig.parallel.fsdp import keep_gathered
+        from trainrig.parallel.fsdp import keep_gathered, reshard
 
         prompts = list(self._prompts)
         listeners = [TextListener(self.encoder, (), answers=True) for _ in prompts]

@@ -183,7 +183,9 @@ class OfPipeline:
             weights=mine.weights,
             optimizer=mine.optimizer,
             gradients=mine.gradients,
-            sharded=needs_sharding(layout.degrees.devices, training.precision),
+            sharded=needs_sharding(
+                layout.degrees.devices, training.precision, training.parallel.reshard
+            ),
         )
         step = estimate_peak_memory(parameters, activations, training, layout.degrees.data, turns)
         return max(step, mine.in_a_save, key=lambda each: each.total)

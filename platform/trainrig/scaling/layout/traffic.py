@@ -111,7 +111,7 @@ def estimate_replica_traffic(
     with "layer" those of the layers before each forward and each backward pass, the ends in each
     forward pass: the head, where it is gathered by itself, while the layers compute. Gradients are
     reduced in float32 with the last backward pass. FSDP copies what is gathered out of a buffer,
-    and gradients into one; one device that computes with its weights as they are does without it.
+    and gradients into one; one device does without it, and casts.
     """
     degrees = layout.degrees
     apart = cluster.group(degrees, ["context", "expert", "shard"])
@@ -150,8 +150,8 @@ def estimate_replica_traffic(
     received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
     received += sum(ends.each) * (apart.size > 1) * (turns if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
-    if degrees.devices == 1 and computed == MASTER:  # see needs_sharding in parallel/layout.py
-        copied = 0
+    if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
+        copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
     return DataTraffic(once + head + each.multiply(passes), reduced, replicated, waited, copied)
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.parallel.fsdp import keep_gathered, list_units
+from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.tokens.batch_makers import NONE, Arrays, RolloutMaker, Waves
 from trainrig.tokens.batches import MicroBatchSlot
 from trainrig.train.rollout_pool.requests import (
@@ -189,8 +189,7 @@ class RolloutsAhead:
                     arrays = self.maker.sample(state.model, number, index, asked)
                     write_unit(self._name_folder(number), index, arrays)
         finally:  # gathered, for a backward pass that does not come
-            for unit in list_units(state.model):
-                unit.reshard()
+            reshard(state.model)
 
     def _name_batch_folder(self, number: int) -> str:
         key = digest(self.maker.identity())[:8]

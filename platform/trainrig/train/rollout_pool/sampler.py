@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from trainrig.parallel import numerics
-from trainrig.parallel.fsdp import keep_gathered, list_units
+from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.parallel.precision import set_products
@@ -76,5 +76,4 @@ class RolloutSampler:
             with torch.no_grad(), keep_gathered(self._state.model, gather_once=True):
                 yield
         finally:  # for a backward pass that does not come
-            for unit in list_units(self._state.model):
-                unit.reshard()
+            reshard(self._state.model)
