@@ -4,6 +4,9 @@ import pytest
 import torch
 from tests.models.attention_kernels import CASES, called, documented
 
+from trainrig.models.attention import Sight
+from trainrig.models.decoder import Decoder, DecoderConfig
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
@@ -30,3 +33,29 @@ def test_kernels_are_those_that_the_page_names(case, kv_heads, column):
     if kv_heads < 4 and {"memory-efficient"} in said:  # which may take no grouped queries
         said.append({"plain products"})
     assert found in said or not said
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("length", "channels"), [(2048, 128), (1000, 64), (96, 80)])
+def test_attention_in_one_order_gives_the_same_bits_and_what_float32_does(causal, length, channels):
+    sizes = {"channels": 4 * channels, "heads": 4, "vocabulary": 8, "positions": length}
+    attention = Decoder(DecoderConfig(layers=1, **sizes)).layers[0].attention
+    torch.manual_seed(0)
+    shape = 3, 4, length, channels
+    query, key, value, gradient = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+    )
+
+    def attend(dtype):
+        given = [each.to(dtype).requires_grad_() for each in (query, key, value)]
+        seen = attention.attend(*given, Sight(causal=causal))
+        return [seen, *torch.autograd.grad(seen, given, gradient.to(dtype))]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = [attend(torch.bfloat16) for _ in range(6)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for found in others for a, b in zip(first, found, strict=True))
+    for ours, whole in zip(first, attend(torch.float32), strict=True):
+        torch.testing.assert_close(ours.float(), whole, rtol=2e-2, atol=2e-2)
