@@ -128,7 +128,7 @@ def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, A
         assert figures is not None
         skipped.append(figures.why_skipped)
 
-    seconds = [step_table._timed(step, number) for number in range(count)][step_table.WARM :]
+    seconds = [step_table.run_timed(step, number) for number in range(count)][step_table.WARM :]
     median = statistics.median(seconds)
     return {
         "layout": name,

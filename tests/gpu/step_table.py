@@ -96,6 +96,7 @@ SIZES = {
     "350M": Size(24, 1024, 16, rows=16),
     "1.3B": Size(24, 2048, 16, rows=8),
 }
+USUAL = ["124M", "350M", "1.3B"]
 
 
 @dataclass(frozen=True)
@@ -149,17 +150,18 @@ def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
 
 def measure_row(row: Row, device: str) -> dict[str, Any]:
     """Time the steps of one row; in a process that is not used for another."""
-    size = SIZES[row.size]
+    size, began = SIZES[row.size], time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         use_device(0 if device == "cuda" else None)
         join_group(0, 1, f"file://{folder}/store", timedelta(seconds=ROW_SECONDS))
-        step, finish = (_our_loop if row.ours else _peer_loop)(row, size)
-        seconds = [_timed(step, number) for number in range(WARM + TIMED)][WARM:]
+        step, finish = (our_loop if row.ours else peer_loop)(row, size)
+        seconds = [run_timed(step, number) for number in range(WARM + TIMED)][WARM:]
         measured = finish()
     median = statistics.median(seconds)
     tokens = MICRO_BATCHES * size.rows * size.length
     return {
         **dataclasses.asdict(row),
+        "row_seconds": time.perf_counter() - began,
         "step_seconds": median,
         "step_seconds_from_to": [min(seconds), max(seconds)],
         "tokens_per_second": tokens / median,
@@ -183,7 +185,8 @@ Step = Callable[[int], None]
 Finish = Callable[[], dict[str, Any]]
 
 
-def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
+def our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
+    """What takes a step of ours, and what says the rest of a row after the last."""
     total = WARM + TIMED + 1
     training = Training.model_validate(
         {
@@ -212,9 +215,10 @@ def _our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
 
     def finish() -> dict[str, Any]:
         stepper.clock.begin(measured=True)  # the last is split by phase
-        seconds = _timed(step, total - 1)
+        seconds = run_timed(step, total - 1)
         split = {name: spent / seconds for name, spent in stepper.clock.take().items()}
-        return {"split": split, "weights": _digest(state.model)}
+        weights = {"weights": _digest(state.model)} if training.deterministic else {}
+        return {"split": split, **weights}
 
     return step, finish
 
@@ -225,7 +229,8 @@ def _find_compute(row: Row) -> str:
     return FLOAT8 if row.loop == FLOAT8 else "bfloat16"
 
 
-def _peer_loop(row: Row, size: Size) -> tuple[Step, Finish]:
+def peer_loop(row: Row, size: Size) -> tuple[Step, Finish]:
+    """The same of a peer."""
     device = find_local_device()
     loop = PeerLoop(row.loop, size.config(), size.length, device, row.compiled)
     batches = Rows(size)
@@ -246,7 +251,8 @@ def _on(device: torch.device, ids: NDArray[Any]) -> torch.Tensor:
     return torch.as_tensor(ids, dtype=torch.int64).to(device)
 
 
-def _timed(step: Step, number: int) -> float:
+def run_timed(step: Step, number: int) -> float:
+    """Seconds that the step of this `number` takes, until the device is done with it."""
     began = time.perf_counter()
     step(number)
     if torch.cuda.is_available():
@@ -255,10 +261,13 @@ def _timed(step: Step, number: int) -> float:
 
 
 def _digest(model: torch.nn.Module) -> str:
+    """Tells weights apart by any bit and its place; they stay on the device."""
     found = hashlib.sha256()
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        found.update(local.detach().cpu().numpy().tobytes())
+        for bits in local.detach().reshape(-1).view(torch.int32).split(2**26):
+            at = torch.arange(1, 2 * len(bits), 2, device=bits.device)
+            found.update(str(int((bits * at).sum())).encode())
     return found.hexdigest()
 
 
@@ -279,7 +288,7 @@ def measure_matmul(device: str) -> dict[str, Any]:
         kind = torch.bfloat16 if cuda else torch.float32
         left, right = (torch.randn(width, width, device=device, dtype=kind) for _ in range(2))
         product = functools.partial(_multiply, left, right)
-        seconds = [_timed(product, number) for number in range(12)][2:]
+        seconds = [run_timed(product, number) for number in range(12)][2:]
         best = max(best, 2 * width**3 / min(seconds))
     found = {"matmul_flops_per_second": best, "peak": peak_flops(device)}
     return found | {"device": torch.cuda.get_device_name() if cuda else "cpu"}
@@ -299,11 +308,11 @@ def peak_flops(device: str) -> float | None:
         return None
 
 
-def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+def alone(work: Callable[..., dict[str, Any]], *arguments: Any, **named: Any) -> dict[str, Any]:
     """What `work` finds in a process of its own; {"failed": …} if it ends otherwise."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
-        target=_answer, args=(theirs, work, *arguments)
+        target=_answer, args=(theirs, functools.partial(work, *arguments, **named))
     )
     process.start()
     theirs.close()
@@ -318,9 +327,9 @@ def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any
     return found
 
 
-def _answer(channel: Connection, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+def _answer(channel: Connection, work: Callable[[], dict[str, Any]]) -> None:
     try:
-        channel.send(work(*arguments))
+        channel.send(work())
     except Exception as error:
         traceback.print_exc()
         channel.send({"failed": f"{type(error).__name__}: {error}"[:300]})
@@ -390,7 +399,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code: 1 if a row failed or a deterministic one gave other bits."""
     parser = argparse.ArgumentParser(prog="step_table.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["124M", "350M", "1.3B"])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=USUAL)
     parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
     asked = parser.parse_args(arguments)
     compiled = (False, True) if asked.device == "cuda" else (False,)

@@ -27,7 +27,7 @@ def counted(loop, micro_batches, monkeypatch):
     """How often one step, the third, waits for the device."""
     monkeypatch.setattr(step_table, "MICRO_BATCHES", micro_batches)
     row = step_table.Row("tiny", loop, compiled=False)
-    step, _ = step_table._our_loop(row, step_table.SIZES["tiny"])
+    step, _ = step_table.our_loop(row, step_table.SIZES["tiny"])
     step(0), step(1)
     torch.cuda.set_sync_debug_mode("warn")
     try:

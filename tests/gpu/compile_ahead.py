@@ -1,0 +1,69 @@
+"""Fills the compiler's cache with what the compiled rows of the benchmark table need.
+
+`python tests/gpu/compile_ahead.py [--device cpu --sizes tiny]`, from `make gpu` while its tests
+run, on all cores: rows that are measured have the device to themselves, and would mostly wait for
+this.
+"""
+
+import argparse
+import dataclasses
+import functools
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import step_table  # noqa: E402
+
+from trainrig.parallel.mesh import join_group, use_device  # noqa: E402
+
+LAYERS = 2  # of ours, which compile what all layers share
+PEERS = 2  # at once: each is compiled as a whole, so it is there as a whole
+
+
+def compile_ahead(sizes: Sequence[str], device: str) -> None:
+    """Have in the cache of the compiler what the compiled rows of `sizes` need, but for the peers
+    of the largest: processes side by side, while each row has the device to itself."""
+    rows = [row for row in step_table.plan_rows(sizes, [True]) if row.compiled]
+    ours = list(dict.fromkeys(row for row in rows if row.ours))
+    peers = [row for row in rows if not row.ours and row.size != sizes[-1]]
+    for some, at_once in ((ours, len(ours)), (peers, PEERS)):
+        for first in range(0, len(some), at_once):
+            with ThreadPool(at_once) as pool:
+                work = functools.partial(step_table.alone, compile_row, device=device)
+                found = pool.map(work, some[first : first + at_once])
+            for row, result in zip(some[first:], found, strict=False):
+                print(f"compiled {row.size} {row.loop}: {result}", flush=True)
+
+
+def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:
+    """Take one step of `row`; of ours, whose layers share a graph, with few of them."""
+    size = step_table.SIZES[row.size]
+    if row.ours:
+        size = dataclasses.replace(size, layers=LAYERS)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
+        use_device(0 if device == "cuda" else None)
+        join_group(0, 1, f"file://{folder}/store", timedelta(seconds=step_table.ROW_SECONDS))
+        step, _ = (step_table.our_loop if row.ours else step_table.peer_loop)(row, size)
+        step_table.run_timed(step, 0)
+    return {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Compile what the sizes named need."""
+    parser = argparse.ArgumentParser(prog="compile_ahead.py", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--sizes", nargs="+", choices=step_table.SIZES, default=step_table.USUAL)
+    asked = parser.parse_args(arguments)
+    compile_ahead(asked.sizes, asked.device)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
