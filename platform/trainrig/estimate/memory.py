@@ -37,7 +37,8 @@ Against the allocator's own peaks on the CPU, in 60 steps of a tiny model (1, 2 
 precisions, three layouts): 3% off on average, 17% (too little) at worst, in bfloat16 layer by
 layer; float32 within 11%. Activations a token within 1%. tests/benchmarks/test_step_memory.py
 measures again. On CUDA, whose fused norms keep less, it says more than an H200's allocator reserved
-(2026-11-27, bfloat16, one rank): by 2% at 1.3B, 13% at 124M; compiled, by 8% and 26%.
+(bfloat16, one rank): by 2% at 1.3B, 13% at 124M (2026-11-27); compiled, by 19% and 34%, as compiled
+layers keep less (2026-11-28).
 
 Tuning adds to it what estimate/held_parameters.py and estimate/tuning/ say: 1.5% off on average and
 4.7% at worst in 20 ways of `posttrain`, 2% and 4% in 7 of `rl`, on the CPU alone
