@@ -61,17 +61,20 @@ class Layer(nn.Module):
         return x + self.down(nn.functional.silu(self.up(self.norm(x))))
 
 
-def test_a_compiled_layer_is_one_graph_and_gives_the_bits_of_a_plain_one():
+@pytest.mark.slow
+def test_compiled_layers_share_one_graph_and_give_the_bits_of_plain_ones():
     found = []
-    for compiled in (None, Compile(backend="aot_eager")):
+    for compiled in (None, Compile(backend="aot_eager", shapes=1)):
         torch.manual_seed(0)
-        layer = Layer().bfloat16()
-        use_float8([layer], FLOAT8)
-        compile_layers([layer], compiled)
+        layers = nn.Sequential(Layer(), Layer(), Layer()).bfloat16()
+        names = list(layers.state_dict())
+        use_float8(list(layers), FLOAT8)
+        compile_layers(list(layers), compiled)
+        assert list(layers.state_dict()) == names
         x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
-        y = layer(x)
+        y = layers(x)
         y.float().square().sum().backward()
-        found.append([y.detach(), x.grad, *(each.grad for each in layer.parameters())])
+        found.append([y.detach(), x.grad, *(each.grad for each in layers.parameters())])
     for plain, graph in zip(*found, strict=True):
         assert torch.equal(plain, graph)
 

@@ -8,7 +8,6 @@ a product is a function of its factors alone, whoever computes it.
 Shapes: N tokens, I and O channels in and out.
 """
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,16 +51,22 @@ def use_float8(layers: Sequence[nn.Module], precision: "Precision") -> None:
         return
     for module in itertools.chain.from_iterable(layer.modules() for layer in layers):
         if isinstance(module, nn.Linear) and not any(d % ALIGNMENT for d in module.weight.shape):
-            module.forward = functools.partial(_project, module)  # type: ignore[method-assign]
+            # Not a `forward` of each module's own: a compiled graph is checked against it, so that
+            # each layer would be compiled anew.
+            module.__class__ = Float8Linear
 
 
-def _project(module: nn.Linear, x: Tensor) -> Tensor:
-    flat_NI = x.reshape(-1, x.shape[-1])
-    missing = -len(flat_NI) % ALIGNMENT
-    padded_NI = torch.nn.functional.pad(flat_NI, (0, 0, 0, missing)) if missing else flat_NI
-    y_NO: Tensor = _Product.apply(padded_NI, module.weight)  # type: ignore[no-untyped-call]
-    y = y_NO[: len(flat_NI)].reshape(*x.shape[:-1], -1)
-    return y if module.bias is None else y + module.bias
+class Float8Linear(nn.Linear):
+    """A projection whose product, and those of its gradients, are in float8."""
+
+    def forward(self, x_I: Tensor) -> Tensor:
+        """[..., I] to [..., O]."""
+        flat_NI = x_I.reshape(-1, x_I.shape[-1])
+        missing = -len(flat_NI) % ALIGNMENT
+        padded_NI = nn.functional.pad(flat_NI, (0, 0, 0, missing)) if missing else flat_NI
+        y_NO: Tensor = _Product.apply(padded_NI, self.weight)  # type: ignore[no-untyped-call]
+        y_O = y_NO[: len(flat_NI)].reshape(*x_I.shape[:-1], -1)
+        return y_O if self.bias is None else y_O + self.bias
 
 
 class _Product(torch.autograd.Function):
@@ -70,7 +75,9 @@ class _Product(torch.autograd.Function):
         x, weight = _Scaled.of(x_NI), _Scaled.of(weight_OI)
         ctx.save_for_backward(x.values, x.scale, weight.values, weight.scale)
         ctx.dtype = x_NI.dtype
-        return _multiply(x, weight.transpose(), x_NI.dtype)
+        # Tensor cores may sum in fewer bits than float32 has, which is faster; not so gradients, as
+        # in torchao's tensorwise recipe and NVIDIA's Transformer Engine.
+        return _multiply(x, weight.transpose(), x_NI.dtype, fast=True)
 
     @staticmethod
     @once_differentiable
@@ -112,8 +119,13 @@ class _Scaled:
         return _Scaled(self.values.t().contiguous().t(), self.scale)
 
 
-def _multiply(left: _Scaled, right: _Scaled, dtype: torch.dtype) -> Tensor:
+def _multiply(left: _Scaled, right: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
     product: Tensor = torch._scaled_mm(
-        left.values, right.values, scale_a=left.scale, scale_b=right.scale, out_dtype=dtype
+        left.values,
+        right.values,
+        scale_a=left.scale,
+        scale_b=right.scale,
+        out_dtype=dtype,
+        use_fast_accum=fast,
     )
     return product
