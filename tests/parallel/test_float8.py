@@ -1,8 +1,15 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.errors import ConfigError
+from trainrig.parallel.activation_memory.recompute import (
+    Full,
+    Selective,
+    choose_kept,
+    recompute,
+)
 from trainrig.parallel.compiled import Compile, compile_layers
 from trainrig.parallel.float8 import check_float8, use_float8
 from trainrig.parallel.precision import LossScale, Precision
@@ -77,6 +84,29 @@ def test_compiled_layers_share_one_graph_and_give_the_bits_of_plain_ones():
         found.append([y.detach(), x.grad, *(each.grad for each in layers.parameters())])
     for plain, graph in zip(*found, strict=True):
         assert torch.equal(plain, graph)
+
+
+class Products(TorchDispatchMode):
+    """Counts those in 8 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += operator == torch.ops.aten._scaled_mm.default
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kept", "again"), [(Selective(), 0), (Full(), 2), (None, 0)])
+def test_selective_recomputation_keeps_what_products_gave(kept, again):
+    layer = Layer().bfloat16()
+    use_float8([layer], FLOAT8)
+    recompute([layer], choose_kept(1, kept))
+    x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
+    with Products() as products:
+        layer(x).float().square().sum().backward()
+    assert products.count == 6 + again  # of two projections, each three
 
 
 def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():
