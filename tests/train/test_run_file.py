@@ -39,7 +39,7 @@ def test_a_run_file_needs_to_say_little():
         ({"steps": 999}, None),
         ({"compile": False}, False),
         ({"compile": {"dynamic": True}}, Compile(dynamic=True)),
-        ({"precision": {"compute": "float8"}}, None),
+        ({"precision": {"compute": "float8"}}, Compile()),
         ({"parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}}, None),
         ({"parallel": {"kind": "FSDP", "pipeline": {"ranks": 2}}}, Compile()),
     ],

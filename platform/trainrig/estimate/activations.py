@@ -13,6 +13,7 @@ from trainrig.parallel.activation_memory.layer_bytes import (
     LayerAdapters,
     compute_feedforward_width,
     estimate_all_kept,
+    estimate_kept_compiled,
     estimate_kept_products,
     list_layer_adapters,
     list_projections,
@@ -130,8 +131,8 @@ def estimate_layers_per_token(
     and the product; of each norm, which computes in float32, its intermediates. Of a mixture of
     experts, whose router reads whole rows, see layer_bytes.py. Selective keeps what
     products gave, those that join the stream before they are split, and the layer's input; Full
-    the input alone. `what`: each keeps, in the place of `training.recompute`. `adapters`: of each,
-    see layer_bytes.py.
+    the input alone. Compiled layers keep less: see `estimate_kept_compiled`. `what`: each keeps, in
+    the place of `training.recompute`. `adapters`: of each, see layer_bytes.py.
     """
     size = training.precision.bytes
     channels = model.channels
@@ -144,6 +145,8 @@ def estimate_layers_per_token(
     total, largest, computed_again = 0.0, 0.0, 0.0
     for each, keeps in zip(pairs, what, strict=True):
         everything = all_of[each]
+        if keeps == "all" and training.compile and each[1] is None and split == 1:
+            everything = estimate_kept_compiled(each[0], model, size) or everything
         of_layer = {
             "all": everything,
             "products": products_of[each],

@@ -31,14 +31,15 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
     passing            4 to 10 bytes           of the largest part that is gathered by itself
 
 Not counted: the device's own context, buffers of collectives, and holes in its allocator; `RESERVE`
-of a device's memory is left to them.
+of a device's memory is left to them. Where the run file asks for compiled layers, what these keep
+is counted (`estimate_kept_compiled`); where it leaves that to the device, what plain ones do.
 
 Against the allocator's own peaks on the CPU, in 60 steps of a tiny model (1, 2 and 4 ranks, both
 precisions, three layouts): 3% off on average, 17% (too little) at worst, in bfloat16 layer by
 layer; float32 within 11%. Activations a token within 1%. tests/benchmarks/test_step_memory.py
 measures again. On CUDA, whose fused norms keep less, it says more than an H200's allocator reserved
-(bfloat16, one rank): by 2% at 1.3B, 13% at 124M (2026-11-27); compiled, by 19% and 34%, as compiled
-layers keep less (2026-11-28).
+(2026-11-27, bfloat16, one rank): by 2% at 1.3B, 13% at 124M. Of compiled layers it says less than
+was reserved, holes and all, by 3 to 7% (2026-11-28, 124M, 350M, 1.3B).
 
 Tuning adds to it what estimate/held_parameters.py and estimate/tuning/ say: 1.5% off on average and
 4.7% at worst in 20 ways of `posttrain`, 2% and 4% in 7 of `rl`, on the CPU alone

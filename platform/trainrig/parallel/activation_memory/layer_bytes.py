@@ -6,6 +6,7 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainrig.models.architecture.norms import ParallelBlock
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,
@@ -66,6 +67,26 @@ def estimate_all_kept(
         return kept
     kept -= FLOAT32 * normed / split  # gains are frozen
     return kept + _estimate_added_by_adapters(layer, adapters, size, split)
+
+
+def estimate_kept_compiled(layer: LayerShape, model: DecoderConfig, size: int) -> float | None:
+    """Bytes a token that `layer` keeps if nothing is asked to be computed again, but torch compiles
+    it, which computes again what costs no product: kept are its input, what products read and gave,
+    attention's sums of exponentials and the scales of norms. None: of layers of this kind it is not
+    known."""
+    if isinstance(layer.feedforward, MixtureShape) or layer.attention.added:
+        return None
+    if layer.attention_output_norm or layer.feedforward_output_norm:
+        return None
+    shape = model.shape
+    normed = sum(each is not None for each in (layer.attention_norm, layer.feedforward_norm))
+    joined = 0 if isinstance(model.block, ParallelBlock) else 1  # what attention adds by itself
+    heads, normed_heads = shape.heads + shape.kv_heads, layer.attention.query_norm is not None
+    of_heads = heads * shape.head_channels * (3 if normed_heads else 2)
+    between = compute_feedforward_width(layer) * (3 if _has_gate(layer) else 2)
+    numbers = model.channels * (1 + normed + joined) + of_heads + between
+    scales = normed + (heads if normed_heads else 0)
+    return float(size * numbers + FLOAT32 * (shape.heads + scales))
 
 
 def _estimate_added_by_adapters(

@@ -123,8 +123,7 @@ class Training(Settings):
         have it."""
         changes: dict[str, Any] = {"precision": self.precision.resolve(has_bfloat16)}
         divides = self.parallel.context or self.parallel.tensor or self.parallel.expert
-        plain = not divides and self.precision.compute != "float8"
-        if compiles and self.compile is None and plain and self.steps >= WORTH_COMPILING:
+        if compiles and self.compile is None and not divides and self.steps >= WORTH_COMPILING:
             changes["compile"] = Compile()
         return self.model_copy(update=changes)
 

@@ -1,0 +1,74 @@
+"""What compiled layers keep for the backward pass, held to what torch's partition of their graph
+keeps: that of `inductor`, with each operator run as it is."""
+
+import pytest
+import torch
+
+from trainrig.estimate.activations import estimate_per_token
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.parallel.compiled import Compile
+from trainrig.train.run_file.training import Training
+
+ROWS, LENGTH = 2, 128
+SIZES = {"layers": 1, "channels": 64, "heads": 4, "vocabulary": 64, "positions": LENGTH}
+KINDS = {
+    "plain": {},
+    "two key heads": {"kv_heads": 2},
+    "GELU, LayerNorm": {"feedforward": {"kind": "GELU"}, "norm": {"kind": "LayerNorm"}},
+    "normed heads": {"attention": {"qk_norm": "head"}},
+    "parallel": {"block": {"kind": "ParallelBlock"}},
+    "norms after": {"block": {"kind": "PostNorm"}},
+}
+
+
+def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
+    """Bytes a token that the layer of a decoder keeps, compiled."""
+    torch._dynamo.reset()
+    model = Decoder(config)
+    initialise(model, 0)
+    model.to(dtype)
+    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    layer = torch.compile(
+        model.layers[0].forward, backend="aot_eager_decomp_partition", fullgraph=True
+    )
+    sight = model.sights(torch.arange(LENGTH), None, dtype=dtype)[False]
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and len(tensor) != LENGTH:  # angles, of all layers
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x_BTC = torch.randn(ROWS, LENGTH, config.channels, dtype=dtype, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x_BTC, sight)
+    return sum(kept.values()) / (ROWS * LENGTH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_layer_keeps_what_is_reckoned(kind: str, compute: str) -> None:
+    config = DecoderConfig.model_validate(SIZES | KINDS[kind])
+    training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
+    compiled = training.model_copy(update={"compile": Compile()})
+    reckoned, _ = estimate_per_token(config, compiled)
+    kept = count_kept(config, torch.bfloat16 if compute == "bfloat16" else torch.float32)
+    assert reckoned == pytest.approx(kept, rel=0.01)
+    assert reckoned < estimate_per_token(config, training)[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}},
+        {"attention": {"kind": "GatedAttention"}},
+        {"block": {"kind": "SandwichNorm"}},
+    ],
+    ids=["mixture", "gate", "norms on both sides"],
+)
+def test_of_other_layers_no_less_is_reckoned_than_plain_ones_keep(changes) -> None:
+    config, plain = DecoderConfig.model_validate(SIZES | changes), Training(steps=1)
+    compiled = plain.model_copy(update={"compile": Compile()})
+    assert estimate_per_token(config, compiled) == estimate_per_token(config, plain)
