@@ -42,8 +42,9 @@ def base(straight):
 def adapter_job(make_job, base, tmp_path):
     """`adapter_job("float32")`: a job that trains an adapter of `base` by DPO."""
 
-    def make(kind, name="run", **changes):
-        job = make_job(tmp_path / name, training=TRAINING)
+    def make(kind, name="run", compute="float32", **changes):
+        training = TRAINING | {"precision": {"compute": compute}}
+        job = make_job(tmp_path / name, training=training)
         lora = KINDS[kind] if isinstance(kind, str) else kind
         adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
         return dataclasses.replace(
@@ -79,11 +80,16 @@ def losses(job):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(kind, adapter_job, ranks):
-    alone = adapter_job(kind, "alone")
+@pytest.mark.parametrize(
+    ("kind", "compute"),
+    [*((kind, "float32") for kind in KINDS), ("float32", "float16"), ("int8 dora", "bfloat16")],
+)
+def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(
+    kind, compute, adapter_job, ranks
+):
+    alone = adapter_job(kind, "alone", compute)
     run(ranks, 1, alone)
-    several = adapter_job(kind, "several")
+    several = adapter_job(kind, "several", compute)
     # Three ranks until one of them is told to stop as the third step begins, which all hear when
     # it ends; then two.
     assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [3, 3, 3]

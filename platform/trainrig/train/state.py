@@ -241,8 +241,7 @@ def _build_empty(
         chunks = training.parallel.pipeline_chunks
         model = _build_model(config, mesh, training, chunks).requires_grad_(not frozen)
         if adapter:
-            narrow = training.precision.compute == "bfloat16"
-            adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
+            adapt(model, adapter.lora, find_stream_type(training.precision))
     if not (adapter or beside):
         freeze(model, _choose_groups(model, training))
         use_float8(model.every_layer, training.precision)
