@@ -7,13 +7,11 @@ this.
 
 import argparse
 import dataclasses
-import functools
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +33,10 @@ def compile_ahead(sizes: Sequence[str], device: str) -> None:
     peers = [row for row in rows if not row.ours and row.size != sizes[-1]]
     for some, at_once in ((ours, len(ours)), (peers, PEERS)):
         for first in range(0, len(some), at_once):
-            with ThreadPool(at_once) as pool:
-                work = functools.partial(step_table.alone, compile_row, device=device)
-                found = pool.map(work, some[first : first + at_once])
-            for row, result in zip(some[first:], found, strict=False):
-                print(f"compiled {row.size} {row.loop}: {result}", flush=True)
+            begun = some[first : first + at_once]
+            running = [step_table.start(compile_row, row, device) for row in begun]
+            for row, each in zip(begun, running, strict=True):
+                print(f"compiled {row.size} {row.loop}: {step_table.collect(each)}", flush=True)
 
 
 def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ not have, so these have a folder of their own, and pytest looks no further up.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +43,15 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     # Rows find their kernels compiled: what is compiled meanwhile is not measured.
     ahead = [sys.executable, str(HERE / "compile_ahead.py")]
-    with subprocess.Popen(ahead, cwd=ROOT, env=environment()) as compiling:
+    compiling = subprocess.Popen(ahead, cwd=ROOT, env=environment(), start_new_session=True)
+    try:
         tests = subprocess.run(command(), cwd=ROOT, env=environment()).returncode
-        if tests:
-            compiling.kill()
+        if not tests:
+            compiling.wait()
+    finally:
+        if compiling.poll() is None:  # its rows are processes of their own
+            os.killpg(compiling.pid, signal.SIGKILL)
+            compiling.wait()
     out = os.environ.get("OUT", f"{ROOT}/gpu-results")
     codes = [tests]
     for table in ("step_table.py", "layout_table.py") if not tests else ():

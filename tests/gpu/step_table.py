@@ -308,14 +308,28 @@ def peak_flops(device: str) -> float | None:
         return None
 
 
-def alone(work: Callable[..., dict[str, Any]], *arguments: Any, **named: Any) -> dict[str, Any]:
+Running = tuple[multiprocessing.process.BaseProcess, Connection]
+
+
+def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """What `work` finds in a process of its own; {"failed": …} if it ends otherwise."""
+    return collect(start(work, *arguments))
+
+
+def start(work: Callable[..., dict[str, Any]], *arguments: Any) -> Running:
+    """Begin `work` in a process of its own."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
-        target=_answer, args=(theirs, functools.partial(work, *arguments, **named))
+        target=_answer, args=(theirs, work, *arguments)
     )
     process.start()
     theirs.close()
+    return process, ours
+
+
+def collect(running: Running) -> dict[str, Any]:
+    """What was found there, once it is over; {"failed": …} if it ended otherwise."""
+    process, ours = running
     found: dict[str, Any] = {"failed": f"not within {ROW_SECONDS} s"}
     if ours.poll(ROW_SECONDS):
         try:
@@ -327,9 +341,9 @@ def alone(work: Callable[..., dict[str, Any]], *arguments: Any, **named: Any) ->
     return found
 
 
-def _answer(channel: Connection, work: Callable[[], dict[str, Any]]) -> None:
+def _answer(channel: Connection, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
     try:
-        channel.send(work())
+        channel.send(work(*arguments))
     except Exception as error:
         traceback.print_exc()
         channel.send({"failed": f"{type(error).__name__}: {error}"[:300]})

@@ -129,8 +129,8 @@ def needs_sharding(ranks: int, precision: Precision, reshard: Reshard) -> bool:
     """Whether FSDP has anything to do for a run of `ranks`.
 
     One rank gathers nothing and sends nothing. FSDP would copy each weight and each gradient once a
-    step all the same, and keep the copies of weights through it; casts are made without it
-    (parallel/cast_weights.py). But casts layer by layer, which are made anew for the backward pass,
+    step all the same, and keep the copies of weights through it; casts are made without it (see
+    parallel/gradients/cast_weights.py). But casts layer by layer, made anew for the backward pass,
     are FSDP's to make.
     """
     return ranks > 1 or (precision.casts and reshard == "layer")

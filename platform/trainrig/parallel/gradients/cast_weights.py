@@ -34,6 +34,7 @@ class CastUnit:
         self._weights: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._places: list[tuple[nn.Module, str, int]] = []  # which weight a module has as what
+        self._found = False  # whether it has looked for its weights
         self._cast = False  # whether the copies are there, and in the modules
         self._under_way = 0  # forward passes whose backward pass is still to come
         self.last = False  # whether the backward pass that comes is the step's last
@@ -42,7 +43,7 @@ class CastUnit:
         """Have copies of the weights in their place; nothing if they are there."""
         if self._cast:
             return
-        if not self._places:
+        if not self._found:
             self._find()
         if not self._copies:  # all is narrow already
             return
@@ -64,6 +65,7 @@ class CastUnit:
         for module, name, number in self._places:
             module._parameters[name] = self._weights[number]
         for copy in self._copies:
+            copy.grad = None
             copy.untyped_storage().resize_(0)
         self._cast = False
 
@@ -94,12 +96,14 @@ class CastUnit:
 
     def _end_pass(self) -> None:
         """A backward pass is through the module."""
+        assert self._cast or not self._copies, "copies were let go before a backward pass was over"
         self.add_gradients()
         self._under_way -= 1
         if self.last and self._under_way == 0:
             self.restore()
 
     def _find(self) -> None:
+        self._found = True
         numbers: dict[nn.Parameter, int] = {}
         for module in self._modules:
             for name, weight in module._parameters.items():

@@ -1,8 +1,7 @@
 """Samples units of rollouts in a process of its own, as a rank of the trainer would.
 
-The model is built, cast and adapted as a rank that is alone does it, by FSDP over this one process
-where it casts, and called by the same kernels with as many threads. So every process samples the
-same, bit for bit.
+The model is built, cast and adapted as a rank that is alone does it, and called by the same kernels
+with as many threads. So every process samples the same, bit for bit.
 """
 
 import contextlib
