@@ -14,13 +14,16 @@ import sysconfig
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import model_validator
 
 from trainrig import config
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 CPU = "cpu-core"
 CPU_WITHOUT_BFLOAT16 = "cpu-core-without-bfloat16"
@@ -231,3 +234,13 @@ def has_triton() -> bool:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     compilers = [os.environ["CC"]] if os.environ.get("CC") else C_COMPILERS
     return header.exists() and any(shutil.which(each) for each in compilers)
+
+
+@functools.cache
+def runs_kernels(device: "torch.device") -> bool:
+    """Whether `device` is a GPU that Triton makes kernels for here, Ampere or newer."""
+    import torch
+
+    if device.type != "cuda" or not has_triton():
+        return False
+    return torch.cuda.get_device_capability(device) >= AMPERE

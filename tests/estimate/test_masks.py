@@ -70,13 +70,28 @@ def test_what_numbers_are_made_of_is_kept_where_layers_compute_again():
     assert DOCUMENTS.count_kept(config, training, 2, 100) == 2 * 100**2 * 5
 
 
-def test_a_gpu_reads_rows_of_documents_under_a_mask_however_long():
+def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():
     config, training = DecoderConfig(**SIZES, positions=4096), Training(steps=1)
     assert DOCUMENTS.count_kept(config, training, 1, 4096) == 0
     masks = RowMasks.of(CausalLM(), by_document=True, on_cpu=False)
     assert masks.count_kept(config, training, 1, 4096) == 4 * 4096**2
     assert RowMasks.of(CausalLM(), False, False) == NO_MASKS
     assert RowMasks.of(PrefixLM(), False, True) == PREFIXES
+
+
+@pytest.mark.parametrize(
+    ("compute", "head_channels", "apart"),
+    [("bfloat16", 128, True), ("bfloat16", 256, False), ("float32", 128, False)],
+)
+def test_a_gpu_reads_documents_apart_in_narrow_numbers_and_usual_heads(
+    compute, head_channels, apart
+):
+    model = DecoderConfig(channels=256, heads=2, head_channels=head_channels, vocabulary=64,
+                          layers=2, positions=512)  # fmt: skip
+    training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
+    kept = RowMasks(documents=True).count_kept(model, training, 4, 512)
+    assert (kept == 0) == apart
+    assert RowMasks(documents=True, marks=True).count_kept(model, training, 4, 512) > 0
 
 
 @pytest.mark.parametrize("objective", [UL2, SpanCorruption])

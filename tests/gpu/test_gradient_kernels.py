@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from trainrig.hardware import runs_kernels
 from trainrig.parallel.gradients import kernels
 from trainrig.parallel.norm import sum_rows
 
@@ -20,7 +21,7 @@ def draw(*shape, dtype=torch.float32):
 
 
 def test_the_kernels_run_here():
-    assert kernels.runs_kernels(torch.device("cuda", torch.cuda.current_device()))
+    assert runs_kernels(torch.device("cuda", torch.cuda.current_device()))
 
 
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (4096,), (1000, 2049), (0, 4)])

@@ -8,7 +8,7 @@ biases differ by head.
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.attention import TOGETHER
+from trainrig.models.architecture.attention import TOGETHER, WIDEST
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
@@ -46,7 +46,9 @@ class RowMasks:
                 return 0.0
             pairs *= (2 * context.ranks + 1) / (4 * context.ranks**2)
         elif not self.marks:
-            apart = self.on_cpu and length > TOGETHER // size
+            apart = training.precision.casts and model.shape.head_channels <= WIDEST
+            if self.on_cpu:
+                apart = length > TOGETHER // size
             if not self.documents or apart:
                 return 0.0
         made_of = 0 if training.recompute is None else 1

@@ -220,7 +220,8 @@ class Decoder(nn.Module):
             return True
         if not self.config.takes_mask(seen):
             return False
-        return dtype is None or not reads_documents(documents_BS, new, dtype)
+        width = self.shape.head_channels
+        return dtype is None or not reads_documents(documents_BS, new, dtype, width)
 
     @property
     def every_layer(self) -> list[nn.Module]:

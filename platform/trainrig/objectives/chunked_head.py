@@ -13,7 +13,6 @@ Shapes: B batch, T positions, N tokens, K of them targets, R of those in a block
 entries of the vocabulary.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainrig.hardware import AMPERE, has_triton
+from trainrig.hardware import runs_kernels
 from trainrig.objectives.contract import OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
@@ -277,7 +276,7 @@ class _CrossEntropy:
         The gradient of a nat is the softmax, less one at the target."""
         extras, entries = self.extras, logits_RV.shape[1]
         targets_R = self.targets_K[rows]
-        if logits_RV.is_cuda and _runs_kernel(logits_RV.device):
+        if runs_kernels(logits_RV.device):
             from trainrig.objectives import cross_entropy_kernel
 
             cross_entropy_kernel.replace_by_gradients(
@@ -309,11 +308,6 @@ class _CrossEntropy:
             if extras.uniform:
                 x.sub_(extras.uniform / entries)
             put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
-
-
-@functools.cache
-def _runs_kernel(device: torch.device) -> bool:
-    return has_triton() and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:

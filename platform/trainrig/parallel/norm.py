@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainrig.hardware import runs_kernels
 from trainrig.parallel.fsdp import find_local_slice
-from trainrig.parallel.gradients.kernels import runs_kernels
 from trainrig.parallel.mesh import WorkerMesh
 
 # Of a gradient at once: 2 MiB of float64 stay in a core's cache. An accelerator is rather asked for

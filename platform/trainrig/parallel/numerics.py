@@ -9,10 +9,9 @@ from typing import Literal
 
 import torch
 
-from trainrig.hardware import has_triton
-from trainrig.models.architecture.attention import TOGETHER
+from trainrig.hardware import has_triton, runs_kernels
+from trainrig.models.architecture.attention import TOGETHER, WIDEST
 from trainrig.parallel.compiled import Compile
-from trainrig.parallel.gradients.kernels import runs_kernels
 
 # cuBLAS is deterministic only with a workspace of its own (its documentation, "Results
 # reproducibility"); read when it is first used.
@@ -51,6 +50,8 @@ def describe_numerics(
         "compiled": compiled.in_words if compiled else "none",
         "documents": f"read apart in rows of more than {TOGETHER} bytes a channel",
     }
+    if compute == "float8":
+        found["float8_sums"] = "in fewer bits forward"
     products = torch.backends.cuda.matmul
     found["narrow_sums"] = str(products.allow_bf16_reduced_precision_reduction)
     found["float16_sums"] = str(products.allow_fp16_reduced_precision_reduction)
@@ -61,9 +62,11 @@ def describe_numerics(
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         found["driver"] = _read_driver()
         found["triton"] = _read_triton()
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda")
         by_kernel = "by kernel" if runs_kernels(device) else "by halves"
         found["sums_of_rows"] = by_kernel  # of squares, for the norm of a gradient
+        if runs_kernels(device):
+            found["documents"] = f"read apart by heads of up to {WIDEST} channels in narrow numbers"
     return found
 
 

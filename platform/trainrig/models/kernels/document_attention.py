@@ -1,9 +1,9 @@
-"""Attention inside documents on a CPU: each document of a packed row by itself.
+"""Attention inside documents: each document of a packed row by itself.
 
 A mask over whole rows costs rows squared, of which it drops most; here the cost is the documents'
-own squares. torch's kernel is called for each long document, and for several short neighbours at
-once, under a mask of their own. What is called, and with which shapes, follows from the documents
-of the rows alone.
+own squares. On a CPU torch's kernel is called for each long document, and for several short
+neighbours at once, under a mask of their own. What is called, and with which shapes, follows from
+the documents of the rows alone. On a GPU it is a kernel of ours (document_kernel.py).
 
 Shapes: B rows, T places of a row, H query heads, K key and value heads, D channels of one head.
 """
@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.architecture.attention import TOGETHER
+from trainrig.hardware import runs_kernels
+from trainrig.models.architecture.attention import TOGETHER, WIDEST
+
+NARROW = (torch.bfloat16, torch.float16)  # that a GPU's kernel is for
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -49,11 +52,15 @@ def find_document_bounds(documents_BT: Tensor) -> list[list[int]]:
     return bounds
 
 
-def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype) -> bool:
-    """Whether the last `new` queries, of `dtype`, are better read by document than under a mask of
-    whole rows."""
-    seen = documents_BS.shape[1]
-    return documents_BS.device.type == "cpu" and new == seen and seen > TOGETHER // dtype.itemsize
+def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype, width: int) -> bool:
+    """Whether the last `new` queries, of `dtype`, of heads of `width` channels, are better read by
+    document than under a mask of whole rows."""
+    seen, device = documents_BS.shape[1], documents_BS.device
+    if new != seen:
+        return False
+    if device.type == "cpu":
+        return seen > TOGETHER // dtype.itemsize
+    return dtype in NARROW and width <= WIDEST and runs_kernels(device)
 
 
 def split_segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice, bool]]:
@@ -173,6 +180,23 @@ def _attention_shapes(
     return _allocate_results(query_BHTD)
 
 
+@_attention.register_kernel("cuda")
+def _attend_on_gpu(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    from trainrig.models.kernels import document_kernel
+
+    found = _allocate_results(query_BHTD)
+    inputs = query_BHTD, key_BKTD, value_BKTD, documents_BT
+    document_kernel.attend(*inputs, scale, causal, *found)
+    return found
+
+
 @library.custom_op("trainrig::document_attention_backward", mutates_args=(), device_types="cpu")
 def _attention_backward(
     gradient_BHTD: Tensor,
@@ -188,6 +212,26 @@ def _attention_backward(
     """See `differentiate`."""
     saved = seen_BHTD, sums_BHT, query_BHTD, key_BKTD, value_BKTD, documents_BT
     return differentiate(gradient_BHTD, *saved, scale, causal)
+
+
+@_attention_backward.register_kernel("cuda")
+def _differentiate_on_gpu(
+    gradient_BHTD: Tensor,
+    seen_BHTD: Tensor,
+    sums_BHT: Tensor,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    documents_BT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from trainrig.models.kernels import document_kernel
+
+    q, k, v = (_allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+    saved = seen_BHTD, sums_BHT, query_BHTD, key_BKTD, value_BKTD, documents_BT
+    document_kernel.differentiate(gradient_BHTD, *saved, scale, causal, (q, k, v))
+    return q, k, v
 
 
 @_attention_backward.register_fake

@@ -7,20 +7,10 @@ thousand for a model of 1.3B parameters, which the host took longer to ask for (
 device to run (parallel/norm.py).
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
-from trainrig.hardware import AMPERE, has_triton
-
-
-@functools.cache
-def runs_kernels(device: torch.device) -> bool:
-    """Whether `device` is a GPU that Triton makes kernels for here."""
-    if device.type != "cuda" or not has_triton():
-        return False
-    return torch.cuda.get_device_capability(device) >= AMPERE
+from trainrig.hardware import runs_kernels
 
 
 def widen(gradient: Tensor) -> Tensor:
