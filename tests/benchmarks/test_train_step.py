@@ -101,13 +101,15 @@ def test_a_step_costs_little_more_than_that_of_a_plain_loop(alone, peer, compute
     assert ratio < most
 
 
-def test_a_rank_alone_is_no_slower_without_fsdp(alone, monkeypatch):
-    without = ours()
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_rank_alone_is_no_slower_without_fsdp(alone, compute, monkeypatch):
+    precision = {"compute": compute}
+    without = ours(precision=precision)
     with monkeypatch.context() as patched:
         patched.setattr(state, "needs_sharding", lambda *_: True)
-        wrapped = ours()
+        wrapped = ours(precision=precision)
     ratio = side_by_side.compare(
-        "training step, 12M parameters, float32, one rank, without FSDP against with it",
+        f"training step, 12M parameters, {compute}, one rank, without FSDP against with it",
         without,
         wrapped,
         rounds=2 * ROUNDS,
