@@ -18,6 +18,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 import step_table  # noqa: E402
+from own_process import ROW_SECONDS, collect, start  # noqa: E402
 
 from trainrig.parallel.mesh import join_group, use_device  # noqa: E402
 
@@ -34,9 +35,9 @@ def compile_ahead(sizes: Sequence[str], device: str) -> None:
     for some, at_once in ((ours, len(ours)), (peers, PEERS)):
         for first in range(0, len(some), at_once):
             begun = some[first : first + at_once]
-            running = [step_table.start(compile_row, row, device) for row in begun]
+            running = [start(compile_row, row, device) for row in begun]
             for row, each in zip(begun, running, strict=True):
-                print(f"compiled {row.size} {row.loop}: {step_table.collect(each)}", flush=True)
+                print(f"compiled {row.size} {row.loop}: {collect(each)}", flush=True)
 
 
 def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         use_device(0 if device == "cuda" else None)
-        join_group(0, 1, f"file://{folder}/store", timedelta(seconds=step_table.ROW_SECONDS))
+        join_group(0, 1, f"file://{folder}/store", timedelta(seconds=ROW_SECONDS))
         step, _ = (step_table.our_loop if row.ours else step_table.peer_loop)(row, size)
         step_table.run_timed(step, 0)
     return {"seconds": round(time.perf_counter() - began, 1)}

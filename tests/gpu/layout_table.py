@@ -24,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import step_table  # noqa: E402 - puts the package on the path, too
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from own_process import alone  # noqa: E402
 
 from trainrig.models.decoder_config import DecoderConfig  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402
@@ -160,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"{'one rank of 8, alone':<28}{'tokens/s':>10}{'ms/step':>9}{'GiB':>7}")
     for name in LAYOUTS:
-        found = step_table.alone(measure_layout, name, size, asked.device)
+        found = alone(measure_layout, name, size, asked.device)
         rows.append({"layout": name} | found)
         path.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
         if "failed" in found:

@@ -16,18 +16,14 @@ import functools
 import hashlib
 import json
 import math
-import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +33,7 @@ sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
+from own_process import ROW_SECONDS, alone  # noqa: E402
 from peer_loops import PEERS, PeerLoop  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
@@ -65,7 +62,6 @@ FLOAT8 = "float8"
 FLOAT8_SIZE = "1.3B"  # of its row: products of small models gain nothing by 8 bits
 FUSED = "fast, fused"
 FUSED_SIZES = ("tiny", "1.3B")
-ROW_SECONDS = 150  # for one row, compiling included
 
 
 @dataclass(frozen=True)
@@ -306,51 +302,6 @@ def peak_flops(device: str) -> float | None:
         return found.find_peak("bfloat16" if device == "cuda" else "float32")
     except ConfigError:
         return None
-
-
-Running = tuple[multiprocessing.process.BaseProcess, Connection]
-
-
-def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What `work` finds in a process of its own; {"failed": …} if it ends otherwise."""
-    return collect(start(work, *arguments))
-
-
-def start(work: Callable[..., dict[str, Any]], *arguments: Any) -> Running:
-    """Begin `work` in a process of its own."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=_answer, args=(theirs, work, *arguments)
-    )
-    process.start()
-    theirs.close()
-    return process, ours
-
-
-def collect(running: Running) -> dict[str, Any]:
-    """What was found there, once it is over; {"failed": …} if it ended otherwise."""
-    process, ours = running
-    found: dict[str, Any] = {"failed": f"not within {ROW_SECONDS} s"}
-    if ours.poll(ROW_SECONDS):
-        try:
-            found = ours.recv()
-        except EOFError:
-            found = {"failed": "its process ended without a word"}
-    process.join(10)
-    process.kill()
-    return found
-
-
-def _answer(channel: Connection, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
-    try:
-        channel.send(work(*arguments))
-    except Exception as error:
-        traceback.print_exc()
-        channel.send({"failed": f"{type(error).__name__}: {error}"[:300]})
-    finally:
-        channel.close()
-        sys.stderr.flush()
-        os._exit(0)  # threads of a process group need not be waited for
 
 
 def measure(
