@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 # Forks itself before it has a thread, so that its rows share what was imported.
-FORKS = {"gpu/step_table.py"}
+FORKS = {"gpu/own_process.py"}
 # By these a process that may have threads would be copied in the middle of what they do.
 FORKING = ("os.fork", "os.forkpty", "multiprocessing.Process", "multiprocessing.Pool", "Pool")
 
