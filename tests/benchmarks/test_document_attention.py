@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from trainrig.hardware import cpu_has_bfloat16
 from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.kernels import blocked_attention, document_attention
+from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
 
 pytestmark = pytest.mark.bench
 
@@ -78,7 +78,7 @@ def in_blocks(monkeypatch, places, length):
     def attend(apart):
         with monkeypatch.context() as patch:
             if not apart:
-                patch.setattr(blocked_attention, "_rows_apart", lambda documents, new: False)
+                patch.setattr(attention_blocks, "_rows_apart", lambda documents, new: False)
             seen = blocked_attention.blocked_attention(
                 *parts, scale=WIDTH**-0.5, cap=30.0, documents_BS=documents
             )

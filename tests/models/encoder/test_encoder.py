@@ -15,7 +15,8 @@ from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import BidirectionalEncoder, build_model
-from trainrig.models.kernels.blocked_attention import QUERIES, blocked_attention
+from trainrig.models.kernels.attention_blocks import QUERIES
+from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.optim import AdamW
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.training import Training

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from trainrig.models.kernels import blocked_attention as module
+from trainrig.models.kernels import attention_blocks
 from trainrig.models.kernels.blocked_attention import blocked_attention
 
 S, WIDTH, SCALE = 8, 6, 0.4
@@ -36,7 +36,7 @@ def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
 @pytest.mark.parametrize(("window", "cap"), [*itertools.product([None, 2, 5], [None, 1.5])])
 @pytest.mark.parametrize("new", [S, 1])
 def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, window, cap, new):
-    monkeypatch.setattr(module, "QUERIES", 3)  # the last block is not full
+    monkeypatch.setattr(attention_blocks, "QUERIES", 3)  # the last block is not full
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size):
@@ -67,9 +67,9 @@ def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, windo
 
 
 def test_only_keys_near_a_block_are_touched(monkeypatch):
-    monkeypatch.setattr(module, "QUERIES", 4)
+    monkeypatch.setattr(attention_blocks, "QUERIES", 4)
     query = torch.zeros(1, 1, 16, 2)
-    blocks = module.Blocks(query, query, None, None, 1.0, 3, None)
+    blocks = attention_blocks.Blocks(query, query, None, None, 1.0, 3, None)
     assert [(keys.start, keys.stop) for _, keys in blocks.split_ranges()] == [
         (0, 4),
         (2, 8),

@@ -16,7 +16,7 @@ from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
-from trainrig.models.kernels import blocked_attention, document_attention
+from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
 
 ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # lengths, row by row
 HEADS, WIDTH, SCALE = 4, 16, 0.25
@@ -168,7 +168,7 @@ def test_short_documents_take_no_more_than_what_one_call_reads():
 
 @pytest.mark.parametrize("settings", [{"cap": 20.0}, {"window": 200}, {"window": 4096}])
 def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
-    block = blocked_attention.QUERIES
+    block = attention_blocks.QUERIES
     pair = 4 * HEADS * WIDTH  # two products forward, and two numbers for each of a product
     for length, count in itertools.product((256, 512), (1, 4)):
         forward, backward = flops_in_blocks([[length] * count], **settings)
@@ -190,7 +190,7 @@ def test_blocks_of_rows_with_documents_give_what_all_keys_give(settings, monkeyp
         blocked_attention.blocked_attention, documents_BS=documents, scale=SCALE, **settings
     )
     found = with_gradients(attend, parts)
-    monkeypatch.setattr(blocked_attention, "QUERIES", 300)
+    monkeypatch.setattr(attention_blocks, "QUERIES", 300)
     for one, other in zip(found, with_gradients(attend, parts), strict=True):
         assert (one - other).abs().max() <= 2e-6 * max(1, other.abs().max())
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainrig.models.kernels.blocked_attention import (
+from trainrig.models.kernels.attention_blocks import (
     Blocks,
     differentiate,
     differentiate_sinks,
