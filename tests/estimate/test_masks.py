@@ -81,7 +81,7 @@ def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():
 
 @pytest.mark.parametrize(
     ("compute", "head_channels", "apart"),
-    [("bfloat16", 128, True), ("bfloat16", 256, False), ("float32", 128, False)],
+    [("bfloat16", 256, True), ("bfloat16", 264, False), ("float32", 128, False)],
 )
 def test_a_gpu_reads_documents_apart_in_narrow_numbers_and_usual_heads(
     compute, head_channels, apart
@@ -102,15 +102,18 @@ def test_a_text_that_is_joined_with_its_spans_is_a_prefix(objective):
 
 def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
     """Of 4 chunks of 1,024 places, a worker of 2 has one with 1 and one with all 4 before its
-    end: 5 squares of 16. A ring has none."""
+    end: 5 squares of 16. A ring has none, nor has a kernel that tells documents apart."""
     config = DecoderConfig(**SIZES, positions=4096)
 
-    def bytes_of(kind: str) -> float:
+    def bytes_of(kind: str, compute: str = "float32", masks: RowMasks = NO_MASKS) -> float:
         parallel = {"kind": "FSDP", "context": {"ranks": 2, "kind": kind}}
-        return NO_MASKS.count_kept(config, Training(steps=1, parallel=parallel), 1, 4096)
+        settings = {"steps": 1, "parallel": parallel, "precision": {"compute": compute}}
+        return masks.count_kept(config, Training.model_validate(settings), 1, 4096)
 
     assert bytes_of("Gathered") == 4 * 5 * 1024**2
     assert bytes_of("RingAttention") == 0
+    assert bytes_of("Gathered", "bfloat16") == 0
+    assert bytes_of("Gathered", "bfloat16", RowMasks(on_cpu=True)) == 2 * 5 * 1024**2
 
 
 @pytest.mark.parametrize("parallel", [{}, {"tensor": {"ranks": 2}}])

@@ -41,15 +41,15 @@ class RowMasks:
         if isinstance(model, EncoderDecoderConfig) or not model.takes_mask(length):
             return 0.0
         pairs = rows * length**2
-        if context is not None:  # two chunks of a row, each with all before its end: always masked
-            if context.kind != "Gathered":
+        narrow = training.precision.casts and model.shape.head_channels <= WIDEST
+        in_one_kernel = narrow and not self.on_cpu
+        if context is not None:  # two chunks of a row, each with all before its end
+            if context.kind != "Gathered" or in_one_kernel:
                 return 0.0
             pairs *= (2 * context.ranks + 1) / (4 * context.ranks**2)
         elif not self.marks:
-            apart = training.precision.casts and model.shape.head_channels <= WIDEST
-            if self.on_cpu:
-                apart = length > TOGETHER // size
-            if not self.documents or apart:
+            by_document = self.on_cpu and length > TOGETHER // size
+            if not self.documents or in_one_kernel or by_document:
                 return 0.0
         made_of = 0 if training.recompute is None else 1
         both = 1 if model.generator_model is None else 2  # it goes first, and is kept beside

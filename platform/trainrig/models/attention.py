@@ -23,8 +23,8 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.feedforward import Multiply, build_projection, multiply_each
 from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
-from trainrig.models.kernels.blocked_attention import blocked_attention
-from trainrig.models.kernels.document_attention import document_attention
+from trainrig.models.kernels.blocked_attention import blocked_attention, has_kernel
+from trainrig.models.kernels.document_attention import document_attention, reads_documents
 from trainrig.models.norm import Norm
 from trainrig.models.positions import Rotation, alibi_slopes
 
@@ -223,7 +223,7 @@ class Attention(nn.Module):
         if sight.mask_B1TS is not None:
             return "mask"
         if sight.documents_BS is not None:
-            return "documents"
+            return "documents" if sight.documents_BS.device.type == "cpu" else "blocks"
         if not sight.causal:
             return "all"
         if new == seen:
@@ -280,6 +280,14 @@ def number_documents(positions_BT: Tensor) -> Tensor:
     """[B, T], the document of each token. `positions_BT` [B, T] counts from 0 in each; a row may
     begin inside one."""
     return (positions_BT == 0).cumsum(dim=1)
+
+
+def needs_mask(documents_BS: Tensor, new: int, dtype: torch.dtype, width: int) -> bool:
+    """Whether the last `new` queries, of `dtype`, of heads of `width` channels, are read under a
+    mask of whole rows: where no kernel tells documents apart, or is better at it."""
+    if has_kernel(dtype, width, documents_BS.device):
+        return False
+    return not reads_documents(documents_BS, new, dtype)
 
 
 def make_document_mask(

@@ -29,13 +29,13 @@ from trainrig.models.attention import (
     Sight,
     make_added_mask,
     make_document_mask,
+    needs_mask,
     number_documents,
 )
 from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape, count_parameters
 from trainrig.models.embedding import Embedding
 from trainrig.models.feedforward import DenseFeedForward
 from trainrig.models.initial_values import fill_fresh
-from trainrig.models.kernels.document_attention import reads_documents
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head, ModelOutput, build_output_projection, reach_head
@@ -221,7 +221,7 @@ class Decoder(nn.Module):
         if not self.config.takes_mask(seen):
             return False
         width = self.shape.head_channels
-        return dtype is None or not reads_documents(documents_BS, new, dtype, width)
+        return dtype is None or needs_mask(documents_BS, new, dtype, width)
 
     @property
     def every_layer(self) -> list[nn.Module]:

@@ -66,7 +66,8 @@ def describe_numerics(
         by_kernel = "by kernel" if runs_kernels(device) else "by halves"
         found["sums_of_rows"] = by_kernel  # of squares, for the norm of a gradient
         if runs_kernels(device):
-            found["documents"] = f"read apart by heads of up to {WIDEST} channels in narrow numbers"
+            own = f"one kernel, in narrow numbers, for heads of up to {WIDEST} channels"
+            found["documents"] = found["windows"] = own  # and caps, sinks, ALiBi
     return found
 
 

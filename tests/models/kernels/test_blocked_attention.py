@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainrig.models.kernels import attention_blocks
-from trainrig.models.kernels.blocked_attention import blocked_attention
+from trainrig.models.kernels.blocked_attention import OPERATOR, blocked_attention
 
 S, WIDTH, SCALE = 8, 6, 0.4
 
@@ -84,3 +84,16 @@ def test_bfloat16_goes_in_and_out_with_logits_of_float32():
     exact = blocked_attention(*parts.float(), scale=0.5, cap=20.0)
     assert narrow.dtype == torch.bfloat16
     assert torch.equal(narrow, exact.bfloat16())
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("length", [20, attention_blocks.QUERIES + 20])
+def test_the_operator_is_what_it_says_of_itself_to_a_compiler(rows, length):
+    """Strides among it, wherever rows are read: all at once, or by themselves."""
+    query, key = (torch.randn(rows, length, heads, 8).transpose(1, 2) for heads in (4, 2))
+    documents, sinks = torch.arange(length).div(7).floor().expand(rows, -1), torch.randn(4)
+    given = [each.requires_grad_() for each in (query, key, key.detach().clone())]
+    rest = documents, None, sinks.requires_grad_(), SCALE, 9, None, True
+    torch.library.opcheck(OPERATOR, (*given, *rest))
+    # As the projection after it reads them: the heads of a place together.
+    assert OPERATOR(*given, *rest)[0].transpose(1, 2).is_contiguous()

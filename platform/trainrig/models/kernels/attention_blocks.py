@@ -131,12 +131,16 @@ def split_batch(documents_BS: Tensor | None, query_BHTD: Tensor) -> list[slice]:
 
 
 def look(
-    blocks: Blocks, value_BKSD: Tensor, sinks_H: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """What is seen, [B, H, T, D] as queries have it, and the logarithm of the sum of exponentials,
-    [B, H, T] float32: minus infinity, and zeros are seen, where nothing may be."""
-    seen_BKGTD = torch.zeros_like(blocks.query_BKGTD)
-    sums_BKGT = seen_BKGTD.new_full(seen_BKGTD.shape[:-1], -torch.inf, dtype=torch.float32)
+    blocks: Blocks,
+    value_BKSD: Tensor,
+    sinks_H: Tensor | None,
+    seen_BHTD: Tensor,
+    sums_BHT: Tensor,
+) -> None:
+    """Fill `seen_BHTD` with what is seen, and `sums_BHT` with the logarithm of the sum of
+    exponentials: zeros and minus infinity where nothing may be."""
+    seen_BKGTD = _split_heads(seen_BHTD.zero_(), blocks.kv_heads)
+    sums_BKGT = _split_heads(sums_BHT.fill_(-torch.inf), blocks.kv_heads)
     sinks_KG1 = None if sinks_H is None else sinks_H.float().view(blocks.kv_heads, -1, 1)
     for queries, keys in blocks.split_ranges():
         x_BKGts, _ = blocks.compute_logits(queries, keys)
@@ -147,7 +151,6 @@ def look(
         seen = torch.matmul(shares.flatten(2, 3), value_BKSD[:, :, keys].float())
         seen_BKGTD[:, :, :, queries] = _split_rows(seen, blocks.groups).to(seen_BKGTD.dtype)
         sums_BKGT[..., queries] = sums
-    return seen_BKGTD.flatten(1, 2), sums_BKGT.flatten(1, 2)
 
 
 def mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:

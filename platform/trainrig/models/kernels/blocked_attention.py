@@ -1,18 +1,20 @@
-"""Attention in blocks of queries: what torch's own kernels have no backward pass for on a CPU.
+"""Attention in blocks of queries: what torch's own kernels have no backward pass for.
 
 Sliding windows (only the keys near a block are touched), soft-capped logits, attention sinks,
-linear biases and documents within a row, forward and backward (attention_blocks.py).
+linear biases and documents within a row, forward and backward: in bfloat16 and float16 on a GPU by
+one kernel (attention_kernel.py), else by plain products (attention_blocks.py).
 
 Shapes: B batch, T queries (the last of S positions), S keys, H query heads, K key and value heads,
 D channels of one head.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, library
 
+from trainrig.hardware import runs_kernels
+from trainrig.models.architecture.attention import WIDEST
 from trainrig.models.kernels.attention_blocks import (
     Blocks,
     differentiate,
@@ -21,6 +23,10 @@ from trainrig.models.kernels.attention_blocks import (
     mean_gradients,
     split_batch,
 )
+from trainrig.models.kernels.layout import allocate_by_place
+from trainrig.models.kernels.reach import Reach, find_reach
+
+NARROW = (torch.bfloat16, torch.float16)  # that a GPU's kernel is for
 
 
 def blocked_attention(
@@ -48,6 +54,11 @@ def blocked_attention(
     return seen
 
 
+def has_kernel(dtype: torch.dtype, width: int, device: torch.device) -> bool:
+    """Whether heads of `width` channels are read by one kernel there."""
+    return dtype in NARROW and width <= WIDEST and runs_kernels(device)
+
+
 def attend(
     query_BHTD: Tensor,
     key_BKSD: Tensor,
@@ -61,14 +72,20 @@ def attend(
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
+    found = seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
+    if has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device):
+        from trainrig.models.kernels import attention_kernel
+
+        reach = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
+        given = query_BHTD, key_BKSD, value_BKSD, reach, slopes_H, sinks_H
+        attention_kernel.attend(*given, scale, cap, found)
+        return found
     settings = slopes_H, scale, window, cap, causal
-    found = []
     for row in split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
         blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
-        found.append(look(blocks, value_BKSD[row], sinks_H))
-    seen, sums = zip(*found, strict=True)
-    return _join(seen), _join(sums)
+        look(blocks, value_BKSD[row], sinks_H, seen_BHTD[row], sums_BHT[row])
+    return found
 
 
 def attend_backward(
@@ -87,24 +104,45 @@ def attend_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values and sinks (empty without sinks)."""
-    settings = slopes_H, scale, window, cap, causal
     mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
-    rows = []
-    for row in split_batch(documents_BS, query_BHTD):
-        documents = None if documents_BS is None else documents_BS[row]
-        blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
-        saved = value_BKSD[row], gradient_BHTD[row], mean_BHT[row], sums_BHT[row]
-        rows.append(differentiate(blocks, *saved))
-    found = (_join(each) for each in zip(*rows, strict=True))
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
-    of_query, of_key, of_value = (each.to(query_BHTD.dtype) for each in found)
-    return of_query, of_key, of_value, of_sinks
+    found = of_query, of_key, of_value = (
+        allocate_by_place(query_BHTD),
+        allocate_by_place(key_BKSD),
+        allocate_by_place(value_BKSD),
+    )
+    if has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device):
+        from trainrig.models.kernels import attention_kernel
+
+        reach = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
+        saved = gradient_BHTD, mean_BHT, sums_BHT, query_BHTD, key_BKSD, value_BKSD
+        attention_kernel.differentiate(*saved, reach, slopes_H, scale, cap, found)
+        return *found, of_sinks
+    settings = slopes_H, scale, window, cap, causal
+    for row in split_batch(documents_BS, query_BHTD):
+        documents = None if documents_BS is None else documents_BS[row]
+        blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
+        parts = value_BKSD[row], gradient_BHTD[row], mean_BHT[row], sums_BHT[row]
+        of_query[row], of_key[row], of_value[row] = differentiate(blocks, *parts)
+    return *found, of_sinks
 
 
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+def _find_reach(
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    documents_BS: Tensor | None,
+    window: int | None,
+    causal: bool,
+) -> Reach:
+    new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
+    return find_reach(documents_BS, new, seen, window, causal, query_BHTD.device)
+
+
+def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+    sums_BHT = query_BHTD.new_empty(query_BHTD.shape[:-1], dtype=torch.float32)
+    return allocate_by_place(query_BHTD), sums_BHT
 
 
 @library.custom_op("trainrig::blocked_attention", mutates_args=())
@@ -138,8 +176,7 @@ def _attention_shapes(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    size = query_BHTD.shape
-    return query_BHTD.new_empty(size), query_BHTD.new_empty(size[:-1], dtype=torch.float32)
+    return _allocate_results(query_BHTD)
 
 
 @library.custom_op("trainrig::blocked_attention_backward", mutates_args=())
@@ -180,12 +217,11 @@ def _attention_backward_shapes(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype = query_BHTD.dtype
     of_sinks = sums_BHT.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
     return (
-        query_BHTD.new_empty(query_BHTD.shape),
-        key_BKSD.new_empty(key_BKSD.shape, dtype=dtype),
-        value_BKSD.new_empty(value_BKSD.shape, dtype=dtype),
+        allocate_by_place(query_BHTD),
+        allocate_by_place(key_BKSD),
+        allocate_by_place(value_BKSD),
         of_sinks,
     )
 

@@ -3,7 +3,7 @@
 A mask over whole rows costs rows squared, of which it drops most; here the cost is the documents'
 own squares. On a CPU torch's kernel is called for each long document, and for several short
 neighbours at once, under a mask of their own. What is called, and with which shapes, follows from
-the documents of the rows alone. On a GPU it is a kernel of ours (document_kernel.py).
+the documents of the rows alone. For CPUs: on a GPU it is one kernel (blocked_attention.py).
 
 Shapes: B rows, T places of a row, H query heads, K key and value heads, D channels of one head.
 """
@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.hardware import runs_kernels
-from trainrig.models.architecture.attention import TOGETHER, WIDEST
-
-NARROW = (torch.bfloat16, torch.float16)  # that a GPU's kernel is for
+from trainrig.models.architecture.attention import TOGETHER
+from trainrig.models.kernels.layout import allocate_by_place
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -52,15 +50,11 @@ def find_document_bounds(documents_BT: Tensor) -> list[list[int]]:
     return bounds
 
 
-def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype, width: int) -> bool:
-    """Whether the last `new` queries, of `dtype`, of heads of `width` channels, are better read by
-    document than under a mask of whole rows."""
-    seen, device = documents_BS.shape[1], documents_BS.device
-    if new != seen:
-        return False
-    if device.type == "cpu":
-        return seen > TOGETHER // dtype.itemsize
-    return dtype in NARROW and width <= WIDEST and runs_kernels(device)
+def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype) -> bool:
+    """Whether the last `new` queries, of `dtype`, are better read by document than under a mask of
+    whole rows."""
+    seen = documents_BS.shape[1]
+    return documents_BS.device.type == "cpu" and new == seen > TOGETHER // dtype.itemsize
 
 
 def split_segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice, bool]]:
@@ -105,7 +99,7 @@ def differentiate(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    found = tuple(_allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+    found = tuple(allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
     saved = gradient_BHTD, query_BHTD, key_BKTD, value_BKTD, seen_BHTD, sums_BHT
     for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
         parts = (each[row, :, places] for each in saved)
@@ -147,15 +141,10 @@ def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.float32 if query_BHTD.dtype != torch.float64 else torch.float64
     batch, heads, places, _ = query_BHTD.shape
     sums_BTH = query_BHTD.new_empty((batch, places, heads), dtype=wide)
-    return _allocate_by_place(query_BHTD), sums_BTH.transpose(1, 2)
+    return allocate_by_place(query_BHTD), sums_BTH.transpose(1, 2)
 
 
-def _allocate_by_place(x_BHTD: Tensor) -> Tensor:
-    batch, heads, places, width = x_BHTD.shape
-    return x_BHTD.new_empty((batch, places, heads, width)).transpose(1, 2)
-
-
-@library.custom_op("trainrig::document_attention", mutates_args=(), device_types="cpu")
+@library.custom_op("trainrig::document_attention", mutates_args=())
 def _attention(
     query_BHTD: Tensor,
     key_BKTD: Tensor,
@@ -180,24 +169,7 @@ def _attention_shapes(
     return _allocate_results(query_BHTD)
 
 
-@_attention.register_kernel("cuda")
-def _attend_on_gpu(
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    documents_BT: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    from trainrig.models.kernels import document_kernel
-
-    found = _allocate_results(query_BHTD)
-    inputs = query_BHTD, key_BKTD, value_BKTD, documents_BT
-    document_kernel.attend(*inputs, scale, causal, *found)
-    return found
-
-
-@library.custom_op("trainrig::document_attention_backward", mutates_args=(), device_types="cpu")
+@library.custom_op("trainrig::document_attention_backward", mutates_args=())
 def _attention_backward(
     gradient_BHTD: Tensor,
     seen_BHTD: Tensor,
@@ -214,26 +186,6 @@ def _attention_backward(
     return differentiate(gradient_BHTD, *saved, scale, causal)
 
 
-@_attention_backward.register_kernel("cuda")
-def _differentiate_on_gpu(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums_BHT: Tensor,
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    documents_BT: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from trainrig.models.kernels import document_kernel
-
-    q, k, v = (_allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
-    saved = seen_BHTD, sums_BHT, query_BHTD, key_BKTD, value_BKTD, documents_BT
-    document_kernel.differentiate(gradient_BHTD, *saved, scale, causal, (q, k, v))
-    return q, k, v
-
-
 @_attention_backward.register_fake
 def _attention_backward_shapes(
     gradient_BHTD: Tensor,
@@ -247,9 +199,9 @@ def _attention_backward_shapes(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        _allocate_by_place(query_BHTD),
-        _allocate_by_place(key_BKTD),
-        _allocate_by_place(value_BKTD),
+        allocate_by_place(query_BHTD),
+        allocate_by_place(key_BKTD),
+        allocate_by_place(value_BKTD),
     )
 
 

@@ -25,6 +25,7 @@ from trainrig.models.attention import (
     number_documents,
 )
 from trainrig.models.decoder import Decoder
+from trainrig.models.kernels.blocked_attention import has_kernel
 from trainrig.models.positions import alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
 from trainrig.parallel.context.ring import Ring
@@ -51,7 +52,8 @@ def split_attention(
 
     `keys`: how keys and values get to the ranks that need them. Before `recompute` and `shard`.
     """
-    vars(model)["sights"] = functools.partial(_make_part_sights, model.sights, group, keys)
+    width = model.shape.head_channels
+    vars(model)["sights"] = functools.partial(_make_part_sights, model.sights, group, keys, width)
     for layer in model.layers:
         attention = layer.attention
         assert isinstance(attention, Attention)
@@ -66,6 +68,7 @@ def _make_part_sights(
     sights: Callable[[Tensor, Tensor | None], dict[bool, Sight]],
     group: dist.ProcessGroup,
     keys: str,
+    width: int,
     positions_Bt: Tensor,
     documents_Bt: Tensor | None,
     marks: MaskRegions | None = None,
@@ -79,17 +82,28 @@ def _make_part_sights(
     size = positions_Bt.shape[1] // 2
     ends = [(number + 1) * size for number in find_chunks(group.rank(), group.size())]
     seen = [documents_BT[:, :end] for end in ends] if keys == "gather" else []
-    masks = [make_document_mask(documents, size) for documents in seen]
-    numbers = dtype is not None and torch.is_grad_enabled()
-    added = [make_added_mask(mask, dtype) if numbers and dtype else None for mask in masks]
+    if dtype is not None and has_kernel(dtype, width, documents_BT.device):
+        hidden: list[tuple[Tensor | None, Tensor | None]] = [(None, None) for _ in seen]
+    else:
+        hidden = [_make_masks(documents, size, dtype) for documents in seen]
     found = {}
     for local, whole in sights(positions_Bt, None).items():
         chunks = tuple(
-            Sight(None, documents, whole.window, mask, added_B1TS=number)
-            for documents, mask, number in zip(seen, masks, added, strict=True)
+            Sight(None, documents, whole.window, mask, added_B1TS=added)
+            for documents, (mask, added) in zip(seen, hidden, strict=True)
         )
         found[local] = PartSight(whole, documents_BT, chunks)
     return dict(found)
+
+
+def _make_masks(
+    documents_BS: Tensor, new: int, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """Of true and false, and of numbers of `dtype`, where they are kept for the backward pass."""
+    mask_B1TS = make_document_mask(documents_BS, new)
+    if dtype is None or not torch.is_grad_enabled():
+        return mask_B1TS, None
+    return mask_B1TS, make_added_mask(mask_B1TS, dtype)
 
 
 def _attend_gathered(

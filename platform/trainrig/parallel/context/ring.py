@@ -107,9 +107,11 @@ class _Look(torch.autograd.Function):
         query = query_BHtD.float()
         seen = torch.zeros_like(query)
         sums = query.new_full(query.shape[:-1], -torch.inf)
+        size = query.shape[2] // 2
+        found = torch.empty_like(query[:, :, :size]), torch.empty_like(sums[:, :, :size])
         for source, turned_2BKtD in ring.rotate(keys_2BKtD):
             for queries, keys, blocks in ring.pair_chunks(query, turned_2BKtD, source):
-                found = look(blocks, turned_2BKtD[1][:, :, keys])
+                look(blocks, turned_2BKtD[1][:, :, keys], None, *found)
                 _merge(seen[:, :, queries], sums[:, :, queries], *found)
         if sinks_H is not None:
             nothing = torch.zeros_like(seen), sinks_H.float()[:, None].expand_as(sums)

@@ -1,0 +1,312 @@
+"""Attention on a GPU in one kernel that goes through no more keys than are seen.
+
+FlashAttention (Dao 2023, arXiv:2307.08691) in Triton, for documents of packed rows, windows, capped
+logits, attention sinks and linear biases, with any number of key heads. A block of queries goes
+through the keys from the first that any of them sees to the last (reach.py): where these are is
+read on the device, so the host waits for nothing, and no mask is made. The backward pass computes
+logits again, for the gradients of queries and for those of keys and values in a kernel each,
+without atomic additions: the same bits each time. To be imported where Triton is.
+
+Shapes: B rows, T queries of a row, S keys, H query heads, K key and value heads, D channels of one
+head; M queries and N keys of a block, W the power of two that D fits in.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trainrig.models.kernels.reach import Reach
+
+BITS = 1.4426950408889634  # of a nat: exponentials are of base 2
+NATS_TO_BITS = tl.constexpr(BITS)
+
+
+def attend(
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    reach: Reach,
+    slopes_H: Tensor | None,
+    sinks_H: Tensor | None,
+    scale: float,
+    cap: float | None,
+    found: tuple[Tensor, Tensor],
+) -> None:
+    """Fill `found`: what is seen, [B, H, T, D], and the logarithm of the sum of exponentials,
+    [B, H, T] float32; zeros and minus infinity where nothing is."""
+    seen_BHTD, sums_BHT = found
+    query_BHTD, key_BKSD, value_BKSD = map(_in_order, (query_BHTD, key_BKSD, value_BKSD))
+    rows, heads, new, width = query_BHTD.shape
+    queries = 64 if width > 128 else 128  # what registers hold
+    with torch.cuda.device(query_BHTD.device):
+        _attend[(triton.cdiv(new, queries), rows * heads)](
+            *(query_BHTD, key_BKSD, value_BKSD, seen_BHTD, sums_BHT),
+            *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
+            *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
+            *(*seen_BHTD.stride()[:3], *sums_BHT.stride(), _row_stride(reach.first_key_BT)),
+            *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], width),
+            *_in_bits(scale, cap),
+            m=queries,
+            n=64,
+            w=_widen(width),
+            num_warps=8 if width > 64 else 4,
+            num_stages=2,
+        )
+
+
+def differentiate(
+    gradient_BHTD: Tensor,
+    mean_BHT: Tensor,
+    sums_BHT: Tensor,
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    reach: Reach,
+    slopes_H: Tensor | None,
+    scale: float,
+    cap: float | None,
+    found: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Fill `found`, the gradients of queries, keys and values. `mean_BHT`: see
+    attention_blocks.mean_gradients."""
+    gradient_BHTD, query_BHTD, key_BKSD, value_BKSD = map(
+        _in_order, (gradient_BHTD, query_BHTD, key_BKSD, value_BKSD)
+    )
+    of_query, of_key, of_value = found
+    rows, heads, new, width = query_BHTD.shape
+    kv_heads, seen = key_BKSD.shape[1:3]
+    given = query_BHTD, key_BKSD, value_BKSD, gradient_BHTD, sums_BHT, mean_BHT
+    strides = (
+        *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
+        *(*gradient_BHTD.stride()[:3], *sums_BHT.stride(), *mean_BHT.stride()),
+    )
+    sizes = heads, heads // kv_heads, new, seen, width, scale, *_in_bits(scale, cap)
+    block = 32 if width > 128 else 64
+    settings: dict[str, Any] = {"m": block, "n": block, "w": _widen(width)}
+    settings |= {"num_warps": 4, "num_stages": 2}
+    with torch.cuda.device(query_BHTD.device):
+        _differentiate_queries[(triton.cdiv(new, block), rows * heads)](
+            *(*given, of_query, reach.first_key_BT, reach.last_key_BT, slopes_H),
+            *(*strides, *of_query.stride()[:3], _row_stride(reach.first_key_BT), *sizes),
+            **settings,
+        )
+        _differentiate_keys[(triton.cdiv(seen, block), rows * kv_heads)](
+            *(*given, of_key, of_value, *reach, slopes_H),
+            *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
+            *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BS), *sizes),
+            **settings,
+        )
+
+
+def _in_order(x_BHTD: Tensor) -> Tensor:
+    """The same, the channels of a head one after another."""
+    return x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
+
+
+def _row_stride(places_BT: Tensor) -> int:
+    """0 where all rows are alike."""
+    return 0 if places_BT.shape[0] == 1 else places_BT.stride(0)
+
+
+def _in_bits(scale: float, cap: float | None) -> tuple[float, float | None]:
+    return scale * BITS, None if cap is None else cap * BITS
+
+
+def _widen(width: int) -> int:
+    widened: int = max(16, triton.next_power_of_2(width))
+    return widened
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    query, key, value, seen, sums, low, high, slopes, sinks,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, s_b, s_h, s_t, r_b,
+    heads, group, queries, keys, width, scale, cap,
+    m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(1) // heads).to(tl.int64)
+    head = tl.program_id(1) % heads
+    start_m = tl.program_id(0) * m
+    at_m = (start_m + tl.arange(0, m)).to(tl.int64)
+    at_w = tl.arange(0, w)
+    own = (at_m < queries)[:, None] & (at_w < width)[None, :]
+    low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
+    begin = tl.load(low + row * r_b + start_m)
+    end = tl.load(high + row * r_b + tl.minimum(start_m + m, queries) - 1) + 1
+    q = tl.load(
+        query + row * q_b + head * q_h + at_m[:, None] * q_t + at_w[None, :], mask=own, other=0.0
+    )
+    k_row = key + row * k_b + (head // group) * k_h
+    v_row = value + row * v_b + (head // group) * v_h
+    largest = tl.full([m], -3e38, tl.float32)
+    total = tl.zeros([m], tl.float32)
+    found = tl.zeros([m, w], tl.float32)
+    for start in range(begin // n * n, end, n):
+        at_n = (start + tl.arange(0, n)).to(tl.int64)
+        inside = (at_n < keys)[:, None] & (at_w < width)[None, :]
+        k = tl.load(k_row + at_n[:, None] * k_t + at_w[None, :], mask=inside, other=0.0)
+        v = tl.load(v_row + at_n[:, None] * v_t + at_w[None, :], mask=inside, other=0.0)
+        x, _ = _compute_logits(q, k, at_m + (keys - queries), at_n, slopes, head, scale, cap)
+        x = tl.where(_sees(low_m, high_m, at_n), x, -3e38)
+        higher = tl.maximum(largest, tl.max(x, 1))
+        # A block of which a query sees nothing counts nothing.
+        shares = tl.where(x > -1e38, tl.exp2(x - higher[:, None]), 0.0)
+        kept = tl.exp2(largest - higher)
+        total = total * kept + tl.sum(shares, 1)
+        found = found * kept[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
+        largest = higher
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * NATS_TO_BITS
+        higher = tl.maximum(largest, sink)
+        kept = tl.exp2(largest - higher)
+        total = total * kept + tl.exp2(sink - higher)
+        found = found * kept[:, None]
+        largest = higher
+    some = total > 0
+    total = tl.where(some, total, 1.0)
+    tl.store(
+        seen + row * o_b + head * o_h + at_m[:, None] * o_t + at_w[None, :],
+        (found / total[:, None]).to(seen.dtype.element_ty), mask=own,
+    )  # fmt: skip
+    nats = tl.where(some, (largest + tl.log2(total)) / NATS_TO_BITS, -float("inf"))
+    tl.store(sums + row * s_b + head * s_h + at_m * s_t, nats, mask=at_m < queries)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _differentiate_queries(  # type: ignore[no-untyped-def]
+    query, key, value, gradient, sums, mean, of_query, low, high, slopes,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, s_b, s_h, s_t, d_b, d_h, d_t,
+    o_b, o_h, o_t, r_b, heads, group, queries, keys, width, factor, scale, cap,
+    m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(1) // heads).to(tl.int64)
+    head = tl.program_id(1) % heads
+    start_m = tl.program_id(0) * m
+    at_m = (start_m + tl.arange(0, m)).to(tl.int64)
+    at_w = tl.arange(0, w)
+    own_m = at_m < queries
+    own = own_m[:, None] & (at_w < width)[None, :]
+    low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
+    begin = tl.load(low + row * r_b + start_m)
+    end = tl.load(high + row * r_b + tl.minimum(start_m + m, queries) - 1) + 1
+    q = tl.load(
+        query + row * q_b + head * q_h + at_m[:, None] * q_t + at_w[None, :], mask=own, other=0.0
+    )
+    g = tl.load(
+        gradient + row * g_b + head * g_h + at_m[:, None] * g_t + at_w[None, :], mask=own, other=0.0
+    )
+    sums_m = tl.load(sums + row * s_b + head * s_h + at_m * s_t, mask=own_m, other=0.0)
+    mean_m = tl.load(mean + row * d_b + head * d_h + at_m * d_t, mask=own_m, other=0.0)
+    k_row = key + row * k_b + (head // group) * k_h
+    v_row = value + row * v_b + (head // group) * v_h
+    found = tl.zeros([m, w], tl.float32)
+    for start in range(begin // n * n, end, n):
+        at_n = (start + tl.arange(0, n)).to(tl.int64)
+        inside = (at_n < keys)[:, None] & (at_w < width)[None, :]
+        k = tl.load(k_row + at_n[:, None] * k_t + at_w[None, :], mask=inside, other=0.0)
+        v = tl.load(v_row + at_n[:, None] * v_t + at_w[None, :], mask=inside, other=0.0)
+        x, bent = _compute_logits(q, k, at_m + (keys - queries), at_n, slopes, head, scale, cap)
+        visible = _sees(low_m, high_m, at_n)
+        _, of_x = _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap)
+        found += tl.dot(of_x.to(k.dtype), k, input_precision="ieee")
+    tl.store(
+        of_query + row * o_b + head * o_h + at_m[:, None] * o_t + at_w[None, :],
+        (found * factor).to(of_query.dtype.element_ty), mask=own,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _differentiate_keys(  # type: ignore[no-untyped-def]
+    query, key, value, gradient, sums, mean, of_key, of_value, low, high, before, after, slopes,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, s_b, s_h, s_t, d_b, d_h, d_t,
+    a_b, a_h, a_t, b_b, b_h, b_t, r_b, e_b, heads, group, queries, keys, width, factor, scale, cap,
+    m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
+):  # fmt: skip
+    kv_heads = heads // group
+    row = (tl.program_id(1) // kv_heads).to(tl.int64)
+    kv_head = tl.program_id(1) % kv_heads
+    start_n = tl.program_id(0) * n
+    at_n = (start_n + tl.arange(0, n)).to(tl.int64)
+    at_w = tl.arange(0, w)
+    own = (at_n < keys)[:, None] & (at_w < width)[None, :]
+    begin = tl.load(before + row * e_b + start_n)
+    end = tl.load(after + row * e_b + tl.minimum(start_n + n, keys) - 1) + 1
+    k = tl.load(
+        key + row * k_b + kv_head * k_h + at_n[:, None] * k_t + at_w[None, :], mask=own, other=0.0
+    )
+    v = tl.load(
+        value + row * v_b + kv_head * v_h + at_n[:, None] * v_t + at_w[None, :], mask=own, other=0.0
+    )
+    found_k = tl.zeros([n, w], tl.float32)
+    found_v = tl.zeros([n, w], tl.float32)
+    for member in range(0, group):
+        head = kv_head * group + member
+        for start in range(begin // m * m, end, m):
+            at_m = (start + tl.arange(0, m)).to(tl.int64)
+            own_m = at_m < queries
+            inside = own_m[:, None] & (at_w < width)[None, :]
+            q = tl.load(
+                query + row * q_b + head * q_h + at_m[:, None] * q_t + at_w[None, :],
+                mask=inside, other=0.0,
+            )  # fmt: skip
+            g = tl.load(
+                gradient + row * g_b + head * g_h + at_m[:, None] * g_t + at_w[None, :],
+                mask=inside, other=0.0,
+            )  # fmt: skip
+            sums_m = tl.load(sums + row * s_b + head * s_h + at_m * s_t, mask=own_m, other=0.0)
+            mean_m = tl.load(mean + row * d_b + head * d_h + at_m * d_t, mask=own_m, other=0.0)
+            low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
+            x, bent = _compute_logits(q, k, at_m + (keys - queries), at_n, slopes, head, scale, cap)
+            visible = _sees(low_m, high_m, at_n)
+            shares, of_x = _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap)
+            found_v += tl.dot(tl.trans(shares.to(g.dtype)), g, input_precision="ieee")
+            found_k += tl.dot(tl.trans(of_x.to(q.dtype)), q, input_precision="ieee")
+    tl.store(
+        of_key + row * a_b + kv_head * a_h + at_n[:, None] * a_t + at_w[None, :],
+        (found_k * factor).to(of_key.dtype.element_ty), mask=own,
+    )  # fmt: skip
+    tl.store(
+        of_value + row * b_b + kv_head * b_h + at_n[:, None] * b_t + at_w[None, :],
+        found_v.to(of_value.dtype.element_ty), mask=own,
+    )  # fmt: skip
+
+
+@triton.jit
+def _load_reach(low, high, at_m, queries):  # type: ignore[no-untyped-def]
+    """The first and the last key that each query sees; one beyond the row sees none."""
+    low_m = tl.load(low + at_m, mask=at_m < queries, other=0)
+    high_m = tl.load(high + at_m, mask=at_m < queries, other=-1)
+    return low_m, high_m
+
+
+@triton.jit
+def _sees(low_m, high_m, at_n):  # type: ignore[no-untyped-def]
+    """[M, N], whether a query sees a key."""
+    return (at_n[None, :] >= low_m[:, None]) & (at_n[None, :] <= high_m[:, None])
+
+
+@triton.jit
+def _compute_logits(q, k, at_m, at_n, slopes, head, scale, cap):  # type: ignore[no-untyped-def]
+    """[M, N] in bits; and tanh's value, if capped. `at_m`: the queries' places among the keys."""
+    x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    bent = x
+    if cap is not None:
+        bent = 1 - 2 / (tl.exp2(x * (2 * NATS_TO_BITS / cap)) + 1)
+        x = bent * cap
+    if slopes is not None:
+        distance = tl.abs(at_m[:, None] - at_n[None, :]).to(tl.float32)
+        x -= tl.load(slopes + head) * NATS_TO_BITS * distance
+    return x, bent
+
+
+@triton.jit
+def _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap):  # type: ignore[no-untyped-def]
+    """[M, N] each: the softmax, and the gradient of logits before they are scaled."""
+    shares = tl.where(visible, tl.exp2(x - sums_m[:, None] * NATS_TO_BITS), 0.0)
+    of_x = shares * (tl.dot(g, tl.trans(v), input_precision="ieee") - mean_m[:, None])
+    if cap is not None:
+        of_x = of_x * (1 - bent * bent)
+    return shares, of_x
