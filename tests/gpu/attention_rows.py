@@ -1,10 +1,14 @@
 """Rows that our kernel of attention is held to plain products on."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from trainrig.models.kernels.blocked_attention import blocked_attention
+from trainrig.parallel.context import ring
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,23 @@ class Drawn:
         learnt = parts if sinks is None else [*parts, sinks]
         return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
 
+    def attend_in_ring(self) -> list[torch.Tensor]:
+        """The same by a ring of one rank, whose two chunks of keys are read one after the other."""
+        given = self.given
+        parts = [each.detach().requires_grad_() for each in self.parts]
+        sinks = None if self.sinks is None else self.sinks.detach().requires_grad_()
+        documents = self.documents
+        if documents is None:
+            documents = torch.zeros(
+                given.rows, given.keys, dtype=torch.long, device=parts[0].device
+            )
+        alone: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
+        settings = given.scale, given.window, given.cap, self.slopes
+        with patch.object(ring, "_Coming", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)):
+            seen = ring.Ring(alone, documents, *settings).attend(*parts, sinks)
+            learnt = parts if sinks is None else [*parts, sinks]
+            return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
+
     def attend_plainly(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """The same, all at once and under a mask, computed in `dtype`."""
         given = self.given
@@ -130,4 +151,8 @@ ROWS = [
     Rows(queries=100, keys=300, slopes=True, window=120, sinks=True),
     Rows(width=200, queries=90, keys=90, cap=3.0, mean=40),
     Rows(width=256, queries=70, keys=70, window=9),
+]
+# Those that a ring reads: causal, whole rows, of two chunks.
+RINGS = [
+    each for each in ROWS if each.causal and each.queries == each.keys and each.queries % 2 == 0
 ]

@@ -13,19 +13,21 @@ os.environ["TRITON_INTERPRET"] = "1"
 sys.path[:0] = [str(Path(__file__).parents[2] / "platform"), str(Path(__file__).parent)]
 
 import torch  # noqa: E402
-from attention_rows import ROWS, Rows  # noqa: E402
+from attention_rows import RINGS, ROWS, Rows  # noqa: E402
 
 from trainrig.models.kernels import blocked_attention  # noqa: E402
 from trainrig.parallel import norm  # noqa: E402
+from trainrig.parallel.context import ring  # noqa: E402
 from trainrig.parallel.gradients import triton_kernels  # noqa: E402
 
 SHAPES = [(3, 2**17), (4,), (5, 2, 300), (2, 66_666), (2, 33_333), (0, 4)]
 
 
-def compare_attention(given: Rows) -> float:
+def compare_attention(given: Rows, in_ring: bool = False) -> float:
     """The largest error of what is seen and of the gradients, as shares of norms."""
     drawn = given.draw("cpu", torch.float32)
-    pairs = zip(drawn.attend(), drawn.attend_plainly(torch.float64), strict=True)
+    found = drawn.attend_in_ring() if in_ring else drawn.attend()
+    pairs = zip(found, drawn.attend_plainly(torch.float64), strict=True)
     return max(float((ours - exact).norm() / exact.norm()) for ours, exact in pairs)
 
 
@@ -59,10 +61,10 @@ def main() -> int:
     torch.cuda.device = lambda _: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]
     errors = []
-    blocked_attention.has_kernel = lambda *_: True
-    for given in ROWS:
-        errors.append(compare_attention(given))
-        print(f"{errors[-1]:.1e} {given}", flush=True)
+    blocked_attention.has_kernel = ring.has_kernel = lambda *_: True
+    for given, in_ring in [*((each, False) for each in ROWS), *((each, True) for each in RINGS)]:
+        errors.append(compare_attention(given, in_ring))
+        print(f"{errors[-1]:.1e} {'in a ring: ' if in_ring else ''}{given}", flush=True)
     rows_off, same = compare_rows(), compare_sums()
     print(f"rows: {rows_off:.1e}; sums to the bit: {same}")
     return 0 if max(errors) < 2e-6 and rows_off < 1e-13 and same else 1

@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from attention_rows import ROWS, Rows
+from attention_rows import RINGS, ROWS, Rows
 
 from trainrig.models.kernels.blocked_attention import has_kernel
 
@@ -33,6 +33,16 @@ def test_it_is_what_plain_products_give_and_the_same_bits_again(given, dtype):
     assert has_kernel(dtype, given.width, torch.device("cuda"))
     drawn = given.draw("cuda", dtype)
     first, again, whole = drawn.attend(), drawn.attend(), drawn.attend_plainly(torch.float32)
+    for ours, same, exact in zip(first, again, whole, strict=True):
+        assert torch.equal(ours, same)
+        assert (ours.float() - exact).norm() <= 2e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("given", RINGS)
+def test_a_ring_merges_what_it_gives_of_each_chunk(given):
+    drawn = given.draw("cuda", torch.bfloat16)
+    first, again = drawn.attend_in_ring(), drawn.attend_in_ring()
+    whole = drawn.attend_plainly(torch.float32)
     for ours, same, exact in zip(first, again, whole, strict=True):
         assert torch.equal(ours, same)
         assert (ours.float() - exact).norm() <= 2e-2 * exact.norm()

@@ -7,8 +7,8 @@ read on the device, so the host waits for nothing, and no mask is made. The back
 logits again, for the gradients of queries and for those of keys and values in a kernel each,
 without atomic additions: the same bits each time. To be imported where Triton is.
 
-Shapes: B rows, T queries of a row, S keys, H query heads, K key and value heads, D channels of one
-head; M queries and N keys of a block, W the power of two that D fits in.
+Shapes: B rows, T queries and S keys of each, H query heads, K key and value heads, D channels of
+one head; M queries and N keys of a block, W the power of two that D fits in.
 """
 
 from typing import Any
@@ -29,6 +29,7 @@ def attend(
     key_BKSD: Tensor,
     value_BKSD: Tensor,
     reach: Reach,
+    past: int,
     slopes_H: Tensor | None,
     sinks_H: Tensor | None,
     scale: float,
@@ -36,7 +37,8 @@ def attend(
     found: tuple[Tensor, Tensor],
 ) -> None:
     """Fill `found`: what is seen, [B, H, T, D], and the logarithm of the sum of exponentials,
-    [B, H, T] float32; zeros and minus infinity where nothing is."""
+    [B, H, T] float32; zeros and minus infinity where nothing is. `past`: how many places the first
+    query is behind the first key."""
     seen_BHTD, sums_BHT = found
     query_BHTD, key_BKSD, value_BKSD = map(_in_order, (query_BHTD, key_BKSD, value_BKSD))
     rows, heads, new, width = query_BHTD.shape
@@ -47,7 +49,7 @@ def attend(
             *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
             *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
             *(*seen_BHTD.stride()[:3], *sums_BHT.stride(), _row_stride(reach.first_key_BT)),
-            *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], width),
+            *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], past, width),
             *_in_bits(scale, cap),
             m=queries,
             n=64,
@@ -65,6 +67,7 @@ def differentiate(
     key_BKSD: Tensor,
     value_BKSD: Tensor,
     reach: Reach,
+    past: int,
     slopes_H: Tensor | None,
     scale: float,
     cap: float | None,
@@ -83,7 +86,7 @@ def differentiate(
         *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
         *(*gradient_BHTD.stride()[:3], *sums_BHT.stride(), *mean_BHT.stride()),
     )
-    sizes = heads, heads // kv_heads, new, seen, width, scale, *_in_bits(scale, cap)
+    sizes = heads, heads // kv_heads, new, seen, past, width, scale, *_in_bits(scale, cap)
     block = 32 if width > 128 else 64
     settings: dict[str, Any] = {"m": block, "n": block, "w": _widen(width)}
     settings |= {"num_warps": 4, "num_stages": 2}
@@ -96,7 +99,7 @@ def differentiate(
         _differentiate_keys[(triton.cdiv(seen, block), rows * kv_heads)](
             *(*given, of_key, of_value, *reach, slopes_H),
             *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
-            *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BS), *sizes),
+            *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BN), *sizes),
             **settings,
         )
 
@@ -124,7 +127,7 @@ def _widen(width: int) -> int:
 def _attend(  # type: ignore[no-untyped-def]
     query, key, value, seen, sums, low, high, slopes, sinks,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, s_b, s_h, s_t, r_b,
-    heads, group, queries, keys, width, scale, cap,
+    heads, group, queries, keys, past, width, scale, cap,
     m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(1) // heads).to(tl.int64)
@@ -149,7 +152,7 @@ def _attend(  # type: ignore[no-untyped-def]
         inside = (at_n < keys)[:, None] & (at_w < width)[None, :]
         k = tl.load(k_row + at_n[:, None] * k_t + at_w[None, :], mask=inside, other=0.0)
         v = tl.load(v_row + at_n[:, None] * v_t + at_w[None, :], mask=inside, other=0.0)
-        x, _ = _compute_logits(q, k, at_m + (keys - queries), at_n, slopes, head, scale, cap)
+        x, _ = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
         x = tl.where(_sees(low_m, high_m, at_n), x, -3e38)
         higher = tl.maximum(largest, tl.max(x, 1))
         # A block of which a query sees nothing counts nothing.
@@ -179,7 +182,7 @@ def _attend(  # type: ignore[no-untyped-def]
 def _differentiate_queries(  # type: ignore[no-untyped-def]
     query, key, value, gradient, sums, mean, of_query, low, high, slopes,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, s_b, s_h, s_t, d_b, d_h, d_t,
-    o_b, o_h, o_t, r_b, heads, group, queries, keys, width, factor, scale, cap,
+    o_b, o_h, o_t, r_b, heads, group, queries, keys, past, width, factor, scale, cap,
     m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(1) // heads).to(tl.int64)
@@ -208,7 +211,7 @@ def _differentiate_queries(  # type: ignore[no-untyped-def]
         inside = (at_n < keys)[:, None] & (at_w < width)[None, :]
         k = tl.load(k_row + at_n[:, None] * k_t + at_w[None, :], mask=inside, other=0.0)
         v = tl.load(v_row + at_n[:, None] * v_t + at_w[None, :], mask=inside, other=0.0)
-        x, bent = _compute_logits(q, k, at_m + (keys - queries), at_n, slopes, head, scale, cap)
+        x, bent = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
         visible = _sees(low_m, high_m, at_n)
         _, of_x = _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap)
         found += tl.dot(of_x.to(k.dtype), k, input_precision="ieee")
@@ -222,7 +225,8 @@ def _differentiate_queries(  # type: ignore[no-untyped-def]
 def _differentiate_keys(  # type: ignore[no-untyped-def]
     query, key, value, gradient, sums, mean, of_key, of_value, low, high, before, after, slopes,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, s_b, s_h, s_t, d_b, d_h, d_t,
-    a_b, a_h, a_t, b_b, b_h, b_t, r_b, e_b, heads, group, queries, keys, width, factor, scale, cap,
+    a_b, a_h, a_t, b_b, b_h, b_t, r_b, e_b,
+    heads, group, queries, keys, past, width, factor, scale, cap,
     m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     kv_heads = heads // group
@@ -259,7 +263,7 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
             sums_m = tl.load(sums + row * s_b + head * s_h + at_m * s_t, mask=own_m, other=0.0)
             mean_m = tl.load(mean + row * d_b + head * d_h + at_m * d_t, mask=own_m, other=0.0)
             low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
-            x, bent = _compute_logits(q, k, at_m + (keys - queries), at_n, slopes, head, scale, cap)
+            x, bent = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
             visible = _sees(low_m, high_m, at_n)
             shares, of_x = _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap)
             found_v += tl.dot(tl.trans(shares.to(g.dtype)), g, input_precision="ieee")

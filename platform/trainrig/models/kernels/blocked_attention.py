@@ -24,7 +24,7 @@ from trainrig.models.kernels.attention_blocks import (
     split_batch,
 )
 from trainrig.models.kernels.layout import allocate_by_place
-from trainrig.models.kernels.reach import Reach, find_reach
+from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
 
 NARROW = (torch.bfloat16, torch.float16)  # that a GPU's kernel is for
 
@@ -76,9 +76,9 @@ def attend(
     if has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device):
         from trainrig.models.kernels import attention_kernel
 
-        reach = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
-        given = query_BHTD, key_BKSD, value_BKSD, reach, slopes_H, sinks_H
-        attention_kernel.attend(*given, scale, cap, found)
+        reach, past = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
+        given = query_BHTD, key_BKSD, value_BKSD, reach, past
+        attention_kernel.attend(*given, slopes_H, sinks_H, scale, cap, found)
         return found
     settings = slopes_H, scale, window, cap, causal
     for row in split_batch(documents_BS, query_BHTD):
@@ -116,9 +116,9 @@ def attend_backward(
     if has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device):
         from trainrig.models.kernels import attention_kernel
 
-        reach = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
+        reach, past = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
         saved = gradient_BHTD, mean_BHT, sums_BHT, query_BHTD, key_BKSD, value_BKSD
-        attention_kernel.differentiate(*saved, reach, slopes_H, scale, cap, found)
+        attention_kernel.differentiate(*saved, reach, past, slopes_H, scale, cap, found)
         return *found, of_sinks
     settings = slopes_H, scale, window, cap, causal
     for row in split_batch(documents_BS, query_BHTD):
@@ -135,9 +135,12 @@ def _find_reach(
     documents_BS: Tensor | None,
     window: int | None,
     causal: bool,
-) -> Reach:
-    new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
-    return find_reach(documents_BS, new, seen, window, causal, query_BHTD.device)
+) -> tuple[Reach, int]:
+    """And how many keys are before the first query."""
+    seen = key_BKSD.shape[2]
+    past = seen - query_BHTD.shape[2]
+    ends = find_document_ends(documents_BS, seen, query_BHTD.device)
+    return find_reach(ends, range(past, seen), range(seen), window, causal), past
 
 
 def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:

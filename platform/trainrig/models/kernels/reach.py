@@ -3,7 +3,7 @@
 Documents, windows and what comes after come to two places each, so that what computes attention
 need know of none of them. Found on the device, and nothing waits for it.
 
-Shapes: B rows, or 1 where all are alike; T queries, the last of S positions; S keys.
+Shapes: B rows, or 1 where all are alike; S positions of a row; T queries and N keys, of those.
 """
 
 from typing import NamedTuple
@@ -13,37 +13,37 @@ from torch import Tensor
 
 
 class Reach(NamedTuple):
-    """The first and the last of each, themselves among them; int32. Where the last is before the
-    first there are none."""
+    """The first and the last of each, themselves among them, counted from the first query and the
+    first key; int32. Where the last is before the first there are none."""
 
     first_key_BT: Tensor
     last_key_BT: Tensor
-    first_query_BS: Tensor
-    last_query_BS: Tensor
+    first_query_BN: Tensor
+    last_query_BN: Tensor
 
 
 def find_reach(
-    documents_BS: Tensor | None,
-    new: int,
-    seen: int,
-    window: int | None,
-    causal: bool,
-    device: torch.device,
+    ends: tuple[Tensor, Tensor], queries: range, keys: range, window: int | None, causal: bool
 ) -> Reach:
-    """What the last `new` of `seen` positions see: see `blocked_attention`. Places of a document
-    stand together."""
-    past = seen - new
-    first_BS, last_BS = find_document_ends(documents_BS, seen, device)
+    """What `queries` see of `keys`, which are places of a row: see `blocked_attention`. `ends`: of
+    documents, as `find_document_ends` gives them."""
+    seen = ends[0].shape[1]
     back = seen if window is None else window - 1 if causal else (window - 1) // 2
     ahead = 0 if causal else back
-    at_S = torch.arange(seen, dtype=torch.int32, device=device)
-    at_T = at_S[past:]
-    return Reach(
-        torch.maximum(first_BS[:, past:], at_T - back),
-        torch.minimum(last_BS[:, past:], at_T + ahead),
-        (torch.maximum(first_BS, at_S - ahead) - past).clamp(min=0),
-        torch.minimum(last_BS, at_S + back) - past,
-    )
+    of_queries = _find_places(ends, queries, keys, back, ahead)
+    return Reach(*of_queries, *_find_places(ends, keys, queries, ahead, back))
+
+
+def _find_places(
+    ends: tuple[Tensor, Tensor], places: range, others: range, back: int, ahead: int
+) -> tuple[Tensor, Tensor]:
+    """The first and the last of `others` that are in the document of each of `places`, no more than
+    `back` before it and `ahead` after."""
+    first, last = (each[:, places.start : places.stop] for each in ends)
+    at = torch.arange(places.start, places.stop, dtype=torch.int32, device=first.device)
+    low = torch.maximum(first, at - back).clamp(min=others.start)
+    high = torch.minimum(last, at + ahead).clamp(max=others.stop - 1)
+    return low - others.start, high - others.start
 
 
 def find_document_ends(

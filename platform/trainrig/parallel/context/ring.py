@@ -13,6 +13,7 @@ again, and as many gradients of 4 bytes. What it holds of them is two parts of c
 Shapes: B rows, H query heads, K key heads, t places of a rank, n = t / 2 of a chunk, D channels.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from trainrig.models.kernels.attention_blocks import (
     look,
     mean_gradients,
 )
+from trainrig.models.kernels.blocked_attention import has_kernel
+from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
 from trainrig.parallel.context.zigzag import find_chunks
 
 _LEAST = torch.finfo(torch.float32).min
@@ -69,34 +72,112 @@ class Ring:
             if coming:
                 keys_2BKtD = coming.wait()
 
-    def pair_chunks(
-        self, query_BHtD: Tensor, keys_2BKtD: Tensor, source: int
-    ) -> Iterator[tuple[slice, slice, Blocks]]:
-        """Each chunk of this rank's queries with each of the keys of rank `source` of which it
-        sees any: where they are in their parts, and their logits."""
+    def pair_chunks(self, size: int, source: int) -> Iterator["_Pair"]:
+        """Each chunk of this rank's queries with each of the keys of rank `source` of which it sees
+        any. `size`: places of a chunk."""
         own = find_chunks(self.group.rank(), self.group.size())
         theirs = find_chunks(source, self.group.size())
-        size = query_BHtD.shape[2] // 2
         here = [slice(0, size), slice(size, 2 * size)]
-        documents = torch.split(self.documents_BT, size, dim=1)
         for queries, chunk in zip(here, own, strict=True):
             for keys, other in zip(here, theirs, strict=True):
                 if other <= chunk:
-                    yield (
-                        queries,
-                        keys,
-                        Blocks(
-                            query_BHtD[:, :, queries],
-                            keys_2BKtD[0][:, :, keys],
-                            documents[other],
-                            self.slopes_H,
-                            self.scale,
-                            self.window,
-                            self.cap,
-                            past=(chunk - other) * size,
-                            own_BT=documents[chunk],
-                        ),
-                    )
+                    yield _Pair(queries, chunk, keys, other)
+
+    def look(
+        self,
+        pair: "_Pair",
+        query_BHtD: Tensor,
+        keys_2BKtD: Tensor,
+        found: tuple[Tensor, Tensor],
+    ) -> None:
+        """Fill `found`: see attention_blocks.look."""
+        query, key, value = pair.cut(query_BHtD, keys_2BKtD)
+        if _has_kernel(query):
+            from trainrig.models.kernels import attention_kernel
+
+            given = query, key, value, self._find_reach(pair), pair.past
+            attention_kernel.attend(*given, self.slopes_H, None, self.scale, self.cap, found)
+        else:
+            look(self._make_blocks(pair, query, key), value, None, *found)
+
+    def differentiate(
+        self,
+        pair: "_Pair",
+        query_BHtD: Tensor,
+        keys_2BKtD: Tensor,
+        gradient_BHtD: Tensor,
+        mean_BHt: Tensor,
+        sums_BHt: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See attention_blocks.differentiate; all in float32."""
+        query, key, value = pair.cut(query_BHtD, keys_2BKtD)
+        gradient, mean, sums = (
+            each[:, :, pair.queries] for each in (gradient_BHtD, mean_BHt, sums_BHt)
+        )
+        if not _has_kernel(query):
+            return differentiate(
+                self._make_blocks(pair, query.float(), key), value, gradient, mean, sums
+            )
+        from trainrig.models.kernels import attention_kernel
+
+        of_query, of_key, of_value = (
+            torch.empty_like(each, dtype=torch.float32) for each in (query, key, value)
+        )
+        given = gradient, mean, sums, query, key, value, self._find_reach(pair), pair.past
+        settings = self.slopes_H, self.scale, self.cap
+        attention_kernel.differentiate(*given, *settings, (of_query, of_key, of_value))
+        return of_query, of_key, of_value
+
+    def _make_blocks(self, pair: "_Pair", query: Tensor, key: Tensor) -> Blocks:
+        documents = torch.split(self.documents_BT, pair.size, dim=1)
+        settings = self.slopes_H, self.scale, self.window, self.cap
+        return Blocks(
+            *(query, key, documents[pair.other], *settings),
+            past=pair.past,
+            own_BT=documents[pair.chunk],
+        )
+
+    def _find_reach(self, pair: "_Pair") -> Reach:
+        return find_reach(self._ends, *pair.find_places(), self.window, causal=True)
+
+    @functools.cached_property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        documents_BT = self.documents_BT
+        return find_document_ends(documents_BT, documents_BT.shape[1], documents_BT.device)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A chunk of queries and one of keys: where they are in their parts, and which of the row."""
+
+    queries: slice
+    chunk: int
+    keys: slice
+    other: int
+
+    @property
+    def size(self) -> int:
+        """Places of a chunk."""
+        return int(self.queries.stop - self.queries.start)
+
+    @property
+    def past(self) -> int:
+        """How many places the first query is behind the first key."""
+        return (self.chunk - self.other) * self.size
+
+    def cut(self, query_BHtD: Tensor, keys_2BKtD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, of their parts."""
+        key, value = keys_2BKtD[..., self.keys, :]
+        return query_BHtD[:, :, self.queries], key, value
+
+    def find_places(self) -> tuple[range, range]:
+        """Of the queries, and of the keys, in the row."""
+        first, other = self.chunk * self.size, self.other * self.size
+        return range(first, first + self.size), range(other, other + self.size)
+
+
+def _has_kernel(query_BHtD: Tensor) -> bool:
+    return has_kernel(query_BHtD.dtype, query_BHtD.shape[-1], query_BHtD.device)
 
 
 class _Look(torch.autograd.Function):
@@ -104,15 +185,14 @@ class _Look(torch.autograd.Function):
     def forward(
         ctx: Any, query_BHtD: Tensor, keys_2BKtD: Tensor, sinks_H: Tensor | None, ring: Ring
     ) -> Tensor:
-        query = query_BHtD.float()
-        seen = torch.zeros_like(query)
-        sums = query.new_full(query.shape[:-1], -torch.inf)
-        size = query.shape[2] // 2
-        found = torch.empty_like(query[:, :, :size]), torch.empty_like(sums[:, :, :size])
+        seen = torch.zeros_like(query_BHtD, dtype=torch.float32)
+        sums = seen.new_full(seen.shape[:-1], -torch.inf)
+        size = seen.shape[2] // 2
+        found = torch.empty_like(seen[:, :, :size]), torch.empty_like(sums[:, :, :size])
         for source, turned_2BKtD in ring.rotate(keys_2BKtD):
-            for queries, keys, blocks in ring.pair_chunks(query, turned_2BKtD, source):
-                look(blocks, turned_2BKtD[1][:, :, keys], None, *found)
-                _merge(seen[:, :, queries], sums[:, :, queries], *found)
+            for pair in ring.pair_chunks(size, source):
+                ring.look(pair, query_BHtD, turned_2BKtD, found)
+                _merge(seen[:, :, pair.queries], sums[:, :, pair.queries], *found)
         if sinks_H is not None:
             nothing = torch.zeros_like(seen), sinks_H.float()[:, None].expand_as(sums)
             _merge(seen, sums, *nothing)
@@ -125,21 +205,20 @@ class _Look(torch.autograd.Function):
     def backward(ctx: Any, gradient_BHtD: Tensor) -> tuple[Tensor | None, ...]:
         query_BHtD, keys_2BKtD, sinks_H, seen_BHtD, sums = ctx.saved_tensors
         ring: Ring = ctx.ring
-        query, mean = query_BHtD.float(), mean_gradients(gradient_BHtD, seen_BHtD)
-        of_query = torch.zeros_like(query)
+        mean = mean_gradients(gradient_BHtD, seen_BHtD)
+        of_query = torch.zeros_like(query_BHtD, dtype=torch.float32)
         own = torch.zeros_like(keys_2BKtD, dtype=torch.float32)
         travelling = torch.zeros_like(own)
         for turn, (source, turned_2BKtD) in enumerate(ring.rotate(keys_2BKtD)):
             if turn > 1:
                 travelling = _Coming(travelling, ring.group).wait()
             of_keys = travelling if turn else own
-            for queries, keys, blocks in ring.pair_chunks(query, turned_2BKtD, source):
-                of_query[:, :, queries] += _add_gradients(
-                    blocks,
-                    turned_2BKtD[1][:, :, keys],
-                    of_keys[..., keys, :],
-                    *(each[:, :, queries] for each in (gradient_BHtD, mean, sums)),
-                )
+            for pair in ring.pair_chunks(query_BHtD.shape[2] // 2, source):
+                saved = query_BHtD, turned_2BKtD, gradient_BHtD, mean, sums
+                added, *others = ring.differentiate(pair, *saved)
+                of_query[:, :, pair.queries] += added
+                for total, part in zip(of_keys, others, strict=True):
+                    total[..., pair.keys, :] += part
         own = _Coming(travelling, ring.group).wait() + own
         of_sinks = None if sinks_H is None else differentiate_sinks(sinks_H, sums, mean)
         return of_query.to(query_BHtD.dtype), own.to(keys_2BKtD.dtype), of_sinks, None
@@ -152,16 +231,6 @@ def _merge(seen: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
     seen.mul_((sums - floor).exp()[..., None])
     seen.add_(more * (more_sums - floor).exp()[..., None])
     sums.copy_(whole)
-
-
-def _add_gradients(
-    blocks: Blocks, value: Tensor, of_keys: Tensor, gradient: Tensor, mean: Tensor, sums: Tensor
-) -> Tensor:
-    """The gradients of the queries; those of keys and values are added to `of_keys`."""
-    of_query, of_key, of_value = differentiate(blocks, value, gradient, mean, sums)
-    of_keys[0].add_(of_key)
-    of_keys[1].add_(of_value)
-    return of_query
 
 
 class _Coming:
