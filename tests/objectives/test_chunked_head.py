@@ -1,12 +1,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.models.output import Head, ModelOutput
-from trainrig.objectives import CausalLM, chunked_head, cross_entropy
+from trainrig.objectives import SFT, CausalLM, Distillation, chunked_head, cross_entropy
 from trainrig.objectives.chunked_head import Extras, compute_head_loss
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.objectives.cross_entropy import token_nats
+from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 from trainrig.tokens.batches import IGNORE
 
 V, C = 37, 8
@@ -95,6 +97,78 @@ def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_a
     _, *ours = gradients_of(twice, hidden, weight)
     _, *theirs = gradients_of(plain, hidden, weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_weights_multiply_nats_and_their_gradients(case, again):
+    """Those at hand, and those computed again as tokens count differently beside."""
+    hidden, weight, targets = case
+    weights = torch.randint(0, 300, targets.shape)
+    counts = torch.rand(targets.shape) if again else torch.ones(())
+    extras = Extras(z=0.2, uniform=0.1)
+
+    def ours(h, w):
+        loss = compute_head_loss(h, Head(w), targets, extras, weights_BT=weights)
+        assert torch.equal(loss.nats_BT, unweighted.nats_BT * weights)
+        assert torch.equal(loss.z_BT, unweighted.z_BT)
+        return (loss.nats_BT * counts).sum() / 700
+
+    def plain(h, w):
+        loss = compute_head_loss(h, Head(w), targets, extras)
+        return (loss.nats_BT * weights * counts).sum() / 700
+
+    unweighted = compute_head_loss(hidden, Head(weight), targets, extras)
+    for mine, theirs in zip(
+        gradients_of(ours, hidden, weight), gradients_of(plain, hidden, weight), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+class Products(TorchDispatchMode):
+    """How many products of matrices are computed while it is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function._schema.name in ("aten::mm", "aten::addmm_")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), SFT(), SFT(z_loss=0.1), Distillation()])
+def test_no_product_of_the_head_is_computed_twice(case, objective):
+    """Three: of logits, of the gradient of hidden states and of that of the weight."""
+    hidden, weight, targets = (each.detach() for each in case)
+    entries = torch.zeros(*targets.shape, 1, dtype=torch.long)
+    arrays = {"ids": targets, "targets": targets, "weights": torch.randint(1, 300, targets.shape)}
+    arrays |= {"teacher_ids": entries, "teacher_log_probabilities": entries - 1.0}
+    arrays |= {"teacher_rest": torch.full(targets.shape, 0.5).log()}
+    batch = DeviceBatch(arrays, torch.arange(len(targets)), torch.zeros(len(targets)))
+    output = ModelOutput(hidden.requires_grad_(), Head(weight.requires_grad_()))
+    with Products() as products:
+        found = objective.compute(lambda ids: output, batch, {}).terms
+        sum(term.weight * found[term.name].values.sum() for term in objective.terms).backward()
+    assert products.count == 3
+
+
+def test_no_product_beside_a_teacher_is_computed_twice(case):
+    """Three of the student's head, and one of the teacher's."""
+    hidden, weight, targets = case
+
+    def reads(each):
+        def read(ids, places_N):
+            return ModelOutput(each.flatten(0, 1)[places_N], Head(weight.requires_grad_()))
+
+        return read
+
+    student, teacher = hidden.clone().requires_grad_(), torch.randn(hidden.shape)
+    with Products() as products:
+        read = read_beside_teacher(reads(student), reads(teacher), targets, targets, 1.0, V)
+        read.divergence_BT.sum().backward()
+    assert products.count == 4
+    assert not student.grad[targets == IGNORE].any()
+    assert student.grad[targets != IGNORE].abs().sum(1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -68,10 +68,15 @@ class CausalLM(Settings):
         return Computed(terms, output.auxiliary)
 
     def compute_losses(
-        self, output: Output, targets_BT: Tensor, all_targets: bool = False
+        self,
+        output: Output,
+        targets_BT: Tensor,
+        all_targets: bool = False,
+        weights_BT: Tensor | None = None,
     ) -> dict[str, Contributions]:
         """What each of `targets_BT` comes to under the logits of `output`, by term; `all_targets`:
-        none of them is known to be IGNORE."""
+        none of them is known to be IGNORE. `weights_BT`: what each counts in the cross-entropy, in
+        hundredths."""
         from trainrig.objectives.chunked_head import Extras, compute_head_loss
 
         counts_B = (targets_BT != IGNORE).sum(1)
@@ -79,10 +84,14 @@ class CausalLM(Settings):
         # denominator.
         own = 1 - self.label_smoothing
         extras = Extras(self.z_loss / own, self.label_smoothing / own)
-        loss = compute_head_loss(output.hidden, output.head, targets_BT, extras, all_targets)
+        given = output.hidden, output.head, targets_BT, extras, all_targets
+        loss = compute_head_loss(*given, weights_BT)
         values = {CROSS_ENTROPY: loss.nats_BT, Z_LOSS: loss.z_BT, UNIFORM: loss.uniform_BT}
-        return {
+        found = {
             name: Contributions(values_BT, counts_B)
             for name, values_BT in values.items()
             if name in {each.name for each in self.terms}
         }
+        if weights_BT is not None:
+            found[CROSS_ENTROPY] = Contributions(loss.nats_BT, weights_BT.sum(1))
+        return found

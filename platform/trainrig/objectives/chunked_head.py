@@ -2,10 +2,11 @@
 
 The head's product and the loss are worked through in blocks of rows. While a block's logits are at
 hand, their gradients take their place and are multiplied into those of the hidden states and of the
-head's weight, as if each token counted 1; the backward pass multiplies by what it counts. So there
-are three products of [N, C, V], as with all logits kept, in the memory of one block and of the
-weight's gradients (cf. Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009, and Hsu et al.
-2024, "Liger Kernel", arXiv:2410.10989, which computes gradients in the forward pass too).
+head's weight, each token counting 1, or its weight. The backward pass multiplies by what all of
+them count; where each counts something else, it computes them again. So there are three products of
+[N, C, V], as with all logits kept, in the memory of one block and of the weight's gradients (cf.
+Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009, and Hsu et al. 2024, "Liger Kernel",
+arXiv:2410.10989, which computes gradients in the forward pass too).
 
 Tokens that are no targets (IGNORE) are left out of all of it.
 
@@ -31,6 +32,7 @@ BLOCK_ELEMENTS = {"cpu": 2**22}
 BLOCK_ELEMENTS_ELSEWHERE = 2**28
 # Rows of a block elsewhere are a multiple of this: a tile of a GPU's product.
 BLOCK_ROWS_ELSEWHERE = 128
+HUNDREDTHS = 100  # that weights are in: see WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,11 @@ def compute_head_loss(
     targets_BT: Tensor,
     extras: Extras | None = None,
     all_targets: bool = False,
+    weights_BT: Tensor | None = None,
 ) -> HeadLoss:
     """The loss of each target under the logits `head(hidden_BTC)`. `all_targets`: none is known to
-    be IGNORE; else the device is waited for, to say which are."""
+    be IGNORE; else the device is waited for, to say which are. `weights_BT`: what the nats of each
+    come multiplied by, in hundredths."""
     targets_K = targets_BT.flatten() if all_targets else targets_BT[targets_BT != IGNORE]
     extras = extras or Extras()
     losses: RowLosses = (
@@ -98,7 +102,8 @@ def compute_head_loss(
         if isinstance(head, PartialHead)
         else _CrossEntropy(targets_K, Bend.of(head), extras)
     )
-    return HeadLoss(*compute_row_losses(hidden_BTC, head, targets_BT, losses, all_targets))
+    found = compute_row_losses(hidden_BTC, head, targets_BT, losses, all_targets, weights_BT)
+    return HeadLoss(*found)
 
 
 def compute_row_losses(
@@ -107,9 +112,12 @@ def compute_row_losses(
     targets_BT: Tensor,
     losses: RowLosses,
     all_targets: bool = False,
+    weights_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T] each, the three numbers of each place whose target is not IGNORE, float32, 0
-    elsewhere. The first can be gone backward from; the others have no gradients of their own."""
+    elsewhere. The first can be gone backward from; the others have no gradients of their own.
+    `weights_BT`: what the first is multiplied by, in hundredths; so its gradients are those at
+    hand where all that is left is a sum. `hidden_BTC` may be [K, C], of the targets alone."""
     found = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden_BTC.reshape(-1, hidden_BTC.shape[-1]),
         head.weight_VC,
@@ -118,6 +126,8 @@ def compute_row_losses(
         losses,
         torch.is_grad_enabled(),
         all_targets,
+        None if weights_BT is None else weights_BT.reshape(-1),
+        hidden_BTC.shape[:-1] != targets_BT.shape,
     )
     first, second, third = (each_N.view(targets_BT.shape) for each_N in found)
     return first, second, third
@@ -134,6 +144,8 @@ class _HeadLoss(torch.autograd.Function):
         losses: RowLosses,
         with_gradients: bool,
         all_targets: bool,
+        weights_N: Tensor | None,
+        of_targets: bool,
     ) -> tuple[Tensor, ...]:
         # None: all of them.
         trained_K = None if all_targets else (targets_N != IGNORE).nonzero().squeeze(1)
@@ -141,10 +153,20 @@ class _HeadLoss(torch.autograd.Function):
             trained_K = None
         blocks = _Blocks(weight_VC, bias_V, losses)
         wanted = ctx.needs_input_grad[:3] if with_gradients else None
-        hidden_KC = hidden_NC if trained_K is None else hidden_NC[trained_K]
-        parts_3K, gradients = blocks.work_through(hidden_KC, wanted)
+        # Which of the hidden states are targets'; None: all of them.
+        ctx.chosen = None if of_targets else trained_K
+        hidden_KC = hidden_NC if ctx.chosen is None else hidden_NC[ctx.chosen]
+        weights_K = weights_N
+        if weights_N is not None and trained_K is not None:
+            weights_K = weights_N[trained_K]
+        # As shares: hundreds of a gradient may be more than narrow numbers hold.
+        counts_K = None if weights_K is None else weights_K / HUNDREDTHS
+        parts_3K, gradients = blocks.work_through(hidden_KC, wanted, counts_K)
+        if weights_K is not None:
+            parts_3K[0] *= weights_K
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
         ctx.losses, ctx.trained_K, ctx.gradients = losses, trained_K, gradients
+        ctx.counts_K, ctx.whole = counts_K, 1 if counts_K is None else HUNDREDTHS
         parts_3N = parts_3K
         if trained_K is not None:
             parts_3N = parts_3K.new_zeros(3, len(targets_N))
@@ -167,20 +189,22 @@ class _HeadLoss(torch.autograd.Function):
         )  # scaled in place, so good for one backward pass
         trained_K = ctx.trained_K
         if alike and gradients is not None:
-            gradients.scale(gradient_N[0])
+            gradients.scale(gradient_N[0] * ctx.whole)
         else:
             blocks = _Blocks(weight_VC, bias_V, ctx.losses)
             wanted = ctx.needs_input_grad[:3]
-            chosen = slice(None) if trained_K is None else trained_K
-            counts_K = gradient_N[chosen].contiguous()
-            gradients = blocks.work_through(hidden_NC[chosen], wanted, counts_K)[1]
+            counts_K = (gradient_N if trained_K is None else gradient_N[trained_K]).contiguous()
+            if ctx.counts_K is not None:
+                counts_K = counts_K * ctx.whole * ctx.counts_K
+            hidden_KC = hidden_NC if ctx.chosen is None else hidden_NC[ctx.chosen]
+            gradients = blocks.work_through(hidden_KC, wanted, counts_K)[1]
         of_hidden_NC = gradients.hidden_KC
-        if of_hidden_NC is not None and trained_K is not None:
+        if of_hidden_NC is not None and ctx.chosen is not None:
             of_hidden_NC = torch.zeros_like(hidden_NC)
-            of_hidden_NC[trained_K] = gradients.hidden_KC
+            of_hidden_NC[ctx.chosen] = gradients.hidden_KC
         weight = None if gradients.weight_VC is None else gradients.weight_VC.to(weight_VC.dtype)
         bias = None if gradients.bias_V is None else gradients.bias_V.to(weight_VC.dtype)
-        return of_hidden_NC, weight, bias, None, None, None, None
+        return of_hidden_NC, weight, bias, *[None] * 6
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from trainrig.objectives.causal import CROSS_ENTROPY, CausalLM
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.contract import Computed, DeviceBatch, Term
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IGNORE, TARGETS, WEIGHTS
 
@@ -53,14 +53,13 @@ class SFT(CausalLM):
                 self._make_noise_hook(batch)
             )
         try:
-            computed = super().compute(model, batch, statistics)
+            output = self.predict(model, batch)
         finally:
             if hook:
                 hook.remove()
-        weights_BT = batch.arrays[WEIGHTS]
-        plain = computed.terms[CROSS_ENTROPY]
-        weighed = Contributions(plain.values * weights_BT, weights_BT.sum(1))
-        return Computed({**computed.terms, CROSS_ENTROPY: weighed}, computed.auxiliary)
+        targets_BT, weights_BT = batch.arrays[TARGETS], batch.arrays[WEIGHTS]
+        terms = self.compute_losses(output, targets_BT, batch.all_targets, weights_BT)
+        return Computed(terms, output.auxiliary)
 
     def _make_noise_hook(self, batch: DeviceBatch) -> Any:
         def add(module: nn.Module, given: Any, embedded_BTC: Tensor) -> Tensor:

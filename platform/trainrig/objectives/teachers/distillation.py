@@ -97,10 +97,10 @@ class Distillation(Settings):
             self.rest == "bucket",
             (1 - self.share) / self.share,  # the gradients of both go with the divergence's
         )
-        found = compute_row_losses(output.hidden, output.head, targets_BT, losses)
-        divergence_BT, nats_BT, agree_BT = found
+        given = output.hidden, output.head, targets_BT, losses
+        weighed_BT, nats_BT, agree_BT = compute_row_losses(*given, weights_BT=weights_BT)
         weight_B, count_B = weights_BT.sum(1), there_BT.sum(1)
-        values = {DIVERGENCE: divergence_BT * weights_BT, CROSS_ENTROPY: nats_BT * weights_BT}
+        values = {DIVERGENCE: weighed_BT, CROSS_ENTROPY: nats_BT * weights_BT}
         terms = {each.name: Contributions(values[each.name], weight_B) for each in self.terms}
         diagnostics = {
             "teacher_agreement": Contributions(agree_BT, count_B),

@@ -93,9 +93,6 @@ def read_beside_teacher(
         temperature,
         entries,
     )
-    parts = compute_row_losses(output.hidden, output.head, targets_N, losses)
-    zeros = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
-    divergence, log, entropy = (
-        zeros.index_put((places_N,), each_N).view(targets_BT.shape) for each_N in parts
-    )
+    # Places of rows at once: of each gradient all that is asked is a sum.
+    divergence, log, entropy = compute_row_losses(output.hidden, output.head, targets_BT, losses)
     return TeacherReading(divergence, log, entropy, output.auxiliary)
