@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.generate import Request, generate_batch
+from trainrig.models.generation.generate import Request, generate_batch
+from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import open_folder
-from trainrig.models.sampling import Sampling
 
 PROMPT, NEW, ROUNDS = 64, 64, 5
 

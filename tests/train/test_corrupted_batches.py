@@ -17,7 +17,7 @@ from trainrig.flops import count_encoder_decoder_flops, count_token_flops
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import count_parameters
 from trainrig.models.encoder.model import build_model
-from trainrig.models.sampling import Sampling
+from trainrig.models.generation.sampling import Sampling
 from trainrig.objectives.contract import DeviceBatch, find_corruption, find_parts
 from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.posttrain.text_generator import TextGenerator

@@ -65,7 +65,7 @@ GpuMemory = Annotated[
 
 def _build_sampling(where: str, **given: Any) -> Any:
     from trainrig import config
-    from trainrig.models.sampling import Sampling
+    from trainrig.models.generation.sampling import Sampling
 
     return config.build(Sampling, given, where)
 

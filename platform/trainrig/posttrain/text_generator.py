@@ -13,8 +13,8 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import EncoderDecoder
-from trainrig.models.generate import Request, generate_batch
-from trainrig.models.sampling import Sampling
+from trainrig.models.generation.generate import Request, generate_batch
+from trainrig.models.generation.sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import Gap, PromptEncoder, TextListener
 from trainrig.posttrain.vllm_engine.model import VllmModel

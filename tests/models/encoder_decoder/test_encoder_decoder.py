@@ -16,7 +16,7 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
 from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import CrossCache, find_buckets
-from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
+from trainrig.models.generation.sampling import NextToken, Sampling, derive_stream, draw
 from trainrig.objectives.denoising.span_corruption import shift_targets
 from trainrig.parallel.activations import ActivationStatistics
 

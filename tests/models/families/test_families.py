@@ -10,9 +10,9 @@ import torch
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families import FAMILIES, find_family, read_config, strip_config
-from trainrig.models.generate import Request, generate, generate_batch
+from trainrig.models.generation.generate import Request, generate, generate_batch
+from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
-from trainrig.models.sampling import Sampling
 from trainrig.tokens.special_tokens import TokenizerFiles
 
 HERE = Path(__file__)

@@ -4,8 +4,8 @@ No activations are kept, but weights and what optimizers remember stay where the
 gathered whole however it is laid out (`keep_gathered`), and the others are as they read.
 
     sampling    keys and values of all completions of a micro-batch, up to the longest that may be,
-                taken at once (models/kv_cache.py); those of the prompts beside, for a moment, where
-                several completions share one; and the logits of a token of each
+                taken at once (models/generation/kv_cache.py); those of the prompts beside, for a
+                moment, where several completions share one; and the logits of a token of each
     reading     logits of all tokens of the completions of a micro-batch, at once
 """
 

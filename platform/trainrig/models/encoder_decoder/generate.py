@@ -10,8 +10,8 @@ import torch
 from trainrig.errors import DataError
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.encoder_decoder.model import CrossCache, EncoderDecoder
-from trainrig.models.generate import Generation, Stopped
-from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
+from trainrig.models.generation.generate import Generation, Stopped
+from trainrig.models.generation.sampling import NextToken, Sampling, derive_stream, draw
 
 
 @torch.inference_mode()

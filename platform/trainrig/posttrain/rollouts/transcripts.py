@@ -20,7 +20,7 @@ from trainrig.randomness import RandomKey, draw_words
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generate import Generation, Request, ScoredGeneration
+    from trainrig.models.generation.generate import Generation, Request, ScoredGeneration
 
 PURPOSE = "rollouts"  # of the numbers that are drawn
 
@@ -60,7 +60,7 @@ class Transcript:
         self.log_probabilities += log_probabilities or [0.0] * len(ids)
 
 
-# As models.generate.generate_scored.
+# As models.generation.generate.generate_scored.
 Generate = Callable[
     ["Decoder", Sequence["Request"], Collection[int], int], list["ScoredGeneration"]
 ]
@@ -123,8 +123,8 @@ class TranscriptSampler:
         """Have the model go on from each of `transcripts`, which took as many turns, and the
         environment answer. `budget`: tokens after which a turn is left off, to be gone on with;
         None: turns are taken whole."""
-        from trainrig.models.generate import Request
-        from trainrig.models.sampling import Sampling
+        from trainrig.models.generation.generate import Request
+        from trainrig.models.generation.sampling import Sampling
 
         wanted, encoder, settings = self.run.rollouts, self.encoder.encoder, self.run.environment
         stops = wanted.stop if settings is None else settings.stops

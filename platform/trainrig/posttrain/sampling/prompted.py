@@ -24,7 +24,7 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from trainrig.models.sampling import Sampling
+    from trainrig.models.generation.sampling import Sampling
 
 Run = TypeVar("Run", bound=PromptedRunFile)
 
@@ -86,7 +86,7 @@ def hash_prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
 def build_sampling(run: PromptedRunFile, purpose: str, prompt: int, sample: int) -> "Sampling":
     """How one answer is drawn: by dice of its own, keyed by what it is for, the number of its
     prompt's row, and which of several it is."""
-    from trainrig.models.sampling import Sampling
+    from trainrig.models.generation.sampling import Sampling
 
     key = RandomKey(run.seed, purpose, sample)
     seed = int(draw_words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])

@@ -167,7 +167,7 @@ def answer_all(
 ) -> list[list[ScoredAnswer]]:
     """All answers to each of `prompts`, drawn and scored together; scores that failed are added to
     `faults`."""
-    from trainrig.models.generate import Request, generate_batch
+    from trainrig.models.generation.generate import Request, generate_batch
 
     encoder = asked.encoder.encoder
     places = [(prompt, sample) for prompt in prompts for sample in range(run.samples)]

@@ -1,8 +1,8 @@
-"""A model that vLLM runs: what `models.generate` does, on a GPU, batched as requests come.
+"""A model that vLLM runs: what `models.generation` does, on a GPU, batched as requests come.
 
 vLLM is no dependency: whoever names it installs it. It reads a Hugging Face folder, so what it is
 to run is exported first. Its numbers come of kernels and random streams of its own: the same
-request gets other tokens than from `models.generate`, and others in other company.
+request gets other tokens than from `models.generation`, and others in other company.
 
 The names used here are those of vLLM 0.33; tests/posttrain/vllm_engine compares them with those of
 the package that is installed. Not run on a GPU yet.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.generate import Generation, OpenRequest, Request, ScoredGeneration
+from trainrig.models.generation.generate import Generation, OpenRequest, Request, ScoredGeneration
 from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.randomness import RandomKey
 from trainrig.tokens.chat import TEMPLATE
@@ -71,14 +71,14 @@ class VllmModel:
     def generate(
         self, requests: Sequence[Request], stop: Collection[int], entries: int
     ) -> list[Generation]:
-        """As `models.generate.generate_batch`. Raises DataError for a prompt that does not fit,
+        """As `generate.generate_batch`. Raises DataError for a prompt that does not fit,
         ClusterError where vLLM gives a request up."""
         return [each.finish() for each in self._write_on(requests, stop, entries, None)]
 
     def generate_scored(
         self, requests: Sequence[Request], stop: Collection[int], entries: int
     ) -> list[ScoredGeneration]:
-        """As `models.generate.generate_scored`; log-probabilities are of what `top_k`, `top_p` and
+        """As `generate.generate_scored`; log-probabilities are of what `top_k`, `top_p` and
         `min_p` have left."""
         return [each.finish_scored() for each in self._write_on(requests, stop, entries, 0)]
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generate import Request, ScoredGeneration
+    from trainrig.models.generation.generate import Request, ScoredGeneration
     from trainrig.posttrain.vllm_engine.model import VllmModel
 
 
@@ -29,7 +29,7 @@ class VllmSampler:
     def generate(
         self, model: "Decoder", requests: "Sequence[Request]", stop: Collection[int], entries: int
     ) -> "list[ScoredGeneration]":
-        """As `models.generate.generate_scored`, of `model`, whose parameters are whole here."""
+        """As `generate.generate_scored`, of `model`, whose parameters are whole here."""
         import torch
 
         tensors = dict(model.named_parameters(remove_duplicate=False))

@@ -18,7 +18,7 @@ from trainrig.corpus.curate import DROPPED, KEPT, read_rows
 from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
 from trainrig.evaluate.scores.card import SCORECARD
 from trainrig.manifest import Manifest
-from trainrig.models.sampling import Sampling
+from trainrig.models.generation.sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator
 from trainrig.quickstart.fault_injection import KILLED
 from trainrig.quickstart.folders import Folders

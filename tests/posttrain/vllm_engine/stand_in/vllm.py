@@ -4,9 +4,9 @@ product's own generation."""
 from dataclasses import dataclass
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.generate import Request, generate_batch, generate_scored
+from trainrig.models.generation.generate import Request, generate_batch, generate_scored
+from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import open_folder
-from trainrig.models.sampling import Sampling
 
 
 @dataclass

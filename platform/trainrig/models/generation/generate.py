@@ -16,9 +16,9 @@ from torch import Tensor
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
-from trainrig.models.kv_cache import PreallocatedCache, WindowCache
+from trainrig.models.generation.kv_cache import PreallocatedCache, WindowCache
+from trainrig.models.generation.sampling import NextToken, Sampling, derive_stream, draw
 from trainrig.models.output import ModelOutput
-from trainrig.models.sampling import NextToken, Sampling, derive_stream, draw
 
 Stopped = Literal["end", "stop", "length", "positions"]
 

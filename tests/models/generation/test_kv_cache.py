@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainrig.models.kv_cache import PreallocatedCache, WindowCache
+from trainrig.models.generation.kv_cache import PreallocatedCache, WindowCache
 
 
 def pieces(lengths, rows=2, heads=3, channels=4):

@@ -1,0 +1,1 @@
+"""Writing on from prompts: how the next token is drawn, and what is kept of those before."""
