@@ -12,7 +12,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.kernels.blocked_attention import has_kernel
+from trainrig.models.kernels.blocked_attention import is_read_in_one_kernel
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 TITLE = "## Which kernel computes attention"
@@ -41,8 +41,7 @@ class Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if name := KERNELS.get(function._schema.name.partition("::")[2]):
-            query = args[0]
-            if name == "in blocks" and has_kernel(query.dtype, query.shape[-1], query.device):
+            if name == "in blocks" and is_read_in_one_kernel(args[0]):
                 name = "in one kernel"
             self.found.add(name)
         return function(*args, **(kwargs or {}))

@@ -142,7 +142,7 @@ class Decoder(nn.Module):
         With `positions_BT` [B, T], each token's place in its own document, rows hold several
         documents: a new one begins at each 0, and no token sees another's. With caches, where a row
         may begin with padding, say, `documents_BS` [B, S] numbers the documents of all positions,
-        those that the caches have read first.
+        those that the caches have read first; positions of a document stand together.
 
         `prefixes_BT` [B, T], true for tokens that all of their document sees, those before them
         too. `branches_BT` [B, T], beside positions and documents: the branch of its document that

@@ -25,6 +25,7 @@ from trainrig.hardware import runs_kernels
 from trainrig.objectives.contract import OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 
 # Logits of a block: enough rows for products to be as fast as on all, few enough to be small beside
 # them. CPU: 256 rows of 16,384 entries, 16 MiB of float32.
@@ -32,7 +33,6 @@ BLOCK_ELEMENTS = {"cpu": 2**22}
 BLOCK_ELEMENTS_ELSEWHERE = 2**28
 # Rows of a block elsewhere are a multiple of this: a tile of a GPU's product.
 BLOCK_ROWS_ELSEWHERE = 128
-HUNDREDTHS = 100  # that weights are in: see WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def compute_row_losses(
         torch.is_grad_enabled(),
         all_targets,
         None if weights_BT is None else weights_BT.reshape(-1),
-        hidden_BTC.shape[:-1] != targets_BT.shape,
+        hidden_BTC.shape[:-1].numel() != targets_BT.numel(),
     )
     first, second, third = (each_N.view(targets_BT.shape) for each_N in found)
     return first, second, third
@@ -160,13 +160,13 @@ class _HeadLoss(torch.autograd.Function):
         if weights_N is not None and trained_K is not None:
             weights_K = weights_N[trained_K]
         # As shares: hundreds of a gradient may be more than narrow numbers hold.
-        counts_K = None if weights_K is None else weights_K / HUNDREDTHS
+        counts_K = None if weights_K is None else weights_K / FULL_WEIGHT
         parts_3K, gradients = blocks.work_through(hidden_KC, wanted, counts_K)
         if weights_K is not None:
             parts_3K[0] *= weights_K
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
         ctx.losses, ctx.trained_K, ctx.gradients = losses, trained_K, gradients
-        ctx.counts_K, ctx.whole = counts_K, 1 if counts_K is None else HUNDREDTHS
+        ctx.counts_K, ctx.whole = counts_K, 1 if counts_K is None else FULL_WEIGHT
         parts_3N = parts_3K
         if trained_K is not None:
             parts_3N = parts_3K.new_zeros(3, len(targets_N))
@@ -217,10 +217,14 @@ class _Gradients:
     bias_V: Tensor | None = None
 
     def scale(self, factor: Tensor) -> None:
-        """Multiply all by the scalar `factor`."""
-        for each in (self.hidden_KC, self.weight_VC, self.bias_V):
+        """Multiply all by the scalar `factor`, in its own numbers: a GPU would round it to those of
+        the hidden states, all of which would be off alike."""
+        for each in (self.weight_VC, self.bias_V):
             if each is not None:
                 each.mul_(factor)
+        if self.hidden_KC is not None:
+            for rows in cut_rows(self.hidden_KC):
+                self.hidden_KC[rows] = self.hidden_KC[rows].float() * factor
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def attend(
     rows, heads, new, width = query_BHTD.shape
     queries = 64 if width > 128 else 128  # what registers hold
     with torch.cuda.device(query_BHTD.device):
-        _attend[(triton.cdiv(new, queries), rows * heads)](
+        _attend[(triton.cdiv(new, queries) * rows * heads,)](
             *(query_BHTD, key_BKSD, value_BKSD, seen_BHTD, sums_BHT),
             *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
             *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
@@ -91,12 +91,12 @@ def differentiate(
     settings: dict[str, Any] = {"m": block, "n": block, "w": _widen(width)}
     settings |= {"num_warps": 4, "num_stages": 2}
     with torch.cuda.device(query_BHTD.device):
-        _differentiate_queries[(triton.cdiv(new, block), rows * heads)](
+        _differentiate_queries[(triton.cdiv(new, block) * rows * heads,)](
             *(*given, of_query, reach.first_key_BT, reach.last_key_BT, slopes_H),
             *(*strides, *of_query.stride()[:3], _row_stride(reach.first_key_BT), *sizes),
             **settings,
         )
-        _differentiate_keys[(triton.cdiv(seen, block), rows * kv_heads)](
+        _differentiate_keys[(triton.cdiv(seen, block) * rows * kv_heads,)](
             *(*given, of_key, of_value, *reach, slopes_H),
             *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
             *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BN), *sizes),
@@ -130,9 +130,7 @@ def _attend(  # type: ignore[no-untyped-def]
     heads, group, queries, keys, past, width, scale, cap,
     m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(1) // heads).to(tl.int64)
-    head = tl.program_id(1) % heads
-    start_m = tl.program_id(0) * m
+    row, head, start_m = _find_place(heads, queries, m)
     at_m = (start_m + tl.arange(0, m)).to(tl.int64)
     at_w = tl.arange(0, w)
     own = (at_m < queries)[:, None] & (at_w < width)[None, :]
@@ -185,9 +183,7 @@ def _differentiate_queries(  # type: ignore[no-untyped-def]
     o_b, o_h, o_t, r_b, heads, group, queries, keys, past, width, factor, scale, cap,
     m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(1) // heads).to(tl.int64)
-    head = tl.program_id(1) % heads
-    start_m = tl.program_id(0) * m
+    row, head, start_m = _find_place(heads, queries, m)
     at_m = (start_m + tl.arange(0, m)).to(tl.int64)
     at_w = tl.arange(0, w)
     own_m = at_m < queries
@@ -230,9 +226,7 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
     m: tl.constexpr, n: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     kv_heads = heads // group
-    row = (tl.program_id(1) // kv_heads).to(tl.int64)
-    kv_head = tl.program_id(1) % kv_heads
-    start_n = tl.program_id(0) * n
+    row, kv_head, start_n = _find_place(kv_heads, keys, n)
     at_n = (start_n + tl.arange(0, n)).to(tl.int64)
     at_w = tl.arange(0, w)
     own = (at_n < keys)[:, None] & (at_w < width)[None, :]
@@ -276,6 +270,16 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
         of_value + row * b_b + kv_head * b_h + at_n[:, None] * b_t + at_w[None, :],
         found_v.to(of_value.dtype.element_ty), mask=own,
     )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _find_place(heads, places, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row, head and first place of a block of `size`. Blocks of a head follow each other, as they
+    read the same keys; all are on one axis, since others of a grid end at 65,535."""
+    blocks = tl.cdiv(places, size)
+    number = tl.program_id(0) // blocks
+    row, head = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
+    return row, head, tl.program_id(0) % blocks * size
 
 
 @triton.jit

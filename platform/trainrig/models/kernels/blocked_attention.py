@@ -44,7 +44,7 @@ def blocked_attention(
 ) -> Tensor:
     """What each query sees, [B, H, T, D]: itself and the positions before it, of which only those
     of its own document, and, with itself, the last `window`. Not `causal`: also those after it, and
-    (`window` - 1) / 2 on either side.
+    (`window` - 1) / 2 on either side. Positions of a document stand together.
 
     Logits are `scale` times the products; then `cap` tanh(x / `cap`); then less slope times
     distance. `sinks_H` are logits of a key for each head that holds nothing.
@@ -57,6 +57,11 @@ def blocked_attention(
 def has_kernel(dtype: torch.dtype, width: int, device: torch.device) -> bool:
     """Whether heads of `width` channels are read by one kernel there."""
     return dtype in NARROW and width <= WIDEST and runs_kernels(device)
+
+
+def is_read_in_one_kernel(query_BHTD: Tensor) -> bool:
+    """Whether such queries are."""
+    return has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device)
 
 
 def attend(
@@ -73,7 +78,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
     found = seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
-    if has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device):
+    if is_read_in_one_kernel(query_BHTD):
         from trainrig.models.kernels import attention_kernel
 
         reach, past = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
@@ -113,7 +118,7 @@ def attend_backward(
         allocate_by_place(key_BKSD),
         allocate_by_place(value_BKSD),
     )
-    if has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device):
+    if is_read_in_one_kernel(query_BHTD):
         from trainrig.models.kernels import attention_kernel
 
         reach, past = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)

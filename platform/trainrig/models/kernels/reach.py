@@ -29,6 +29,7 @@ def find_reach(
     documents, as `find_document_ends` gives them."""
     seen = ends[0].shape[1]
     back = seen if window is None else window - 1 if causal else (window - 1) // 2
+    back = min(back, seen)  # more would be more than int32 holds
     ahead = 0 if causal else back
     of_queries = _find_places(ends, queries, keys, back, ahead)
     return Reach(*of_queries, *_find_places(ends, keys, queries, ahead, back))
@@ -50,7 +51,7 @@ def find_document_ends(
     documents_BS: Tensor | None, seen: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """[B, S] int32 each: the first and the last place of the document of each of `seen`; None: a
-    row is one."""
+    row is one. Places of a document stand together: one that comes again is another."""
     at_S = torch.arange(seen, dtype=torch.int32, device=device)
     if documents_BS is None:
         return torch.zeros_like(at_S)[None], torch.full_like(at_S, seen - 1)[None]

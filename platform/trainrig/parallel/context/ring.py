@@ -29,7 +29,7 @@ from trainrig.models.kernels.attention_blocks import (
     look,
     mean_gradients,
 )
-from trainrig.models.kernels.blocked_attention import has_kernel
+from trainrig.models.kernels.blocked_attention import is_read_in_one_kernel
 from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
 from trainrig.parallel.context.zigzag import find_chunks
 
@@ -92,7 +92,7 @@ class Ring:
     ) -> None:
         """Fill `found`: see attention_blocks.look."""
         query, key, value = pair.cut(query_BHtD, keys_2BKtD)
-        if _has_kernel(query):
+        if is_read_in_one_kernel(query):
             from trainrig.models.kernels import attention_kernel
 
             given = query, key, value, self._find_reach(pair), pair.past
@@ -114,7 +114,7 @@ class Ring:
         gradient, mean, sums = (
             each[:, :, pair.queries] for each in (gradient_BHtD, mean_BHt, sums_BHt)
         )
-        if not _has_kernel(query):
+        if not is_read_in_one_kernel(query):
             return differentiate(
                 self._make_blocks(pair, query.float(), key), value, gradient, mean, sums
             )
@@ -174,10 +174,6 @@ class _Pair:
         """Of the queries, and of the keys, in the row."""
         first, other = self.chunk * self.size, self.other * self.size
         return range(first, first + self.size), range(other, other + self.size)
-
-
-def _has_kernel(query_BHtD: Tensor) -> bool:
-    return has_kernel(query_BHtD.dtype, query_BHtD.shape[-1], query_BHtD.device)
 
 
 class _Look(torch.autograd.Function):

@@ -24,6 +24,7 @@ LONG = [
     Rows(rows=2, heads=8, kv_heads=2, queries=1500, keys=1500, width=64, window=128, sinks=True),
     Rows(heads=4, queries=512, keys=2048, width=128, mean=700),
     Rows(heads=4, kv_heads=4, queries=1000, keys=1000, width=64, slopes=True),
+    Rows(rows=2100, heads=32, kv_heads=8, queries=20, keys=20, width=16, window=5),
 ]
 
 
