@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch import library
 
 from trainrig.models.kernels import attention_blocks
 from trainrig.models.kernels.blocked_attention import OPERATOR, blocked_attention
@@ -94,6 +95,6 @@ def test_the_operator_is_what_it_says_of_itself_to_a_compiler(rows, length):
     documents, sinks = torch.arange(length).div(7).floor().expand(rows, -1), torch.randn(4)
     given = [each.requires_grad_() for each in (query, key, key.detach().clone())]
     rest = documents, None, sinks.requires_grad_(), SCALE, 9, None, True
-    torch.library.opcheck(OPERATOR, (*given, *rest))
+    library.opcheck(OPERATOR, (*given, *rest))
     # As the projection after it reads them: the heads of a place together.
     assert OPERATOR(*given, *rest)[0].transpose(1, 2).is_contiguous()
