@@ -132,14 +132,9 @@ def _attend(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row, head, start_m = _find_place(heads, queries, m)
     at_m = (start_m + tl.arange(0, m)).to(tl.int64)
-    at_w = tl.arange(0, w)
-    own = (at_m < queries)[:, None] & (at_w < width)[None, :]
     low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
-    begin = tl.load(low + row * r_b + start_m)
-    end = tl.load(high + row * r_b + tl.minimum(start_m + m, queries) - 1) + 1
-    q = tl.load(
-        query + row * q_b + head * q_h + at_m[:, None] * q_t + at_w[None, :], mask=own, other=0.0
-    )
+    begin, end = _find_range(low + row * r_b, high + row * r_b, start_m, m, queries)
+    q = _load(query + row * q_b + head * q_h, at_m, q_t, queries, width, w)
     k_row = key + row * k_b + (head // group) * k_h
     v_row = value + row * v_b + (head // group) * v_h
     largest = tl.full([m], -3e38, tl.float32)
@@ -147,9 +142,8 @@ def _attend(  # type: ignore[no-untyped-def]
     found = tl.zeros([m, w], tl.float32)
     for start in range(begin // n * n, end, n):
         at_n = (start + tl.arange(0, n)).to(tl.int64)
-        inside = (at_n < keys)[:, None] & (at_w < width)[None, :]
-        k = tl.load(k_row + at_n[:, None] * k_t + at_w[None, :], mask=inside, other=0.0)
-        v = tl.load(v_row + at_n[:, None] * v_t + at_w[None, :], mask=inside, other=0.0)
+        k = _load(k_row, at_n, k_t, keys, width, w)
+        v = _load(v_row, at_n, v_t, keys, width, w)
         x, _ = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
         x = tl.where(_sees(low_m, high_m, at_n), x, -3e38)
         higher = tl.maximum(largest, tl.max(x, 1))
@@ -168,10 +162,7 @@ def _attend(  # type: ignore[no-untyped-def]
         largest = higher
     some = total > 0
     total = tl.where(some, total, 1.0)
-    tl.store(
-        seen + row * o_b + head * o_h + at_m[:, None] * o_t + at_w[None, :],
-        (found / total[:, None]).to(seen.dtype.element_ty), mask=own,
-    )  # fmt: skip
+    _store(seen + row * o_b + head * o_h, at_m, o_t, queries, width, found / total[:, None], w)
     nats = tl.where(some, (largest + tl.log2(total)) / NATS_TO_BITS, -float("inf"))
     tl.store(sums + row * s_b + head * s_h + at_m * s_t, nats, mask=at_m < queries)
 
@@ -185,18 +176,11 @@ def _differentiate_queries(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row, head, start_m = _find_place(heads, queries, m)
     at_m = (start_m + tl.arange(0, m)).to(tl.int64)
-    at_w = tl.arange(0, w)
     own_m = at_m < queries
-    own = own_m[:, None] & (at_w < width)[None, :]
     low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
-    begin = tl.load(low + row * r_b + start_m)
-    end = tl.load(high + row * r_b + tl.minimum(start_m + m, queries) - 1) + 1
-    q = tl.load(
-        query + row * q_b + head * q_h + at_m[:, None] * q_t + at_w[None, :], mask=own, other=0.0
-    )
-    g = tl.load(
-        gradient + row * g_b + head * g_h + at_m[:, None] * g_t + at_w[None, :], mask=own, other=0.0
-    )
+    begin, end = _find_range(low + row * r_b, high + row * r_b, start_m, m, queries)
+    q = _load(query + row * q_b + head * q_h, at_m, q_t, queries, width, w)
+    g = _load(gradient + row * g_b + head * g_h, at_m, g_t, queries, width, w)
     sums_m = tl.load(sums + row * s_b + head * s_h + at_m * s_t, mask=own_m, other=0.0)
     mean_m = tl.load(mean + row * d_b + head * d_h + at_m * d_t, mask=own_m, other=0.0)
     k_row = key + row * k_b + (head // group) * k_h
@@ -204,17 +188,13 @@ def _differentiate_queries(  # type: ignore[no-untyped-def]
     found = tl.zeros([m, w], tl.float32)
     for start in range(begin // n * n, end, n):
         at_n = (start + tl.arange(0, n)).to(tl.int64)
-        inside = (at_n < keys)[:, None] & (at_w < width)[None, :]
-        k = tl.load(k_row + at_n[:, None] * k_t + at_w[None, :], mask=inside, other=0.0)
-        v = tl.load(v_row + at_n[:, None] * v_t + at_w[None, :], mask=inside, other=0.0)
+        k = _load(k_row, at_n, k_t, keys, width, w)
+        v = _load(v_row, at_n, v_t, keys, width, w)
         x, bent = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
         visible = _sees(low_m, high_m, at_n)
         _, of_x = _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap)
         found += tl.dot(of_x.to(k.dtype), k, input_precision="ieee")
-    tl.store(
-        of_query + row * o_b + head * o_h + at_m[:, None] * o_t + at_w[None, :],
-        (found * factor).to(of_query.dtype.element_ty), mask=own,
-    )  # fmt: skip
+    _store(of_query + row * o_b + head * o_h, at_m, o_t, queries, width, found * factor, w)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -228,16 +208,9 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
     kv_heads = heads // group
     row, kv_head, start_n = _find_place(kv_heads, keys, n)
     at_n = (start_n + tl.arange(0, n)).to(tl.int64)
-    at_w = tl.arange(0, w)
-    own = (at_n < keys)[:, None] & (at_w < width)[None, :]
-    begin = tl.load(before + row * e_b + start_n)
-    end = tl.load(after + row * e_b + tl.minimum(start_n + n, keys) - 1) + 1
-    k = tl.load(
-        key + row * k_b + kv_head * k_h + at_n[:, None] * k_t + at_w[None, :], mask=own, other=0.0
-    )
-    v = tl.load(
-        value + row * v_b + kv_head * v_h + at_n[:, None] * v_t + at_w[None, :], mask=own, other=0.0
-    )
+    begin, end = _find_range(before + row * e_b, after + row * e_b, start_n, n, keys)
+    k = _load(key + row * k_b + kv_head * k_h, at_n, k_t, keys, width, w)
+    v = _load(value + row * v_b + kv_head * v_h, at_n, v_t, keys, width, w)
     found_k = tl.zeros([n, w], tl.float32)
     found_v = tl.zeros([n, w], tl.float32)
     for member in range(0, group):
@@ -245,15 +218,8 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
         for start in range(begin // m * m, end, m):
             at_m = (start + tl.arange(0, m)).to(tl.int64)
             own_m = at_m < queries
-            inside = own_m[:, None] & (at_w < width)[None, :]
-            q = tl.load(
-                query + row * q_b + head * q_h + at_m[:, None] * q_t + at_w[None, :],
-                mask=inside, other=0.0,
-            )  # fmt: skip
-            g = tl.load(
-                gradient + row * g_b + head * g_h + at_m[:, None] * g_t + at_w[None, :],
-                mask=inside, other=0.0,
-            )  # fmt: skip
+            q = _load(query + row * q_b + head * q_h, at_m, q_t, queries, width, w)
+            g = _load(gradient + row * g_b + head * g_h, at_m, g_t, queries, width, w)
             sums_m = tl.load(sums + row * s_b + head * s_h + at_m * s_t, mask=own_m, other=0.0)
             mean_m = tl.load(mean + row * d_b + head * d_h + at_m * d_t, mask=own_m, other=0.0)
             low_m, high_m = _load_reach(low + row * r_b, high + row * r_b, at_m, queries)
@@ -262,14 +228,8 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
             shares, of_x = _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap)
             found_v += tl.dot(tl.trans(shares.to(g.dtype)), g, input_precision="ieee")
             found_k += tl.dot(tl.trans(of_x.to(q.dtype)), q, input_precision="ieee")
-    tl.store(
-        of_key + row * a_b + kv_head * a_h + at_n[:, None] * a_t + at_w[None, :],
-        (found_k * factor).to(of_key.dtype.element_ty), mask=own,
-    )  # fmt: skip
-    tl.store(
-        of_value + row * b_b + kv_head * b_h + at_n[:, None] * b_t + at_w[None, :],
-        found_v.to(of_value.dtype.element_ty), mask=own,
-    )  # fmt: skip
+    _store(of_key + row * a_b + kv_head * a_h, at_n, a_t, keys, width, found_k * factor, w)
+    _store(of_value + row * b_b + kv_head * b_h, at_n, b_t, keys, width, found_v, w)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -280,6 +240,29 @@ def _find_place(heads, places, size: tl.constexpr):  # type: ignore[no-untyped-d
     number = tl.program_id(0) // blocks
     row, head = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
     return row, head, tl.program_id(0) % blocks * size
+
+
+@triton.jit
+def _find_range(low, high, start, size, places):  # type: ignore[no-untyped-def]
+    """From where to where others are seen by any of a block of `size` from `start`."""
+    return tl.load(low + start), tl.load(high + tl.minimum(start + size, places) - 1) + 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load(x, at, stride, places, width, w: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[places of a block, W] of a head; 0 beyond its places and its channels."""
+    at_w = tl.arange(0, w)
+    inside = (at < places)[:, None] & (at_w < width)[None, :]
+    return tl.load(x + at[:, None] * stride + at_w[None, :], mask=inside, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store(x, at, stride, places, width, block, w: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write such a block, in the numbers of `x`."""
+    at_w = tl.arange(0, w)
+    inside = (at < places)[:, None] & (at_w < width)[None, :]
+    to = x + at[:, None] * stride + at_w[None, :]
+    tl.store(to, block.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
