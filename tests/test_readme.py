@@ -3,6 +3,9 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
 # Pages whose commands are checked like those of the README: each can be copied as it stands.
-GUIDES = ("clusters", "encoders", "pretraining", "tokens")
+GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens")
 GUIDE_BLOCKS = [
     block
     for page in GUIDES
@@ -30,6 +33,7 @@ COMMANDS = sorted(
         for line in block.splitlines()
         if line.strip() and not line.strip().startswith("#")
     }
+    | set(re.findall(r"^\|.*\| `(trainrig [^`]+)` \|", README, re.MULTILINE))
 )
 VERBS_OF_CLI = get_command(cli.app).commands
 
@@ -49,7 +53,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_of_a_program_that_is_checked_here(command: str) -> None:
-    assert words_of(command)[0] in {"make", "trainrig", "ray"}, (
+    assert words_of(command)[0] in {"make", "source", "trainrig", "ray"}, (
         f"say in {Path(__file__).name} how to check it"
     )
 
@@ -183,3 +187,12 @@ def test_the_index_of_the_docs_names_each_page_once_and_the_readme_names_the_ind
 
 def test_nothing_is_left_to_fill_in() -> None:
     assert re.findall(r"\bQS_\w+|\bTODO\b|\bXXX\b", README) == []
+
+
+def test_the_pictures_are_those_that_their_script_draws(tmp_path: Path) -> None:
+    pictures = ROOT / "docs" / "pictures"
+    script = shutil.copy(pictures / "draw.py", tmp_path)
+    subprocess.run([sys.executable, script], check=True)
+    drawn_again = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert len(drawn_again) == 3
+    assert {path.name: path.read_bytes() for path in pictures.glob("*.svg")} == drawn_again

@@ -1,5 +1,5 @@
-"""The whole path, small, as a user has it: the wheel, installed in an environment of its own, in a
-folder where no checkout is near; then README's commands, each in the state the one before left."""
+"""The whole path, small, as a user has it: the wheel, installed in a new environment, in a folder
+without a checkout. Then the commands of README and docs/commands.md, one after the other."""
 
 import hashlib
 import json
@@ -98,7 +98,7 @@ STAGE_OF = {"dpo": "posttrain", "pairs": "conversations"}  # of run files that a
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel in an environment of its own, and an empty folder but for README's run files."""
+    """The wheel in an environment of its own, and a folder that holds the run files alone."""
 
     bin: Path
     package: Path
@@ -302,16 +302,21 @@ def test_a_second_call_does_nothing_says_so_and_tells_the_same(
 
 
 def commands_after_the_quickstart() -> list[list[str]]:
-    """Those of the first block under README's `## Then`."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Then\n")[2]
+    """Return the commands of README's tasks and of the data path in docs/commands.md."""
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = page.partition("\n## The data path, in order\n")[2]
     block = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert block
-    return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tasks = re.findall(r"^\|.*\| `(trainrig [^`]+)` \|", readme, re.MULTILINE)
+    assert len(tasks) == 5
+    lines = [line for line in block[1].splitlines() if line.strip()]
+    return [shlex.split(line, comments=True) for line in [*tasks, *lines]]
 
 
 @pytest.fixture(scope="module")
 def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
-    """README's commands, in its order, by what each begins with: those that have ended well.
+    """README's commands and those of docs/commands.md, in order: what each verb printed last.
 
     All but the quickstart once more, which would be all of the above again: tests/test_readme.py
     has it parsed. And `fit` may say that these runs make no law: they are tiny, of one seed, and
@@ -329,12 +334,19 @@ def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
     return said
 
 
-def test_the_readmes_commands_work_one_after_the_other(
+def test_the_commands_of_the_pages_work_one_after_the_other(
     followed: dict[str, Walk], installed: Installed
 ) -> None:
     for stage in ("curate", "tokenizer", "tokenize", "conversations", "posttrain", "evaluate"):
         assert "made before" in followed[stage].stderr, "the quickstart's own run files differ"
-    for made in ("runs/shorter/report.html", "hf-folder/config.json", "mix"):
+    for made in (
+        "runs/documents",
+        "runs/shorter/report.html",
+        "runs/tuned",
+        "hf-folder",
+        "exported",
+        "mix",
+    ):
         assert (installed.work / made).exists()
     assert (installed.work / "laws/web").exists() == ("fit" in followed)
 
