@@ -215,7 +215,7 @@ def test_what_is_trained_on_is_what_the_assistant_says_and_its_ends(template, ex
     renderer = ChatRenderer(encoder, template, NAMED)
     samples = renderer.render_samples(chat)
     assert [taught(encoder, sample) for sample in samples] == expected
-    assert [sample.answers for sample in samples] == [len(said) for said in expected]
+    assert [len(sample.turns) for sample in samples] == [len(said) for said in expected]
     last = renderer.render(chat)
     assert last.text == samples[-1].text
     assert last.weights.tolist() == samples[-1].weights.tolist()

@@ -20,7 +20,7 @@ from trainrig.tokens.chat_template import TemplateRefusal
 
 # By these variables published templates switch thoughts on and off.
 _THINKING = ("enable_thinking", "thinking")
-_OPENING = "<think>"
+_THOUGHTS = "<think>"
 # A noncharacter that stands nowhere else; unlike BREAK it is not taken out of texts.
 _PROBE = "\ufdd1"
 
@@ -49,6 +49,15 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class _Opening:
+    """What stands before an answer."""
+
+    begin: int  # characters of the rendered text before the answer
+    prompt: str  # what inference gives in their place
+    thoughts: str = ""  # what the model says first, and the template drops
+
+
+@dataclass(frozen=True)
 class AnswerFinder:
     """Finds answers in what a chat template renders."""
 
@@ -64,12 +73,16 @@ class AnswerFinder:
         text = self.render(messages[: number + 1], tools, False, {})
         words = AnswerWords.of(messages[number])
         if number:
-            begin, text = self._find_begin(messages[:number], tools, text, words)
+            opening = self._find_opening(messages[:number], tools, text, words)
         else:
-            begin = _find_opening(messages[0], text)
-        closed, text = self._close(messages, tools, number, text, begin, words)
-        said = self._blank(closed[begin:])
-        if missing := words.find_missing(said):
+            at = _find_first_words(messages[0], text)
+            opening = _Opening(at, text[:at])
+        closed, follower = self._close(messages, tools, number, text, opening.begin, words)
+        before = opening.prompt + opening.thoughts
+        begin = len(opening.prompt)
+        closed = before + closed[opening.begin :] + follower
+        text = closed if follower else before + text[opening.begin :]
+        if missing := words.find_missing(self._blank(closed[begin:])):
             raise BadRow(
                 "answer_lost", f"turn {number} is rendered without its words {missing[:60]!r}"
             )
@@ -77,40 +90,34 @@ class AnswerFinder:
             raise BadRow("empty_mask", f"turn {number} is rendered as nothing")
         return Answer(number, begin, closed, text)
 
-    def _find_begin(
+    def _find_opening(
         self, before: Messages, tools: Tools, text: str, words: AnswerWords
-    ) -> tuple[int, str]:
-        """Where the answer begins in `text`, and the text, changed where inference makes another.
-
-        `text` stands unless the template lets the model go on from a prompt that it does not itself
-        put before the answer.
-        """
+    ) -> _Opening:
+        """Where the answer begins in `text`, and what inference puts before it."""
         prompt = self.render(before, tools, True, {})
         if text.startswith(prompt):
-            return len(prompt), self._drop_second_header(prompt, text)
+            return _Opening(len(prompt) + self._count_second_header(prompt, text), prompt)
         plain = self.render([*before, {"role": ASSISTANT, "content": _PROBE}], tools, False, {})
-        header = prompt[: _count_common(prompt, plain)]
-        opens = len(header) > _count_common(prompt, self.render(before, tools, False, {}))
-        there = opens and text.startswith(header)
-        if there and prompt[len(header) :].strip() == _OPENING and words.thoughts.strip():
-            answer = text[len(header) :]
-            if find_last(answer, words.thoughts) < 0:  # the template drops them
-                thoughts = words.thoughts.strip("\n") + f"\n{END_OF_THOUGHTS}\n\n"
-                return len(prompt), prompt + thoughts + answer.lstrip("\n")
+        begin = _count_common(prompt, plain)
+        opens = begin > _count_common(prompt, self.render(before, tools, False, {}))
+        there = opens and text.startswith(prompt[:begin])
+        thinks = there and prompt[begin:].strip() == _THOUGHTS and words.thoughts.strip()
+        if thinks and find_last(text[begin:], words.thoughts) < 0:  # the template drops them
+            thoughts = words.thoughts.strip("\n") + f"\n{END_OF_THOUGHTS}\n\n"
+            return _Opening(len(text) - len(text[begin:].lstrip("\n")), prompt, thoughts)
         for switched in self._render_switched(before, tools):
             if text.startswith(switched):
-                return len(switched), text
+                return _Opening(len(switched), switched)
         if there:
-            return len(header), text
-        return len(prompt), self._join_to_prompt(prompt, plain, text, len(before))
+            return _Opening(begin, text[:begin])
+        return _Opening(self._find_header_end(prompt, plain, text, len(before)), prompt)
 
-    def _drop_second_header(self, prompt: str, text: str) -> str:
-        """`text` as the model goes on from `prompt`: some templates have no header in a prompt that
-        ends in a tool's turn, and one before the answer."""
-        header, rest = self._header, text[len(prompt) :]
-        if header and not prompt.endswith(header) and rest.startswith(header):
-            return prompt + rest.removeprefix(header)
-        return text
+    def _count_second_header(self, prompt: str, text: str) -> int:
+        """Characters of a header behind `prompt`: some templates have none in a prompt that ends in
+        a tool's turn, and one before the answer."""
+        header = self._header
+        second = header and not prompt.endswith(header) and text.startswith(header, len(prompt))
+        return len(header) if second else 0
 
     @functools.cached_property
     def _header(self) -> str:
@@ -122,11 +129,9 @@ class AnswerFinder:
             return ""
         return prompt.removeprefix(bare) if prompt.startswith(bare) else ""
 
-    def _join_to_prompt(self, prompt: str, plain: str, text: str, number: int) -> str:
-        """`prompt` and the answer of `text`, which renders turns before the answer otherwise.
-
-        The answer begins behind the same header as in the prompt, before `text` differs from
-        `plain`, which has another answer.
+    def _find_header_end(self, prompt: str, plain: str, text: str, number: int) -> int:
+        """Where the answer begins in a `text` that renders turns before it otherwise than `prompt`
+        does: behind the same header, before `text` differs from `plain`, which has another answer.
         """
         opened = [match.start() for match in self.special.finditer(prompt)]
         header = prompt[opened[-1] :] if opened else ""
@@ -136,7 +141,7 @@ class AnswerFinder:
                 "template_rewrites",
                 f"what stands before turn {number} is rendered otherwise once it is there",
             )
-        return prompt + text[at + len(header) :]
+        return at + len(header)
 
     def _render_switched(self, before: Messages, tools: Tools) -> Iterator[str]:
         """The prompts that inference gives where thoughts are switched off, or on."""
@@ -153,7 +158,7 @@ class AnswerFinder:
         begin: int,
         words: AnswerWords,
     ) -> tuple[str, str]:
-        """The text up to the end of the answer, and all of it, with a token that ends it.
+        """The text up to the end of the answer, and a token that ends it where the text has none.
 
         Some templates put an end of text after the last turn alone, behind the token that ends each
         turn. So the end is the last special token that stays when the assistant is to speak again,
@@ -166,13 +171,12 @@ class AnswerFinder:
         ends = [match.end() for match in self.special.finditer(text, begin)]
         staying = [end for end in ends if end <= stays]
         if staying and staying[-1] > behind:
-            return text[: staying[-1]], text
+            return text[: staying[-1]], ""
         if later := [end for end in ends if end > behind]:
-            return text[: later[0]], text
+            return text[: later[0]], ""
         if (follower := self._find_follower(messages, tools, number, words)) is not None:
-            closed = text.rstrip() + follower
-            return closed, closed
-        return text[:stays].rstrip(), text
+            return text.rstrip(), follower
+        return text[:stays].rstrip(), ""
 
     def _count_staying(self, turns: Messages, tools: Tools, text: str) -> int:
         """Characters at the beginning of `text` that stay when the assistant is to speak again."""
@@ -207,7 +211,7 @@ class AnswerFinder:
         return self.special.sub(lambda match: "\0" * len(match[0]), text)
 
 
-def _find_opening(message: Mapping[str, Any], text: str) -> int:
+def _find_first_words(message: Mapping[str, Any], text: str) -> int:
     """Where the text of a conversation that the assistant begins, begins."""
     at = text.find(message["content"])
     if not message["content"] or at < 0:

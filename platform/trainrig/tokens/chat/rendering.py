@@ -48,7 +48,7 @@ class Rendered:
     ids: Integers  # [T]
     weights: NDArray[np.uint8]  # [T] hundredths; 0: not trained on
     text: str
-    answers: int = 1  # turns that are trained on
+    turns: tuple[int, ...]  # numbers of the turns that are trained on
 
     @property
     def prompt(self) -> int:
@@ -201,7 +201,8 @@ class ChatRenderer:
         if len(ids) > 1 and weights[1:].all():
             raise BadRow("full_mask", "all of the rendered text would be trained on")
         text = sample.text.replace(BREAK, "")
-        return Rendered(np.array(ids, dtype=np.int64), weights, text, len(sample.answers))
+        turns = tuple(answer.number for answer in sample.answers)
+        return Rendered(np.array(ids, dtype=np.int64), weights, text, turns)
 
     def _break_all(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
