@@ -304,8 +304,8 @@ def test_there_is_one_bos_whatever_the_tokenizer_adds(name):
 # What the marks of `_training` templates count to an answer beside it: what inference gives before
 # it (some mark the header, or what a prompt opens), and what no inference asks for after its end.
 GIVEN = re.compile(
-    r"(<think>\s*(</think>\s*)?|<\|START_RESPONSE\|>|\n"
-    r"|<｜Assistant｜>|<\|start\|>assistant)?"
+    r"(<｜Assistant｜>|<\|start\|>assistant)?"
+    r"(<think>\s*(</think>\s*)?|<\|START_RESPONSE\|>|\n)?"
 )
 BEHIND = re.compile(r"\s*(<eos>)?")
 
