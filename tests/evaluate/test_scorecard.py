@@ -210,7 +210,8 @@ def test_a_chat_task_asks_by_the_template_of_an_imported_model(
     text = tiny_encoder.text.replace("<|user|>", "<|im_start|>")
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-        "{{ '<|end_of_turn|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        "{{ '<|end_of_turn|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     beside = {"chat_template.jinja": template}
     base, weights = str(tmp_path / "base"), tiny_model.state_dict()

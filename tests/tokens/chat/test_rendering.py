@@ -335,6 +335,8 @@ def test_a_mask_of_nothing_or_of_all_is_refused(encoder):
         rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says("yes")])
     with pytest.raises(BadRow, match="empty_mask"):
         rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says(" ")])
+    with pytest.raises(BadRow, match="empty_mask"):
+        rendered(encoder, CHATML, [asks("hi"), says("")])
     bare = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(BadRow, match="full_mask"):
         rendered(encoder, bare, [says("yes no")])

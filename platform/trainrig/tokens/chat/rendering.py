@@ -173,6 +173,8 @@ class ChatRenderer:
 
     def _find_samples(self, chat: Conversation) -> list[_Sample]:
         """The texts to train on, each with the answers that stand in it as at their own turns."""
+        if not chat.trained_turns:
+            raise BadRow("empty_mask", "no turn of the assistant would be trained on")
         messages, tools = self._break_all(chat.messages, chat.tools)
         try:
             left = [self._answers.find(messages, tools, number) for number in chat.trained_turns]
