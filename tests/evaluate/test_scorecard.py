@@ -13,9 +13,11 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import shards
+from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import evaluate
 from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 DEFINITIONS = {
@@ -199,6 +201,31 @@ def test_a_chat_task_needs_a_tokenizer_with_turns(ask, tmp_path, tiny_model, tin
     with pytest.raises(DataError, match="no special token is known to be 'user'"):
         evaluate(run)
     assert not Path(run.output).exists()
+
+
+def test_a_chat_task_asks_by_the_template_of_an_imported_model(
+    ask, tmp_path, tiny_model, tiny_encoder
+):
+    """A tokenizer that lacks the special tokens of our template, and brings one of its own."""
+    text = tiny_encoder.text.replace("<|user|>", "<|im_start|>")
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{{ '<|end_of_turn|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    beside = {"chat_template.jinja": template}
+    base, weights = str(tmp_path / "base"), tiny_model.state_dict()
+    path = write_model(base, tiny_model.config, text, weights, beside)
+    run = ask("card", "follow", "write", chat=True, limit=3)
+    evaluate(run.model_copy(update={"checkpoint": base}))
+    assert all(score.chat for score in read_scorecard(run.output).tasks.values())
+    encoder = Encoder(text, path, beside)
+    turns = [("user", "is it"), ("assistant", "sea"), ("user", "grey")]
+    asked = encoder.decode(encode_chat_prompt(encoder, turns))
+    assert asked == (
+        "<|im_start|>user\nis it<|end_of_turn|><|im_start|>assistant\nsea<|end_of_turn|>"
+        "<|im_start|>user\ngrey<|end_of_turn|><|im_start|>assistant\n"
+    )
 
 
 def test_long_prompts_are_cut_and_counted(ask, tmp_path):

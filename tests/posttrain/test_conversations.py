@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -217,17 +218,117 @@ def test_a_template_that_reaches_for_the_system_is_refused_before_a_row_is_read(
 
 
 def test_a_template_by_which_no_model_learns_to_stop_is_refused(encode_rows, tmp_path):
-    """The names of roles alone are special in it, which come before what is said."""
     template = tmp_path / "endless.jinja"
     template.write_text(
-        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     )
     with pytest.raises(
         ConfigError, match=r"endless\.jinja: .* nothing would teach a model to stop"
     ):
         encode_rows([GOOD], template=str(template))
     assert not (tmp_path / "encoded").exists()
+
+
+def test_a_turn_without_an_end_ends_where_the_next_one_begins(encode_rows, encoder, tmp_path):
+    """GLM's template has nothing but headers: its models stop at that of the next turn."""
+    template = tmp_path / "headers.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    encode_rows([GOOD], template=str(template))
+    (sample,) = read_samples(tmp_path / "encoded", encoder)
+    assert sample == ("<|user|>a<|assistant|>is it<|user|>", "is it<|user|>")
+
+
+FORGETFUL = (  # thoughts of turns that others follow are left out
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+    "{% if loop.last and m.role == 'assistant' %}{{ '(hm)' }}{% endif %}"
+    "{{ m.content + '<|end_of_turn|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+TWO_TURNS = {
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "is it"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "now", "weight": 0.5},
+    ]
+}
+
+
+def read_samples(folder, encoder, split="train"):
+    """The text of each document, and what of it is trained on."""
+    shards = TokenShards.open(f"{folder}/{split}")
+    size = shards.tokens("chats")
+    ids, weights = shards.read_window("chats", 0, size), np.zeros(size, dtype=np.uint8)
+    shards.read_weights("chats", 0, weights)
+    found, at = [], 0
+    for document in shards.read_documents("chats", 0, size):
+        of = slice(at, at + document.length)
+        taught = ids[of][weights[of] > 0]
+        found.append((encoder.decode(ids[of].tolist()), encoder.decode(taught.tolist())))
+        at += document.length
+    return found
+
+
+def test_rows_whose_earlier_turns_change_make_a_sample_an_answer(
+    encode_rows, encoder, tmp_path, caplog
+):
+    template = tmp_path / "forgetful.jinja"
+    template.write_text(FORGETFUL)
+    rows = [TWO_TURNS, GOOD]
+    made = encode_rows(rows, template=str(template), sequence_length=64)
+    first = "<|user|>a<|end_of_turn|><|assistant|>"
+    second = f"{first}is it<|end_of_turn|><|user|>b<|end_of_turn|><|assistant|>"
+    alone = (f"{first}(hm)is it<|end_of_turn|>", "(hm)is it<|end_of_turn|>")
+    assert read_samples(tmp_path / "encoded", encoder) == [
+        alone,
+        (f"{second}(hm)now<|end_of_turn|>", "(hm)now<|end_of_turn|>"),
+        alone,
+    ]
+    counts = made.counts
+    assert (counts["rows"], counts["train_conversations"]) == (2, 3)
+    assert (counts["rows_split"], counts["samples_of_split_rows"]) == (1, 2)
+    shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
+    documents = shards.read_documents("chats", 0, shards.tokens("chats"))
+    assert counts["tokens_repeated"] == documents[0].length  # that the last sample has as well
+    assert "so 1 rows became 2 samples" in caplog.text and caplog.text.count("\n") == 1
+    assert [document.corpus_row for document in documents][:2] == [0, 0]
+    assert documents[0].id == documents[1].id  # of one row, as the answers of a pair are
+
+
+def test_of_rows_whose_earlier_turns_change_the_last_answer_alone_can_be_trained_on(
+    encode_rows, encoder, tmp_path, caplog
+):
+    template = tmp_path / "forgetful.jinja"
+    template.write_text(FORGETFUL)
+    made = encode_rows([TWO_TURNS], template=str(template), rewritten_turns="last")
+    (sample,) = read_samples(tmp_path / "encoded", encoder)
+    assert sample[1] == "(hm)now<|end_of_turn|>"
+    assert (made.counts["rows_split"], made.counts["answers_left_out"]) == (0, 1)
+    assert "1 answers before the last one are read and not trained on" in caplog.text
+    caplog.clear()
+    made = encode_rows([TWO_TURNS], output="ours", rewritten_turns="last")  # nothing changes
+    ((_, taught),) = read_samples(tmp_path / "ours", encoder)
+    assert taught == "is it<|end_of_turn|>now<|end_of_turn|>"
+    assert made.counts["answers_left_out"] == 0 and not caplog.text
+
+
+def test_pairs_stay_one_sample_an_answer_by_any_template(encode_rows, encoder, tmp_path):
+    template = tmp_path / "forgetful.jinja"
+    template.write_text(FORGETFUL)
+    turns = TWO_TURNS["messages"]
+    row = {"prompt": turns[:1], "chosen": turns[1:], "rejected": turns[1:2]}
+    made = encode_rows([row], template=str(template), rows="pairs")
+    assert [taught for _, taught in read_samples(tmp_path / "encoded", encoder)] == [
+        "(hm)now<|end_of_turn|>",
+        "(hm)is it<|end_of_turn|>",
+    ]
+    assert (made.counts["train_pairs"], made.counts["answers_left_out"]) == (1, 1)
+    with pytest.raises(ValueError, match="rewritten_turns is of rows"):
+        encode_rows([row], output="no", rows="pairs", rewritten_turns="last")
 
 
 def test_a_template_goes_with_the_tuned_model(encode_rows, tmp_path):

@@ -7,7 +7,8 @@ from trainrig.models.generation.sampling import Sampling
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.chat import Message, encode_prompt
+from trainrig.tokens.chat import Message
+from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.special import END_OF_TURN
 from trainrig.train.checkpoint import open_model, write_model
 
@@ -27,8 +28,9 @@ def tuned(fresh, encoder, tmp_path_factory):
     model = opened.build().train()
     ids = torch.ones(len(CHATS), 40, dtype=torch.int64)
     targets = torch.full_like(ids, IGNORE)
+    renderer = ChatTokenizer(encoder.files).build_renderer()
     for row, (question, answer) in enumerate(CHATS.items()):
-        asked = encode_prompt([Message("user", question)], encoder)
+        asked = renderer.encode_prompt([Message("user", question)])
         told = [*encoder.encode_batch([answer])[0].tolist(), encoder.find_special(END_OF_TURN)]
         whole = torch.tensor(asked + told)
         ids[row, : len(whole) - 1] = whole[:-1]

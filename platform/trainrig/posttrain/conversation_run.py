@@ -65,6 +65,11 @@ class ConversationEncoding(RunFile):
     date: str = TODAY.isoformat()  # the day that templates take for today, as YYYY-MM-DD
     # Turns of the assistant to train on; of pairs and labelled answers, what follows the prompt.
     train_on: Literal["all", "last"] = "all"
+    # What becomes of a conversation whose earlier turns the template renders otherwise once others
+    # follow, as Qwen 3 drops their thoughts: "split" makes several samples of it, so that each
+    # answer is trained on as inference makes it, which repeats tokens; "last" makes the sample of
+    # the last answer alone. Other conversations make one sample with all answers.
+    rewritten_turns: Literal["split", "last"] = "split"
     # Longest conversation, in tokens; rows of so many are packed for `posttrain`.
     sequence_length: int = Field(ge=2)
     # What is done about a longer one: "refuse" puts it into quarantine; "drop_turns" leaves out its
@@ -102,6 +107,11 @@ class ConversationEncoding(RunFile):
             raise ValueError(
                 f'template, variables and train_on are of conversations; rows = "{self.rows}" are '
                 "read as they are; leave them out"
+            )
+        if self.rewritten_turns != "split" and self.rows != "conversations":
+            raise ValueError(
+                f'rewritten_turns is of rows = "conversations"; rows = "{self.rows}" make one '
+                "sample an answer; leave it out"
             )
         formats = [source.format for source in self.sources if source.format]
         if texts and formats:

@@ -13,36 +13,31 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.chat_source import (
-    ChatTokenizer,
-    find_tokenizer_files,
-    open_chat_tokenizer,
-)
+from trainrig.posttrain.chat_source import find_tokenizer_files, open_chat_tokenizer
 from trainrig.posttrain.classification.encoding import TEXT_ROWS, TextRows, count_labels
 from trainrig.posttrain.classification.rows import settle_labels
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
-from trainrig.tokens.chat.messages import BadRow, Conversation
+from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
+from trainrig.tokens.chat.messages import BadRow
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat.rows import Example, parse_example
+from trainrig.tokens.chat.samples import SampleRules, Samples, build_samples
 from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.documents.document_set import OPENERS, deal
 from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
 from trainrig.tokens.held_out import is_held_out
 from trainrig.tokens.packing.whole_rows import write_whole_plan
-from trainrig.tokens.shards.shard_files import RIGHT_STEP, WRONG_STEP
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import (
     HELD_OUT,
@@ -54,6 +49,8 @@ from trainrig.tokens.shards.token_shards import (
 from trainrig.tokens.special_tokens import BROUGHT, TOKENIZER
 
 QUARANTINE = "quarantine"
+# What the manifest counts of rows whose earlier turns the chat template renders otherwise later.
+_SAMPLE_COUNTS = ("rows_split", "samples_of_split_rows", "tokens_repeated", "answers_left_out")
 log = logging.getLogger(__name__)
 
 
@@ -197,11 +194,11 @@ def _make_work(
                 try:
                     if isinstance(row, str):
                         raise BadRow(row)
-                    split, documents, dropped = rows.encode_row(row, source, part, place)
+                    split, documents, counted = rows.encode_row(row, source, part, place)
                 except BadRow as why:
                     bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                     continue
-                counts["turns_dropped"] += dropped
+                counts.update(counted)
                 for document in documents:
                     shards[split].add(document)
         return _write_shards(run, task["name"], shards, bad, counts)
@@ -218,14 +215,19 @@ class _ChatRows:
 
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
-    ) -> tuple[str, list[EncodedDocument], int]:
-        """Whether `row` is to train on or held out, its documents, and how many turns were left
-        out. Raises BadRow."""
+    ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
+        """Return whether `row` is to train on or held out, its documents, and what is counted of
+        it. Raises BadRow."""
         example = _read_example(row, source, self.run)
-        render = functools.partial(render_example, self.renderer, example)
-        fitted, dropped = _fit(example.chats, render, self.run)
+        rules = SampleRules(
+            longest=self.run.sequence_length + 1,
+            drop_turns=self.run.too_long == "drop_turns",
+            split=self.run.rewritten_turns == "split",
+        )
+        samples = build_samples(self.renderer, example, rules)
         split = source.split or _choose_split(example, self.run.held_out)
-        return split, list(_build_documents(example, fitted, source, part, place)), dropped
+        documents = list(_build_documents(example, samples.rendered, source, part, place))
+        return split, documents, _count_samples(example, samples)
 
 
 def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
@@ -239,56 +241,14 @@ def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEnc
     return example
 
 
-def render_example(renderer: ChatRenderer, example: Example, chat: Conversation) -> Rendered:
-    """`chat` of `example` as ids with weights; of a solution, those that tell right steps from
-    wrong ones. Raises BadRow."""
-    rendered = renderer.render(chat)
-    if not example.steps:
-        return rendered
-    weights = np.zeros_like(rendered.weights)
-    ends = renderer.step_ends(chat, example.steps)
-    labels = np.array(example.step_labels or [0] * len(ends))
-    weights[ends] = np.where(labels, RIGHT_STEP, WRONG_STEP)
-    return replace(rendered, weights=weights)
-
-
-def _fit(
-    chats: Sequence[Conversation],
-    render: Callable[[Conversation], Rendered],
-    run: ConversationEncoding,
-) -> tuple[list[Rendered], int]:
-    """`chats` as ids that fit a row, and how many turns were left out for that; of a pair the same
-    of both, which have one prompt. Raises BadRow."""
-    limit = run.sequence_length + 1
-    first = rendered = [render(chat) for chat in chats]
-    dropped = 0
-    while any(len(each.ids) > limit for each in rendered) and run.too_long == "drop_turns":
-        shorter = [_drop_turn(chat, run.rows) for chat in chats]
-        if any(each is None for each in shorter):
-            break
-        left = [each for each in shorter if each is not None]
-        dropped += len(chats[0].messages) - len(left[0].messages)
-        chats, rendered = left, [render(chat) for chat in left]
-    if any(len(each.ids) > limit for each in rendered):
-        longest = max(first, key=lambda each: len(each.ids))
-        detail = f"{len(longest.ids)} tokens ({longest.prompt} before the answer), of {limit}"
-        raise BadRow("too_long", detail)
-    return rendered, dropped
-
-
-def _drop_turn(chat: Conversation, rows: str) -> Conversation | None:
-    """`chat` less its last turns, or, of an answer to a prompt, the prompt's first; None: it has
-    none to spare."""
-    trained = chat.trained_turns
-    if rows == "conversations":
-        left = replace(chat, messages=chat.messages[: trained[-1]])
-        last = max((n for n in left.trained_turns), default=None)
-        return None if last is None else replace(left, messages=left.messages[: last + 1])
-    kept = 1 if chat.messages[0].role == "system" else 0
-    users = [n for n, m in enumerate(chat.messages[: trained[0]]) if m.role == "user" and n > kept]
-    if not users:
-        return None
-    return replace(chat, messages=chat.messages[:kept] + chat.messages[users[0] :])
+def _count_samples(example: Example, samples: Samples) -> dict[str, int]:
+    """Return what the manifest counts of an example."""
+    counts = {"turns_dropped": samples.turns_dropped, "answers_left_out": samples.answers_left_out}
+    if example.kind == "conversations" and len(samples.rendered) > 1:
+        counts["rows_split"] = 1
+        counts["samples_of_split_rows"] = len(samples.rendered)
+        counts["tokens_repeated"] = samples.tokens_repeated
+    return counts
 
 
 def _choose_split(example: Example, share: float) -> str:
@@ -331,6 +291,8 @@ def _write_shards(
         "turns_dropped": counted.get("turns_dropped", 0),
         "quarantined": dict(Counter(each.reason for each in bad)),
     }
+    if run.rows not in TEXT_ROWS:
+        counts |= {name: counted.get(name, 0) for name in _SAMPLE_COUNTS}
     files: dict[str, FileSum] = {}
     if bad:
         lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in bad]
@@ -371,8 +333,34 @@ def _check(
             told,
             first,
         )
+    _report_split(counts, run)
     if run.held_out and not counts[f"{HELD_OUT}_{run.rows}"]:
         log.warning("%s: nothing is held out of %d rows", run.output, counts["rows"])
+
+
+def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
+    """Log how many rows became several samples, or lost answers, by the chat template."""
+    why = "the chat template renders earlier turns otherwise once others follow"
+    if split := counts.get("rows_split", 0):
+        tokens = counts[f"{TRAIN}_tokens"] + counts[f"{HELD_OUT}_tokens"]
+        repeated = counts["tokens_repeated"]
+        log.warning(
+            "%s: %s, so %s rows became %s samples, which repeat %s of %s tokens; "
+            'rewritten_turns = "last" trains on the last of them alone',
+            run.output,
+            why,
+            f"{split:,}",
+            f"{counts['samples_of_split_rows']:,}",
+            f"{repeated:,}",
+            f"{tokens:,}",
+        )
+    if left_out := counts.get("answers_left_out", 0):
+        log.warning(
+            "%s: %s, so %s answers before the last one are read and not trained on",
+            run.output,
+            why,
+            f"{left_out:,}",
+        )
 
 
 def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainrig.errors import DataError
 from trainrig.objectives.denoising.fill_in_the_middle import find_infilling_tokens
-from trainrig.posttrain.chat_source import ChatTokenizer
+from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.chat.rendering import ChatRenderer
 from trainrig.tokens.encoding.encode import Encoder
@@ -47,19 +46,8 @@ class PromptEncoder:
 
     @functools.cached_property
     def _renderer(self) -> ChatRenderer:
-        """What renders conversations. Raises DataError if the template's prompt ends where a turn
-        ends: then the model would have to say whose turn it is, too."""
-        renderer = ChatTokenizer(self.encoder.files, self.variables).build_renderer()
-        turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
-        bare = renderer.render_text(asked, ())
-        unprompted = turn is not None and bare.rstrip().endswith(turn.text)
-        if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:
-            raise DataError(
-                f"{self.encoder.files.where}: the chat template has no prompt for the assistant: a "
-                f"user's turn ends in {turn.text} with and without add_generation_prompt; add "
-                "{% if add_generation_prompt %}…{% endif %} to its end"
-            )
-        return renderer
+        """What renders conversations. Raises DataError for a template that does not ask."""
+        return ChatTokenizer(self.encoder.files, self.variables).build_prompting_renderer()
 
 
 class TextListener:

@@ -63,6 +63,11 @@ def render_chat(
         raise TemplateRefusal(f"{where}: fails on the conversation: {error}") from None
 
 
+def find_reasoning(message: Mapping[str, Any]) -> Any:
+    """Return the reasoning of `message`, under whichever name it came; None: it has none."""
+    return next((message[name] for name in _REASONING if message.get(name) is not None), None)
+
+
 @cache
 def compile_template(template: str, day: datetime.date = TODAY) -> jinja2.Template:
     """`template`, ready to render."""
@@ -147,7 +152,7 @@ def _make_strftime_now(day: datetime.date) -> Callable[[str], str]:
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """`message`, whose reasoning stands under the name that templates read, whatever it came by."""
-    said = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    said = find_reasoning(message)
     if said is None:
         return message
     return {"thinking": said, **message, "reasoning_content": said}

@@ -8,13 +8,13 @@ from tests.posttrain.rewards.completions import completion
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.generation.sampling import Sampling
-from trainrig.posttrain.chat_source import ChatTokenizer
 from trainrig.posttrain.rewards import JudgeModel, RewardModel
 from trainrig.posttrain.rewards.contract import Fault
 from trainrig.posttrain.rewards.weighted import build_rewards
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import REWARD_PART, REWARDS
+from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.chat.messages import Conversation, Message
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model

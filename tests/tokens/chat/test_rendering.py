@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -116,49 +115,6 @@ def taught(encoder, found):
     return [text.decode(run) for run in runs]
 
 
-ENDS = {
-    "llama3_1": "<|eot_id|>",
-    "qwen2_5": "<|im_end|>",
-    "qwen3": "<|im_end|>",
-    "gemma3": "<end_of_turn>",
-    "phi3_5": "<|end|>",
-    "cohere": "<|END_OF_TURN_TOKEN|>",
-}
-
-
-@pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.parametrize("name", ENDS)
-def test_real_templates_give_the_ids_of_transformers(name, chat, encoder, theirs):
-    template = template_of(name)
-    tools = TOOLS if chat == "tools" else None
-    try:
-        expected = theirs.apply_chat_template(
-            CHATS[chat], tools=tools, chat_template=template, return_dict=False
-        )
-    except Exception as error:  # what the template itself refuses, it refuses here too
-        with pytest.raises(BadRow, match=re.escape(str(error)[:60])):
-            rendered(encoder, template, CHATS[chat], tools)
-        return
-    found = rendered(encoder, template, CHATS[chat], tools)
-    assert found.ids.tolist() == expected
-    said = taught(encoder, found)
-    assert len(said) == sum(each["role"] == "assistant" for each in CHATS[chat])
-    for turn in said:  # the end of turn is learnt, and nothing after it
-        assert turn.count(ENDS[name]) + turn.count("<|eom_id|>") == 1
-        assert turn.endswith((ENDS[name], "<|eom_id|>"))
-    prompt = theirs.apply_chat_template(
-        CHATS[chat][:-1],
-        tools=tools,
-        chat_template=template,
-        add_generation_prompt=True,
-        return_dict=False,
-    )
-    renderer = ChatRenderer(encoder, template, NAMED)
-    before = parse_messages(CHATS[chat][:-1])
-    assert renderer.encode_prompt(before, parse_tools(tools)) == prompt
-    assert not found.weights[: len(prompt)][-1]  # the header is none of it
-
-
 @pytest.mark.parametrize("chat", ["one", "turns", "system"])
 @pytest.mark.parametrize("name", ["llama3_training", "cohere_training"])
 def test_the_mask_is_that_of_generation_marks_where_these_end_with_the_turn(
@@ -179,6 +135,29 @@ def test_marks_that_take_the_newline_along_do_not_make_it_a_target(encoder):
     assert said[0] == "<think>\n\n</think>\n\nyes<|im_end|>"
 
 
+def test_a_template_that_wants_parts_gets_parts(encoder):
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content[0].text }}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    assert taught(encoder, rendered(encoder, template, CHATS["one"])) == [" a mirror\n\n<|im_end|>"]
+
+
+def test_a_prompt_ends_where_its_ids_end_whatever_token_the_answer_would_join(library):
+    """A prompt that ends in a newline, an answer that begins with one, and a token for both."""
+    made = json.loads(library.to_str())
+    newline = made["model"]["vocab"]["\u010a"]
+    made["model"]["vocab"]["\u010a\u010a"] = len(made["model"]["vocab"])
+    made["model"]["merges"].insert(0, ["\u010a", "\u010a"])
+    encoder = Encoder(json.dumps(made))
+    found = rendered(encoder, CHATML, [asks("hi"), says("\nyes")])
+    prompt = ChatRenderer(encoder, CHATML).encode_prompt(parse_messages([asks("hi")]))
+    assert found.ids.tolist()[: len(prompt)] == prompt
+    assert found.prompt == len(prompt) and found.ids[len(prompt)] == newline
+    assert encoder.decode(found.ids.tolist()) == found.text
+
+
 # --- templates by hand, in the ways that real ones differ
 
 CHATML = (
@@ -191,6 +170,16 @@ FORGETFUL = (  # thoughts of turns that others follow are left out
     "{{ m.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+UNENDED = (  # a turn ends where the next one begins
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+RETURNING = (  # another token ends a turn once others follow
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{{ '<|endoftext|>' if loop.last and not add_generation_prompt else '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+OPENED = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
 CLOSED = CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
 PLAIN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
@@ -206,18 +195,48 @@ MARKED = CHATML.replace(
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (CHATML, ["yes<|im_end|>", "no<|im_end|>"]),
-        (MARKED, ["yes<|im_end|>", "no<|im_end|>"]),
-        (FORGETFUL, ["yes<|im_end|>", "<think>\n</think>\nno<|im_end|>"]),
-        (CLOSED, ["yes<|im_end|>", "no<|im_end|>"]),
-        (PLAIN, ["yes", "no"]),
-        (TEMPLATE, ["yes<|end_of_turn|>", "no<|end_of_turn|>"]),
+        (CHATML, [["yes<|im_end|>", "no<|im_end|>"]]),
+        (MARKED, [["yes<|im_end|>", "no<|im_end|>"]]),
+        (FORGETFUL, [["<think>\n</think>\nyes<|im_end|>"], ["<think>\n</think>\nno<|im_end|>"]]),
+        (CLOSED, [["yes<|im_end|>", "no<|im_end|>"]]),
+        (RETURNING, [["yes<|endoftext|>"], ["no<|endoftext|>"]]),
+        (UNENDED, [["yes<|user|>", "no<|user|>"]]),
+        (OPENED, [["yes<|im_end|>", "no<|im_end|>"]]),
+        (PLAIN, [["yes", "no"]]),
+        (TEMPLATE, [["yes<|end_of_turn|>", "no<|end_of_turn|>"]]),
     ],
-    ids=["chatml", "marked", "forgetful", "closed", "plain", "ours"],
+    ids=[
+        *("chatml", "marked", "forgetful", "closed", "returning", "unended", "opened", "plain"),
+        "ours",
+    ],
 )
 def test_what_is_trained_on_is_what_the_assistant_says_and_its_ends(template, expected, encoder):
-    chat = [asks("hi"), says("yes"), asks("more"), says("no")]
-    assert taught(encoder, rendered(encoder, template, chat)) == expected
+    chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
+    renderer = ChatRenderer(encoder, template, NAMED)
+    samples = renderer.render_samples(chat)
+    assert [taught(encoder, sample) for sample in samples] == expected
+    assert [len(sample.turns) for sample in samples] == [len(said) for said in expected]
+    last = renderer.render(chat)
+    assert last.text == samples[-1].text
+    assert last.weights.tolist() == samples[-1].weights.tolist()
+
+
+def test_thoughts_that_the_prompt_opens_and_the_template_drops_are_trained_on(encoder):
+    row = [asks("hi"), says("<think>\nhm\n</think>\n\nyes")]
+    dropping = OPENED.replace("m.content +", "m.content.split('</think>')[-1].strip() +")
+    found = rendered(encoder, dropping, row)
+    assert taught(encoder, found) == ["hm\n</think>\n\nyes<|im_end|>"]
+    prompt = ChatRenderer(encoder, dropping).encode_prompt(parse_messages(row[:1]))
+    assert found.ids.tolist()[: found.prompt] == prompt
+
+
+def test_a_whole_answer_without_its_words_is_an_error(encoder):
+    """The end of turn is there to train on, and a header of the answer; its words are not."""
+    mute = CHATML.replace("m.content +", "('say' if m.role == 'assistant' else m.content) +")
+    with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'yes'"):
+        rendered(encoder, mute, [asks("hi"), says("yes")])
+    with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'get'"):
+        rendered(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
 
 
 def test_a_turn_of_weight_0_is_read_and_not_trained_on(encoder):
@@ -312,8 +331,12 @@ def test_a_row_that_the_template_refuses_says_why(encoder):
 
 
 def test_a_mask_of_nothing_or_of_all_is_refused(encoder):
-    with pytest.raises(BadRow, match="empty_mask"):
+    with pytest.raises(BadRow, match="answer_lost"):
         rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says("yes")])
+    with pytest.raises(BadRow, match="empty_mask"):
+        rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says(" ")])
+    with pytest.raises(BadRow, match="empty_mask"):
+        rendered(encoder, CHATML, [asks("hi"), says("")])
     bare = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(BadRow, match="full_mask"):
         rendered(encoder, bare, [says("yes no")])

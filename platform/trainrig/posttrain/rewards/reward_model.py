@@ -91,6 +91,6 @@ class ModelScorer:
 
 def open_renderer(path: str) -> "ChatRenderer":
     """The chat template of the checkpoint at `path`, with its tokenizer."""
-    from trainrig.posttrain.chat_source import ChatTokenizer
+    from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 
     return ChatTokenizer(checkpoint.read_tokenizer_files(path)).build_renderer()

@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainrig import manifest, storage
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.chat_source import ChatTokenizer, open_chat_tokenizer
+from trainrig.posttrain.chat_source import open_chat_tokenizer
 from trainrig.posttrain.classification.encoding import TEXT_ROWS
 from trainrig.posttrain.conversation_run import RowFiles
 from trainrig.posttrain.conversations import (
     QUARANTINE,
     QuarantinedRow,
-    render_example,
     split_rows,
 )
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
+from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.chat.messages import BadRow
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat.rows import parse_example
+from trainrig.tokens.chat.samples import render_example
 from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.documents.formats import (

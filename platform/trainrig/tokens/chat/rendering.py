@@ -1,23 +1,20 @@
 """Conversations as ids, with what each id counts as a target.
 
 The template makes one text of a conversation, and the tokenizer ids of the text, as Transformers
-does. What of it is trained on comes from the beginnings of the conversation rendered by themselves:
+does. Each answer is trained on as inference makes it (`answers.py`): behind the prompt that the
+template gives at its turn, up to the special token that ends it there.
 
-    start of a turn     the turns before it, with the prompt for the assistant: the header is no
-                        target, as whoever generates gives it
-    end of a turn       the turns up to it, less what stands after the last special token: the end
-                        of turn is a target, the newline after it is not
-
-Some templates render a turn anew once others follow (Qwen3 drops its thoughts). Such a turn ends at
-the first token after its start by which it ends when it is the last. This needs no marks in the
-template, and those that are there change nothing.
+One sample holds all answers that stand in its text as they stand at their own turns. Some templates
+render earlier turns otherwise later: they drop thoughts (Qwen3), an empty block of thoughts
+(Qwen3.5) or the token by which a model stops (gpt-oss). Then there are several samples, and each
+answer is a target in one of them.
 
 No text can make a special token. Where a message has the name of one, BREAK is put into it before
 it is rendered and taken out after.
 """
 
-import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +24,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from trainrig.tokens.chat.answers import Answer, AnswerFinder
+from trainrig.tokens.chat.message_forms import MessageForm, find_message_form
 from trainrig.tokens.chat.messages import (
     BREAK,
     BadRow,
@@ -49,11 +48,20 @@ class Rendered:
     ids: Integers  # [T]
     weights: NDArray[np.uint8]  # [T] hundredths; 0: not trained on
     text: str
+    turns: tuple[int, ...]  # numbers of the turns that are trained on
 
     @property
     def prompt(self) -> int:
         """Ids before the first that is trained on."""
         return int(np.flatnonzero(self.weights)[0])
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A text with the answers in it that are trained on."""
+
+    text: str
+    answers: tuple[Answer, ...]
 
 
 class ChatRenderer:
@@ -74,27 +82,18 @@ class ChatRenderer:
         self._encoder, self._template, self._variables, self._where = self._given
         self._names = sorted(encoder.special_ids, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
-        self._probe()
+        self._form = MessageForm()
+        self._form = find_message_form(self._render_plain)
+        self._answers = AnswerFinder(self._special, self._render)
 
     def __reduce__(self) -> tuple[type["ChatRenderer"], tuple[Any, ...]]:
         return ChatRenderer, self._given
-
-    def _probe(self) -> None:
-        probe = Conversation((Message("user", "a"), Message("assistant", "b")))
-        with contextlib.suppress(TemplateRefusal):  # it may want more, which rows will tell
-            self.render_text(probe.messages, ())
 
     def render_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: bool = False
     ) -> str:
         """What the template makes of `messages`; `prompt`: and the assistant is to speak."""
-        return render_chat(
-            self._template,
-            [self._break_special_names(message.as_json()) for message in messages],
-            {**self._variables, "tools": self._break_special_names(list(tools)) or None},
-            add_generation_prompt=prompt,
-            where=self._where,
-        )
+        return self._render(*self._break_all(messages, tools), prompt, {})
 
     def encode_prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
@@ -104,123 +103,117 @@ class ChatRenderer:
         return ids
 
     def render(self, chat: Conversation) -> Rendered:
-        """The ids of a whole conversation. Raises BadRow for one that the template does not take,
-        and for one of which nothing or all would be trained on."""
-        try:
-            text = self.render_text(chat.messages, chat.tools)
-            spans = [(self._find_span(chat, number, text), number) for number in chat.trained_turns]
-        except TemplateRefusal as error:
-            raise BadRow("template_refuses", str(error)) from None
-        ids, offsets = self._encode_text(text)
-        weights = np.zeros(len(ids), dtype=np.uint8)
-        firsts, pasts = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-        for (begin, end), number in spans:
-            weight = to_hundredths(chat.messages[number].weight)
-            weights[(firsts < end) & (pasts > begin)] = weight
-        weights[:1] = 0  # nothing stands before it to predict it from
-        if not weights.any():
-            raise BadRow("empty_mask", "nothing of the rendered text would be trained on")
-        if len(ids) > 1 and weights[1:].all():
-            raise BadRow("full_mask", "all of the rendered text would be trained on")
-        return Rendered(np.array(ids, dtype=np.int64), weights, text.replace(BREAK, ""))
+        """Return the sample of `chat` that holds its last answer, and earlier ones that stand in
+        it unchanged.
+
+        Raises BadRow for a conversation that the template does not take, for an answer that it
+        renders without its words, and for a sample of which nothing or all would be trained on.
+        """
+        return self._encode_sample(self._find_samples(chat)[-1], chat)
+
+    def render_samples(self, chat: Conversation) -> list[Rendered]:
+        """Return the samples of `chat`, in which each answer is a target once.
+
+        There is one, unless the template renders earlier turns otherwise once others follow. The
+        last one is that of `render`. Raises BadRow as `render` does.
+        """
+        return [self._encode_sample(sample, chat) for sample in self._find_samples(chat)]
 
     def ends_turns(self) -> bool:
         """Whether a special token ends what the assistant says, by which a model learns to stop.
         True, too, for a template that takes no plain conversation: rows will tell."""
         chat = Conversation((Message("user", "a"), Message("assistant", "b")))
         try:
-            text = self.render_text(chat.messages, ())
-            begin, end = self._find_span(chat, 1, text)
+            answer = self._answers.find(*self._break_all(chat.messages, ()), 1)
         except (TemplateRefusal, BadRow):
             return True
-        return self._special.search(text, begin, end) is not None
+        return self._special.search(answer.closed, answer.begin) is not None
 
     def step_ends(self, chat: Conversation, steps: Sequence[str]) -> list[int]:
         """The number of the last id of each of `steps`, of which the last turn of `chat` is made.
 
-        Raises BadRow where the template renders them otherwise, or two end within one token.
+        Ids are those of `render`. Raises BadRow where the template renders steps otherwise, or two
+        end within one token.
         """
-        try:
-            text = self.render_text(chat.messages, chat.tools)
-            at, _ = self._find_span(chat, len(chat.messages) - 1, text)
-        except TemplateRefusal as error:
-            raise BadRow("template_refuses", str(error)) from None
+        sample = self._find_samples(chat)[-1]
+        answer = sample.answers[-1]
+        at = answer.begin
         ends = []
         for step in steps:
             shown: str = self._break_special_names(step)
-            if (found := text.find(shown, at)) < 0:
+            if (found := sample.text.find(shown, at)) < 0:
                 raise BadRow("template_rewrites", f"the step {step[:40]!r} is rendered otherwise")
             at = found + len(shown)
             ends.append(at)
-        _, offsets = self._encode_text(text)
+        _, offsets = self._encode_in_pieces(sample)
         firsts = np.array(offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
         places: list[int] = (np.searchsorted(firsts, ends) - 1).tolist()
         if len(set(places)) < len(places):
             raise BadRow("steps_share_a_token", "two steps end within one token")
         return places
 
-    def _find_span(self, chat: Conversation, number: int, text: str) -> Span:
-        """Where turn `number` stands in the whole `text`, less its header and what follows it."""
-        before = (
-            self.render_text(chat.messages[:number], chat.tools, prompt=True) if number else None
-        )
-        if before is None:
-            begin = self._find_opening(chat, text)
-        elif text.startswith(before):
-            begin = len(before)
-        else:
-            begin = self._find_repeated_header(before, text, number)
-        closed = self._close_turn(chat, number, begin)
-        if text.startswith(closed):
-            end = len(closed)
-        else:
-            end = self._cut_turn_end(closed, text, begin, number)
-        if end <= begin:
-            raise BadRow("empty_mask", f"turn {number} is rendered as nothing")
-        return begin, end
-
-    def _close_turn(self, chat: Conversation, number: int, begin: int) -> str:
-        """The text up to the end of turn `number`, as it is when the turn is the last.
-
-        That is what it has in common with the text in which the assistant is to speak again: some
-        templates put an end of text after the last turn. Less what stands after the last special
-        token, such as a newline.
-        """
-        turns = chat.messages[: number + 1]
-        last, more = (
-            self.render_text(turns, chat.tools),
-            self.render_text(turns, chat.tools, prompt=True),
-        )
-        common = _find_common_beginning(last, more)
-        ends = [match.end() for match in self._special.finditer(common, min(begin, len(common)))]
-        return common[: ends[-1]] if ends else common.rstrip()
-
-    def _find_opening(self, chat: Conversation, text: str) -> int:
-        """Where the text of a conversation that the assistant begins, begins."""
-        at = text.find(self._break_special_names(chat.messages[0].content))
-        if not chat.messages[0].content or at < 0:
-            raise BadRow("template_rewrites", "turn 0 is the assistant's and is rendered otherwise")
-        return at
-
-    def _find_repeated_header(self, before: str, text: str, number: int) -> int:
-        """The start of a turn before which the template renders otherwise once others follow: the
-        place after the same header, that closes as many turns."""
-        header = before[_find_last_end(self._special, before) :]
-        opened = len(self._special.findall(before))
-        places = [match.end() for match in self._special.finditer(text)]
-        if header and opened <= len(places) and text.startswith(header, places[opened - 1]):
-            return places[opened - 1] + len(header)
-        raise BadRow(
-            "template_rewrites",
-            f"what stands before turn {number} is rendered otherwise once others follow",
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        prompt: bool,
+        changed: Mapping[str, Any],
+    ) -> str:
+        """The text of `messages` without special names; `changed`: variables of the template."""
+        return render_chat(
+            self._template,
+            [self._form.apply(message) for message in messages],
+            {**self._variables, "tools": list(tools) or None, **changed},
+            add_generation_prompt=prompt,
+            where=self._where,
         )
 
-    def _cut_turn_end(self, closed: str, text: str, begin: int, number: int) -> int:
-        """The end of a turn that is rendered otherwise once others follow."""
-        marks = self._special.findall(closed, min(begin, len(closed)))
-        if marks and (at := text.find(marks[-1], begin)) >= 0:
-            return at + len(marks[-1])
-        raise BadRow("template_rewrites", f"turn {number} is rendered otherwise once others follow")
+    def _render_plain(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self._render(messages, (), False, {})
+
+    def _find_samples(self, chat: Conversation) -> list[_Sample]:
+        """The texts to train on, each with the answers that stand in it as at their own turns."""
+        if not chat.trained_turns:
+            raise BadRow("empty_mask", "no turn of the assistant would be trained on")
+        messages, tools = self._break_all(chat.messages, chat.tools)
+        try:
+            left = [self._answers.find(messages, tools, number) for number in chat.trained_turns]
+            whole = self._render(messages, tools, False, {})
+        except TemplateRefusal as error:
+            raise BadRow("template_refuses", str(error)) from None
+        samples = []
+        while left:
+            last = left[-1]
+            text = whole if whole.startswith(last.closed) else last.text
+            there = tuple(answer for answer in left if text.startswith(answer.closed))
+            samples.append(_Sample(text, there))
+            left = [answer for answer in left if answer not in there]
+        return samples[::-1]
+
+    def _encode_sample(self, sample: _Sample, chat: Conversation) -> Rendered:
+        ids, offsets = self._encode_in_pieces(sample)
+        weights = np.zeros(len(ids), dtype=np.uint8)
+        firsts, pasts = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+        for answer in sample.answers:
+            weight = to_hundredths(chat.messages[answer.number].weight)
+            weights[(firsts < len(answer.closed)) & (pasts > answer.begin)] = weight
+        weights[:1] = 0  # nothing stands before it to predict it from
+        if not weights.any():
+            raise BadRow("empty_mask", "nothing of the rendered text would be trained on")
+        if len(ids) > 1 and weights[1:].all():
+            raise BadRow("full_mask", "all of the rendered text would be trained on")
+        text = sample.text.replace(BREAK, "")
+        turns = tuple(answer.number for answer in sample.answers)
+        return Rendered(np.array(ids, dtype=np.int64), weights, text, turns)
+
+    def _break_all(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Messages and tools as the template reads them, with no name of a special token."""
+        return (
+            [self._break_special_names(message.as_json()) for message in messages],
+            [self._break_special_names(tool) for tool in tools],
+        )
 
     def _break_special_names(self, value: Any) -> Any:
         """`value` with BREAK in each name of a special token that its texts have."""
@@ -233,6 +226,27 @@ class ChatRenderer:
             if isinstance(value, list | tuple)
             else value
         )
+
+    def _encode_in_pieces(self, sample: _Sample) -> tuple[list[int], list[Span]]:
+        """Ids of a sample, in which no token holds both the end of a prompt and what follows it:
+        inference gives the ids of the prompt alone.
+
+        Where the pieces would be another text, as of tokenizers that begin each text with a space,
+        tokens stay as they are.
+        """
+        ids, offsets = self._encode_text(sample.text)
+        begins = [answer.begin for answer in sample.answers]
+        cuts = sorted(at for at in begins if any(first < at < past for first, past in offsets))
+        if not cuts:
+            return ids, offsets
+        pieces: list[int] = []
+        places: list[Span] = []
+        for begin, end in itertools.pairwise([0, *cuts, len(sample.text)]):
+            found, there = self._encode_text(sample.text[begin:end])
+            pieces += found
+            places += [(begin + first, begin + past) for first, past in there]
+        same = self._encoder.decode_bytes(pieces) == self._encoder.decode_bytes(ids)
+        return (pieces, places) if same else (ids, offsets)
 
     def _encode_text(self, text: str) -> tuple[list[int], list[Span]]:
         """Ids of a rendered text, and where each stands in it."""
@@ -276,16 +290,6 @@ def _disable_trimming(tokenizer_json: str, special: bool) -> tokenizers.Tokenize
     tokenizer.encode_special_tokens = not special
     tokenizer.post_processor = tokenizers.processors.Sequence([])
     return tokenizer
-
-
-def _find_common_beginning(one: str, other: str) -> str:
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))]
-
-
-def _find_last_end(special: re.Pattern[str], text: str) -> int:
-    ends = [match.end() for match in special.finditer(text)]
-    return ends[-1] if ends else 0
 
 
 __all__ = ["FULL_WEIGHT", "ChatRenderer", "Rendered"]

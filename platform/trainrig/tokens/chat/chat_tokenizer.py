@@ -1,0 +1,75 @@
+"""A tokenizer with the chat template that came with it, or with ours."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainrig.errors import DataError
+from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.rendering import ChatRenderer
+from trainrig.tokens.chat.template import build_template
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.special_tokens import MAP, TEMPLATE, TOKENIZER_CONFIG, TokenizerFiles
+
+
+@dataclass(frozen=True)
+class ChatTokenizer:
+    """A tokenizer with the files it came with, and what its chat template may name besides. May be
+    pickled."""
+
+    files: TokenizerFiles
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """The tokenizer."""
+        return Encoder.of(self.files)
+
+    @functools.cached_property
+    def template(self) -> str:
+        """The chat template: ours where none came. Raises DataError for a tokenizer that lacks the
+        special tokens of ours."""
+        return self.files.chat_template or build_template(self.encoder)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the template and of what it may name."""
+        named = json.dumps({k: str(v) for k, v in self.named.items()}, sort_keys=True)
+        return hashlib.sha256(f"{self.template}\0{named}".encode()).hexdigest()
+
+    @functools.cached_property
+    def named(self) -> dict[str, Any]:
+        """What the template may name: the tokens that the files name, and `variables`."""
+        given = self.files.parse_json(MAP) | self.files.parse_json(TOKENIZER_CONFIG)
+        tokens = {
+            name: value["content"] if isinstance(value, Mapping) else value
+            for name, value in given.items()
+            if name.endswith("_token") and isinstance(value, str | Mapping)
+        }
+        return tokens | dict(self.variables)
+
+    def build_renderer(self) -> ChatRenderer:
+        """What renders by it. Raises ConfigError for a template that cannot work."""
+        where = TEMPLATE if self.files.chat_template else "trainrig's chat template"
+        return ChatRenderer(self.encoder, self.template, self.named, where)
+
+    def build_prompting_renderer(self) -> ChatRenderer:
+        """Return what renders prompts for a model to answer.
+
+        Raises DataError if the template's prompt ends where a turn ends: then the model would have
+        to say whose turn it is, too.
+        """
+        renderer = self.build_renderer()
+        turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
+        bare = renderer.render_text(asked, ())
+        unprompted = turn is not None and bare.rstrip().endswith(turn.text)
+        if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:
+            raise DataError(
+                f"{self.files.where}: the chat template has no prompt for the assistant: a "
+                f"user's turn ends in {turn.text} with and without add_generation_prompt; add "
+                "{% if add_generation_prompt %}…{% endif %} to its end"
+            )
+        return renderer
