@@ -13,17 +13,21 @@ What a row is goes by the fields that it has, unless the run file names its form
 A text may be a dialogue as in Anthropic's HH rows: "\\n\\nHuman: …\\n\\nAssistant: …".
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from trainrig.tokens.chat.continuations import (
+    add_system,
+    check_string,
+    find_prompt,
+    read_continuation,
+)
 from trainrig.tokens.chat.messages import (
     ASSISTANT,
     BadRow,
     Conversation,
     Message,
-    check_unicode,
     drop_nulls,
     parse_message,
     parse_messages,
@@ -57,8 +61,6 @@ _FIELDS: Mapping[RowFormat, tuple[str, ...]] = {
 }
 _OPTIONAL = ("tools", "prompt", "label", "labels", "input", "system")
 FIELDS = tuple(dict.fromkeys([*sum(_FIELDS.values(), ()), *_OPTIONAL]))
-_DIALOGUE = re.compile(r"\n\n(Human|Assistant): ?")
-_ROLES = {"Human": "user", "Assistant": ASSISTANT}
 _SHAREGPT = {
     "system": "system",
     "human": "user",
@@ -145,28 +147,28 @@ def _read_messages(row: Mapping[str, Any]) -> Example:
 
 
 def _read_prompt_completion(row: Mapping[str, Any]) -> Example:
-    return Example("conversations", (_read_continuation(row, "completion"),))
+    return Example("conversations", (read_continuation(row, "completion"),))
 
 
 def _read_labelled(row: Mapping[str, Any]) -> Example:
     label = row["label"]
     if label not in (True, False, 0, 1):
         raise BadRow("bad_label", f"label {label!r}; there are: true, false")
-    return Example("labelled", (_read_continuation(row, "completion"),), int(label))
+    return Example("labelled", (read_continuation(row, "completion"),), int(label))
 
 
 def _read_steps(row: Mapping[str, Any]) -> Example:
     given, labels = row["completions"], row.get("labels")
     if not isinstance(given, list) or not given:
         raise BadRow("not_steps", "`completions` is no list of texts, one for each step")
-    steps = tuple(_check_string(each, "completions").strip() for each in given)
+    steps = tuple(check_string(each, "completions").strip() for each in given)
     if not all(steps):
         raise BadRow("no_answer", "`completions` has a step without text")
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
         raise BadRow("bad_label", f"`labels` is no list of {len(steps)}, one for each step")
     if bad := [each for each in labels or () if each not in (True, False, 0, 1)]:
         raise BadRow("bad_label", f"label {bad[0]!r}; there are: true, false")
-    chat = _read_continuation({**row, "completions": "\n".join(steps)}, "completions")
+    chat = read_continuation({**row, "completions": "\n".join(steps)}, "completions")
     return Example("steps", (chat,), steps=steps, step_labels=tuple(map(int, labels or ())))
 
 
@@ -174,8 +176,8 @@ def _read_pairs(row: Mapping[str, Any]) -> Example:
     if row["chosen"] == row["rejected"]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     if "prompt" not in row:
-        row = {**row, **_with_prompt(row["chosen"], row["rejected"])}
-    pair = tuple(_read_continuation(row, name) for name in ("chosen", "rejected"))
+        row = {**row, **find_prompt(row["chosen"], row["rejected"])}
+    pair = tuple(read_continuation(row, name) for name in ("chosen", "rejected"))
     if pair[0] == pair[1]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     return Example("pairs", pair)
@@ -183,9 +185,9 @@ def _read_pairs(row: Mapping[str, Any]) -> Example:
 
 def _read_alpaca(row: Mapping[str, Any]) -> Example:
     asked = "\n\n".join(
-        _check_string(row[name], name) for name in ("instruction", "input") if row.get(name)
+        check_string(row[name], name) for name in ("instruction", "input") if row.get(name)
     )
-    turns = [Message("user", asked), Message(ASSISTANT, _check_string(row["output"], "output"))]
+    turns = [Message("user", asked), Message(ASSISTANT, check_string(row["output"], "output"))]
     return _build_conversation(turns, row)
 
 
@@ -206,98 +208,8 @@ def _read_sharegpt(row: Mapping[str, Any]) -> Example:
 
 
 def _build_conversation(messages: Sequence[Message], row: Mapping[str, Any]) -> Example:
-    chat = Conversation(_with_system(messages, row), parse_tools(row.get("tools")))
+    chat = Conversation(add_system(messages, row), parse_tools(row.get("tools")))
     return Example("conversations", (chat,))
-
-
-def _with_system(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[Message, ...]:
-    system = row.get("system")
-    if not system or (messages and messages[0].role == "system"):
-        return tuple(messages)
-    return (Message("system", _check_string(system, "system")), *messages)
-
-
-def _read_continuation(row: Mapping[str, Any], name: str) -> Conversation:
-    """The prompt and what field `name` says after it, which alone is trained on."""
-    prompt = _with_system(_parse_turns(row["prompt"], "user", "prompt"), row)
-    answer = _parse_turns(row[name], ASSISTANT, name)
-    if answer[: len(prompt)] == prompt and len(answer) > len(prompt):
-        answer = answer[len(prompt) :]  # it begins with the prompt, as some files have it
-    if not any(each.role == ASSISTANT and each.says_something for each in answer):
-        raise BadRow("no_answer", f"`{name}` has no text of the assistant")
-    whole = Conversation(prompt + answer, parse_tools(row.get("tools")))
-    return whole.train_from(len(prompt))
-
-
-def _parse_turns(value: Any, role: str, what: str) -> tuple[Message, ...]:
-    """Messages, a dialogue, or a text that is all of one turn."""
-    if not isinstance(value, str):
-        return parse_messages([value] if isinstance(value, Mapping) else value, what)
-    check_unicode([value])
-    return _parse_dialogue(value) or (Message(role, value),)
-
-
-def _parse_dialogue(text: str) -> tuple[Message, ...]:
-    """The turns of "\\n\\nHuman: …\\n\\nAssistant: …"; none if `text` does not begin so."""
-    parts = _DIALOGUE.split(text)
-    if parts[0].strip() or len(parts) < 3:
-        return ()
-    turns = [
-        Message(_ROLES[name], said.strip())
-        for name, said in zip(parts[1::2], parts[2::2], strict=True)
-    ]
-    while turns and not turns[-1].content:  # "\n\nAssistant:", where the answer is to begin
-        turns.pop()
-    return tuple(turns)
-
-
-def _with_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
-    """Prompt, chosen and rejected of two conversations that begin alike."""
-    if not isinstance(chosen, str) or not isinstance(rejected, str):
-        return _split_shared_prompt(
-            parse_messages(chosen, "chosen"), parse_messages(rejected, "rejected")
-        )
-    check_unicode([chosen, rejected])
-    turns = [_parse_dialogue(chosen), _parse_dialogue(rejected)]
-    if all(turns):
-        return _split_shared_prompt(*turns)
-    same = next(
-        (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
-        min(len(chosen), len(rejected)),
-    )
-    # At the end of a word, for the words of two answers may begin alike as well.
-    prompt = chosen[: chosen.rfind(" ", 0, same) + 1] if same < len(chosen) else chosen[:same]
-    if not prompt.strip():
-        raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
-    return {
-        "prompt": prompt.rstrip(),
-        "chosen": chosen[len(prompt) :],
-        "rejected": rejected[len(prompt) :],
-    }
-
-
-def _split_shared_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -> dict[str, Any]:
-    """As `_with_prompt`, of messages: what is left of each holds an answer."""
-    shorter = min(len(chosen), len(rejected))
-    same = next((n for n in range(shorter) if chosen[n] != rejected[n]), shorter)
-    while same and not all(
-        any(m.role == ASSISTANT for m in each[same:]) for each in (chosen, rejected)
-    ):
-        same -= 1
-    if not same:
-        raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
-    return {
-        "prompt": [m.as_json() for m in chosen[:same]],
-        "chosen": [m.as_json() for m in chosen[same:]],
-        "rejected": [m.as_json() for m in rejected[same:]],
-    }
-
-
-def _check_string(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise BadRow("not_text", f"`{what}` is {type(value).__name__}, not text")
-    check_unicode([value])
-    return value
 
 
 _READERS: Mapping[RowFormat, Callable[[Mapping[str, Any]], Example]] = {
