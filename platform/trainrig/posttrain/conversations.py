@@ -54,6 +54,7 @@ from trainrig.tokens.shards.token_shards import (
 from trainrig.tokens.special_tokens import BROUGHT, TOKENIZER
 
 QUARANTINE = "quarantine"
+_UNREAD = "unread: "  # before the name of what rows say and nobody reads, where it is counted
 log = logging.getLogger(__name__)
 
 
@@ -183,7 +184,7 @@ def _make_work(
     if run.rows in TEXT_ROWS:
         rows = TextRows.make(run, chat.encoder, labels)
     else:
-        rows = _ChatRows(run, chat.build_renderer())
+        rows = _ChatRows(run, chat.build_renderer(), chat.template)
     vocabulary = ShardVocabulary(chat.encoder.vocabulary_size, chat.encoder.fingerprint)
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -197,11 +198,11 @@ def _make_work(
                 try:
                     if isinstance(row, str):
                         raise BadRow(row)
-                    split, documents, dropped = rows.encode_row(row, source, part, place)
+                    split, documents, counted = rows.encode_row(row, source, part, place)
                 except BadRow as why:
                     bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                     continue
-                counts["turns_dropped"] += dropped
+                counts.update(counted)
                 for document in documents:
                     shards[split].add(document)
         return _write_shards(run, task["name"], shards, bad, counts)
@@ -215,22 +216,26 @@ class _ChatRows:
 
     run: ConversationEncoding
     renderer: ChatRenderer
+    template: str  # that the renderer renders by
 
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
-    ) -> tuple[str, list[EncodedDocument], int]:
-        """Whether `row` is to train on or held out, its documents, and how many turns were left
-        out. Raises BadRow."""
-        example = _read_example(row, source, self.run)
+    ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
+        """Return whether `row` is to train on or held out, its documents, and what is counted of
+        it. Raises BadRow."""
+        example = _read_example(row, source, self.run).adapt_roles(self.template)
         render = functools.partial(render_example, self.renderer, example)
         fitted, dropped = _fit(example.chats, render, self.run)
         split = source.split or _choose_split(example, self.run.held_out)
-        return split, list(_build_documents(example, fitted, source, part, place)), dropped
+        documents = list(_build_documents(example, fitted, source, part, place))
+        counts = {"turns_dropped": dropped}
+        return split, documents, counts | {f"{_UNREAD}{name}": 1 for name in example.unread}
 
 
 def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
     assert run.rows not in TEXT_ROWS
-    example = parse_example(row, source.columns, run.rows, source.format)
+    parquet = source.kind == "Parquet"
+    example = parse_example(row, source.columns, run.rows, source.format, parquet)
     if run.rows == "steps" and not example.step_labels:
         raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")
     if run.train_on == "last" and run.rows == "conversations":
@@ -284,7 +289,7 @@ def _drop_turn(chat: Conversation, rows: str) -> Conversation | None:
         left = replace(chat, messages=chat.messages[: trained[-1]])
         last = max((n for n in left.trained_turns), default=None)
         return None if last is None else replace(left, messages=left.messages[: last + 1])
-    kept = 1 if chat.messages[0].role == "system" else 0
+    kept = 1 if chat.messages[0].role in ("system", "developer") else 0
     users = [n for n, m in enumerate(chat.messages[: trained[0]]) if m.role == "user" and n > kept]
     if not users:
         return None
@@ -331,6 +336,8 @@ def _write_shards(
         "turns_dropped": counted.get("turns_dropped", 0),
         "quarantined": dict(Counter(each.reason for each in bad)),
     }
+    if unread := {n.removeprefix(_UNREAD): k for n, k in counted.items() if n.startswith(_UNREAD)}:
+        counts["unread"] = dict(sorted(unread.items()))
     files: dict[str, FileSum] = {}
     if bad:
         lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in bad]
@@ -371,8 +378,16 @@ def _check(
             told,
             first,
         )
+    warn_of_unread(run.output, counts)
     if run.held_out and not counts[f"{HELD_OUT}_{run.rows}"]:
         log.warning("%s: nothing is held out of %d rows", run.output, counts["rows"])
+
+
+def warn_of_unread(output: str, counts: Mapping[str, Any]) -> None:
+    """Say once what rows have that would change what they mean, and that nobody reads."""
+    if unread := counts.get("unread", {}):
+        told = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
+        log.warning("%s: of %d rows, these say what is not read: %s", output, counts["rows"], told)
 
 
 def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:

@@ -78,9 +78,9 @@ class TextRows:
 
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
-    ) -> tuple[str, list[EncodedDocument], int]:
-        """Whether `row` is to train on or held out, its document, and turns left out: texts have
-        none. Raises BadRow."""
+    ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
+        """Return whether `row` is to train on or held out, its document, and what is counted of
+        it: of texts nothing. Raises BadRow."""
         text = self.reader.read(row, source.columns, labelled=True)
         label = 0
         if text.label is not None:
@@ -101,7 +101,7 @@ class TextRows:
             label=label,
         )
         out = is_held_out(f"prompt:{text.prompt}", self.run.held_out)
-        return source.split or (HELD_OUT if out else TRAIN), [document], 0
+        return source.split or (HELD_OUT if out else TRAIN), [document], {}
 
 
 def build_weights(encoded: EncodedTexts, answer: AnswerPlace | None, questions: bool) -> Integers:
