@@ -226,6 +226,9 @@ class _ChatRows:
         example = _read_example(row, source, self.run).adapt_roles(self.template)
         render = functools.partial(render_example, self.renderer, example)
         fitted, dropped = _fit(example.chats, render, self.run)
+        if example.kind == "pairs":
+            chosen, rejected = fitted
+            _check_pair(chosen, rejected, dropped)
         split = source.split or _choose_split(example, self.run.held_out)
         documents = list(_build_documents(example, fitted, source, part, place))
         counts = {"turns_dropped": dropped}
@@ -279,6 +282,14 @@ def _fit(
         detail = f"{len(longest.ids)} tokens ({longest.prompt} before the answer), of {limit}"
         raise BadRow("too_long", detail)
     return rendered, dropped
+
+
+def _check_pair(chosen: Rendered, rejected: Rendered, dropped: int) -> None:
+    """Raise BadRow for two answers of which the same tokens are left."""
+    if np.array_equal(chosen.ids, rejected.ids):
+        why = f"{dropped} turns were left out" if dropped else "the template says less than the row"
+        detail = f"chosen and rejected differ, but their {len(chosen.ids)} tokens are alike: {why}"
+        raise BadRow("pair_becomes_equal", detail)
 
 
 def _drop_turn(chat: Conversation, rows: str) -> Conversation | None:
