@@ -155,6 +155,16 @@ def test_a_row_that_cannot_be_shown_is_named_with_its_own_file(tmp_path):
         asked(tmp_path, [ask("q")], few_shot=shots)
 
 
+def test_messages_are_no_text_of_a_prompt(tmp_path):
+    row = ask([{"role": "user", "content": "q"}])
+    with pytest.raises(
+        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is no text; name a part"
+    ):
+        asked(tmp_path, [row])
+    (question,) = asked(tmp_path, [row], prompt="{{ query[0].content }} {{ query | tojson }}")
+    assert question.prompt.startswith("q [{")
+
+
 # One row of each in its published form; those of the other shipped tasks are in the data folder.
 PUBLISHED = {
     "mmlu": {"question": " 2+2? ", "choices": ["1", "2", "3", "4"], "answer": 3},
