@@ -9,7 +9,7 @@ from typing import Any
 from trainrig.errors import DataError
 from trainrig.objectives.denoising.fill_in_the_middle import find_infilling_tokens
 from trainrig.posttrain.chat_source import ChatTokenizer
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.messages import Conversation, Message, adapt_roles
 from trainrig.tokens.chat.rendering import ChatRenderer
 from trainrig.tokens.encoding.encode import Encoder
 
@@ -22,6 +22,10 @@ class Gap:
     suffix: str
 
 
+# A text to go on from, a conversation to answer, with or without tools, or a gap to fill.
+AnyPrompt = str | tuple[Message, ...] | Conversation | Gap
+
+
 @dataclass(frozen=True)
 class PromptEncoder:
     """What makes ids of prompts. May be pickled."""
@@ -30,7 +34,7 @@ class PromptEncoder:
     # What its chat template may name, beside what its files say.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
-    def encode(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
+    def encode(self, prompt: AnyPrompt) -> list[int]:
         """The ids after which the model is to speak. Raises DataError for a gap without the
         sentinels of FillInTheMiddle."""
         begin = self.encoder.special_tokens.prefix
@@ -40,16 +44,22 @@ class PromptEncoder:
             before, after, middle = find_infilling_tokens(self.encoder)
             prefix, suffix = self._encode_text(prompt.prefix), self._encode_text(prompt.suffix)
             return [*begin, before, *prefix, after, *suffix, middle]
-        return self._renderer.encode_prompt(prompt)
+        chat = Conversation(prompt) if isinstance(prompt, tuple) else prompt
+        messages = adapt_roles(chat.messages, self._tokenizer.template)
+        return self._renderer.encode_prompt(messages, chat.tools)
 
     def _encode_text(self, text: str) -> list[int]:
         return [int(number) for number in self.encoder.encode_batch([text])[0]]
 
     @functools.cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer(self.encoder.files, self.variables)
+
+    @functools.cached_property
     def _renderer(self) -> ChatRenderer:
         """What renders conversations. Raises DataError if the template's prompt ends where a turn
         ends: then the model would have to say whose turn it is, too."""
-        renderer = ChatTokenizer(self.encoder.files, self.variables).build_renderer()
+        renderer = self._tokenizer.build_renderer()
         turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
         bare = renderer.render_text(asked, ())
         unprompted = turn is not None and bare.rstrip().endswith(turn.text)
