@@ -14,6 +14,7 @@ from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.runs.trace import trace
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import TokenShards
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "is it"}]}
@@ -117,6 +118,43 @@ def test_all_forms_of_pairs_come_to_the_same_answers(encode_rows, encoder, tmp_p
     assert text == f"{asked}is it<|end_of_turn|>{asked}now<|end_of_turn|>"
 
 
+TRIMMING = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content | trim + '<|end_of_turn|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_own(
+    encode_rows, tmp_path
+):
+    """A template that trims says less than the row; turns of a prompt are left out to fit."""
+    template = tmp_path / "trimming.jinja"
+    template.write_text(TRIMMING)
+    good = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    rows = [good, {"prompt": "a", "chosen": "b", "rejected": "b \n"}]
+    made = encode_rows(rows, rows="pairs", template=str(template))
+    assert (made.counts["train_pairs"], made.counts["quarantined"]) == (
+        1,
+        {"pair_becomes_equal": 1},
+    )
+    assert "their 6 tokens are alike" in quarantined(tmp_path / "encoded")[0]["detail"]
+    asks = [{"role": "user", "content": text} for text in ("old", "p" * 40, "q" * 40, "a")]
+    says = {"role": "assistant", "content": "b"}
+    row = {
+        "prompt": asks[:1],
+        "chosen": [asks[1], asks[3], says],
+        "rejected": [asks[2], asks[3], says],
+    }
+    settings = {"rows": "pairs", "too_long": "drop_turns"}
+    assert encode_rows([row], output="whole", **settings, sequence_length=200)
+    made = encode_rows([row, good], output="cut", **settings, sequence_length=40)
+    assert (made.counts["train_pairs"], made.counts["quarantined"]) == (
+        1,
+        {"pair_becomes_equal": 1},
+    )
+    assert "2 turns were left out" in quarantined(tmp_path / "cut")[0]["detail"]
+
+
 def test_fields_of_other_names_are_mapped(encode_rows, tmp_path):
     row = {"q": {"text": "a"}, "answers": ["no", "is it"]}
     columns = {"prompt": "q.text", "completion": "answers.1"}
@@ -145,6 +183,62 @@ def test_packed_files_and_parquet_have_the_same_rows(encode_rows, tokens, tmp_pa
         names = ("train/rows-00000.bin", "train/rows-00000.weights")
         sums.append([made.files[name].sha256 for name in names])
     assert sums[0] == sums[1] == sums[2]
+
+
+def test_parquet_loses_the_nulls_of_its_objects_alone_and_says_so_once(tokens, tmp_path, caplog):
+    schema = {"type": "function", "function": {"name": "get", "parameters": {"default": None}}}
+    calls = [{"function": {"name": "get", "arguments": {"a": 1, "b": None}}}]
+    turns = [GOOD["messages"][0], {"role": "assistant", "content": None, "tool_calls": calls}]
+    as_json = json.dumps([{**schema, "type": "x"}])
+    rows = [{"messages": turns, "tools": [schema]}] * 2
+    for name, given in (
+        ("objects", rows),
+        ("json", [{"messages": GOOD["messages"], "tools": as_json}]),
+    ):
+        pq.write_table(pa.Table.from_pylist(given), tmp_path / f"{name}.parquet")
+        source = {"kind": "Parquet", "paths": (str(tmp_path / f"{name}.parquet"),), "source": "s"}
+        made = encode_conversations(
+            ConversationEncoding.model_validate(
+                {
+                    "sources": (source,),
+                    "tokenizer": tokens,
+                    "output": str(tmp_path / name),
+                    "workers": 0,
+                    "sequence_length": 400,
+                    "held_out": 0,
+                }
+            )
+        )
+        shards = TokenShards.open(str(tmp_path / name / "train"))
+        text = Encoder.load(f"{tokens}/tokenizer.json").decode(
+            shards.read_window("s", 0, shards.tokens("s")).tolist()
+        )
+        if name == "json":
+            assert '"default": null' in text and "unread" not in made.counts
+        else:
+            assert '"arguments": {"a": 1}' in text and "default" not in text
+            assert list(made.counts["unread"].values()) == [2]
+    assert caplog.text.count("say what is not read: null keys of tools") == 1
+
+
+def test_what_changes_the_meaning_and_is_not_read_is_said_once_a_stage(encode_rows, caplog):
+    rows = [{**GOOD, "images": ["a.png"]}, {**GOOD, "margin": 1.0}, {**GOOD, "images": ["b.png"]}]
+    made = encode_rows(rows)
+    assert made.counts["unread"] == {"images": 2, "margin": 1}
+    assert "of 3 rows, these say what is not read: images in 2, margin in 1" in caplog.text
+    assert "unread" not in encode_rows([GOOD], output="plain").counts
+
+
+def test_a_developer_is_a_system_turn_where_the_template_knows_none(encode_rows, encoder, tmp_path):
+    turns = [{"role": "developer", "content": "s"}, *GOOD["messages"]]
+    template = tmp_path / "knows.jinja"
+    template.write_text(TRIMMING + "{# developer #}")
+    for output, settings in (("ours", {}), ("knows", {"template": str(template)})):
+        encode_rows([{"messages": turns}], output=output, **settings)
+        shards = TokenShards.open(str(tmp_path / output / "train"))
+        ids = shards.read_window("chats", 0, shards.tokens("chats")).tolist()
+        role = "system" if output == "ours" else "developer"
+        assert f"<|{role}|>s<|end_of_turn|>" in encoder.decode(ids)
 
 
 def test_what_is_held_out_goes_by_the_prompt(encode_rows, tmp_path):

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest
@@ -51,6 +53,7 @@ from trainrig.tokens.special_tokens import BROUGHT, TOKENIZER
 QUARANTINE = "quarantine"
 # What the manifest counts of rows whose earlier turns the chat template renders otherwise later.
 _SAMPLE_COUNTS = ("rows_split", "samples_of_split_rows", "tokens_repeated", "answers_left_out")
+_UNREAD = "unread: "  # before the name of what rows say and nobody reads, where it is counted
 log = logging.getLogger(__name__)
 
 
@@ -180,7 +183,7 @@ def _make_work(
     if run.rows in TEXT_ROWS:
         rows = TextRows.make(run, chat.encoder, labels)
     else:
-        rows = _ChatRows(run, chat.build_renderer())
+        rows = _ChatRows(run, chat.build_renderer(), chat.template)
     vocabulary = ShardVocabulary(chat.encoder.vocabulary_size, chat.encoder.fingerprint)
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -212,27 +215,32 @@ class _ChatRows:
 
     run: ConversationEncoding
     renderer: ChatRenderer
+    template: str  # that the renderer renders by
 
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
     ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
         """Return whether `row` is to train on or held out, its documents, and what is counted of
         it. Raises BadRow."""
-        example = _read_example(row, source, self.run)
+        example = _read_example(row, source, self.run).adapt_roles(self.template)
         rules = SampleRules(
             longest=self.run.sequence_length + 1,
             drop_turns=self.run.too_long == "drop_turns",
             split=self.run.rewritten_turns == "split",
         )
         samples = build_samples(self.renderer, example, rules)
+        if example.kind == "pairs":
+            _check_pair(samples)
         split = source.split or _choose_split(example, self.run.held_out)
         documents = list(_build_documents(example, samples.rendered, source, part, place))
-        return split, documents, _count_samples(example, samples)
+        unread = {f"{_UNREAD}{name}": 1 for name in example.unread}
+        return split, documents, _count_samples(example, samples) | unread
 
 
 def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
     assert run.rows not in TEXT_ROWS
-    example = parse_example(row, source.columns, run.rows, source.format)
+    parquet = source.kind == "Parquet"
+    example = parse_example(row, source.columns, run.rows, source.format, parquet)
     if run.rows == "steps" and not example.step_labels:
         raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")
     if run.train_on == "last" and run.rows == "conversations":
@@ -249,6 +257,16 @@ def _count_samples(example: Example, samples: Samples) -> dict[str, int]:
         counts["samples_of_split_rows"] = len(samples.rendered)
         counts["tokens_repeated"] = samples.tokens_repeated
     return counts
+
+
+def _check_pair(samples: Samples) -> None:
+    """Raise BadRow for two answers of which the same tokens are left."""
+    chosen, rejected = samples.rendered
+    if np.array_equal(chosen.ids, rejected.ids):
+        dropped = samples.turns_dropped
+        why = f"{dropped} turns were left out" if dropped else "the template says less than the row"
+        detail = f"chosen and rejected differ, but their {len(chosen.ids)} tokens are alike: {why}"
+        raise BadRow("pair_becomes_equal", detail)
 
 
 def _choose_split(example: Example, share: float) -> str:
@@ -293,6 +311,8 @@ def _write_shards(
     }
     if run.rows not in TEXT_ROWS:
         counts |= {name: counted.get(name, 0) for name in _SAMPLE_COUNTS}
+    if unread := {n.removeprefix(_UNREAD): k for n, k in counted.items() if n.startswith(_UNREAD)}:
+        counts["unread"] = dict(sorted(unread.items()))
     files: dict[str, FileSum] = {}
     if bad:
         lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in bad]
@@ -334,6 +354,7 @@ def _check(
             first,
         )
     _report_split(counts, run)
+    warn_of_unread(run.output, counts)
     if run.held_out and not counts[f"{HELD_OUT}_{run.rows}"]:
         log.warning("%s: nothing is held out of %d rows", run.output, counts["rows"])
 
@@ -361,6 +382,13 @@ def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
             why,
             f"{left_out:,}",
         )
+
+
+def warn_of_unread(output: str, counts: Mapping[str, Any]) -> None:
+    """Say once what rows have that would change what they mean, and that nobody reads."""
+    if unread := counts.get("unread", {}):
+        told = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
+        log.warning("%s: of %d rows, these say what is not read: %s", output, counts["rows"], told)
 
 
 def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:

@@ -17,7 +17,7 @@ from trainrig.models.generation.sampling import Sampling
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.tokens.chat.messages import BadRow, Message, parse_messages
+from trainrig.tokens.chat.messages import BadRow, Conversation, parse_messages, parse_tools
 
 Row = Mapping[str, Any]
 
@@ -35,10 +35,10 @@ def generate_file(
 ) -> dict[str, int]:
     """Write `out`, the rows of the JSONL file `prompts` with `text` and `stopped` added; counts.
 
-    A row has `prompt`, a text to continue, or `messages`, a conversation to answer, and may have a
-    `seed` of its own; else it is the sampling's plus the row's number. `vllm_memory`: vLLM runs the
-    model, in this process, with that share of the GPU's memory. Raises DataError for rows that have
-    neither, before anything is generated.
+    A row has `prompt`, a text to continue, or `messages`, a conversation to answer, which may have
+    `tools`, and may have a `seed` of its own; else it is the sampling's plus the row's number.
+    `vllm_memory`: vLLM runs the model, in this process, with that share of the GPU's memory. Raises
+    DataError for rows that have neither, before anything is generated.
     """
     rows = read_prompts(prompts)
     splits = [
@@ -83,9 +83,9 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
 
 def read_request(row: Any, sampling: Sampling) -> TextRequest:
     """What `row` asks for. Raises BadRow, KeyError or TypeError for what is no request."""
-    prompt: str | tuple[Message, ...]
+    prompt: str | Conversation
     if "messages" in row:
-        prompt = parse_messages(row["messages"])
+        prompt = Conversation(parse_messages(row["messages"]), parse_tools(row.get("tools")))
     elif isinstance(row["prompt"], str):
         prompt = row["prompt"]
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainrig.objectives.denoising.fill_in_the_middle import find_infilling_tokens
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.messages import Conversation, Message, adapt_roles
 from trainrig.tokens.chat.rendering import ChatRenderer
 from trainrig.tokens.encoding.encode import Encoder
 
@@ -21,6 +21,10 @@ class Gap:
     suffix: str
 
 
+# A text to go on from, a conversation to answer, with or without tools, or a gap to fill.
+AnyPrompt = str | tuple[Message, ...] | Conversation | Gap
+
+
 @dataclass(frozen=True)
 class PromptEncoder:
     """What makes ids of prompts. May be pickled."""
@@ -29,7 +33,7 @@ class PromptEncoder:
     # What its chat template may name, beside what its files say.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
-    def encode(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
+    def encode(self, prompt: AnyPrompt) -> list[int]:
         """The ids after which the model is to speak. Raises DataError for a gap without the
         sentinels of FillInTheMiddle."""
         begin = self.encoder.special_tokens.prefix
@@ -39,15 +43,21 @@ class PromptEncoder:
             before, after, middle = find_infilling_tokens(self.encoder)
             prefix, suffix = self._encode_text(prompt.prefix), self._encode_text(prompt.suffix)
             return [*begin, before, *prefix, after, *suffix, middle]
-        return self._renderer.encode_prompt(prompt)
+        chat = Conversation(prompt) if isinstance(prompt, tuple) else prompt
+        messages = adapt_roles(chat.messages, self._tokenizer.template)
+        return self._renderer.encode_prompt(messages, chat.tools)
 
     def _encode_text(self, text: str) -> list[int]:
         return [int(number) for number in self.encoder.encode_batch([text])[0]]
 
     @functools.cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer(self.encoder.files, self.variables)
+
+    @functools.cached_property
     def _renderer(self) -> ChatRenderer:
         """What renders conversations. Raises DataError for a template that does not ask."""
-        return ChatTokenizer(self.encoder.files, self.variables).build_prompting_renderer()
+        return self._tokenizer.build_prompting_renderer()
 
 
 class TextListener:

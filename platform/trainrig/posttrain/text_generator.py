@@ -16,9 +16,9 @@ from trainrig.models.encoder_decoder.model import EncoderDecoder
 from trainrig.models.generation.generate import Request, generate_batch
 from trainrig.models.generation.sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
-from trainrig.posttrain.prompt_text import Gap, PromptEncoder, TextListener
+from trainrig.posttrain.prompt_text import AnyPrompt, Gap, PromptEncoder, TextListener
 from trainrig.posttrain.vllm_engine.model import VllmModel
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.messages import Conversation, Message
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
@@ -38,7 +38,7 @@ class TextRequest:
     """What is to be said something to: a text to continue, a conversation to answer, or a gap to
     fill."""
 
-    prompt: str | tuple[Message, ...] | Gap
+    prompt: AnyPrompt
     sampling: Sampling
     hear: Callable[[str], None] | None = None  # told the text piece by piece
 
@@ -150,7 +150,7 @@ class TextGenerator:
         )
         return Spoken(listener.finish(), generation.stopped, len(generation.ids))
 
-    def encode_prompt(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
+    def encode_prompt(self, prompt: AnyPrompt) -> list[int]:
         """The ids after which the model is to speak."""
         return self._prompts.encode(prompt)
 
@@ -160,7 +160,7 @@ class TextGenerator:
 
 
 def _build_listener(encoder: Encoder, request: TextRequest) -> TextListener:
-    answers = isinstance(request.prompt, tuple)
+    answers = isinstance(request.prompt, tuple | Conversation)
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
 
 

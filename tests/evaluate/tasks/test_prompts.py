@@ -110,6 +110,61 @@ def test_shown_rows_are_the_same_before_each_and_never_the_row_itself(tmp_path):
         asked(tmp_path, rows, few_shot={"count": 9})
 
 
+def ask(text, gold=0, **more):
+    return {"query": text, "choices": ["a", "b"], "gold": gold, **more}
+
+
+DOUBLES = [ask("q0"), ask("q0", 1, page=3), ask(" Q0\n"), *(ask(f"q{n}") for n in range(1, 6))]
+
+
+@pytest.mark.parametrize("draw", ["first", "random"])
+@pytest.mark.parametrize("shown", ["own", "same file", "copy", "training rows"])
+def test_a_row_is_never_shown_to_itself_from_whichever_file(tmp_path, shown, draw):
+    """Its doubles are not, either, and as many rows as are wanted are shown all the same."""
+    file = tmp_path / ("rows.jsonl" if shown in ("own", "same file") else "shown.jsonl")
+    rows = DOUBLES if shown != "training rows" else [*DOUBLES[2:], ask("q9")]
+    write(file, rows)
+    for seed in range(8):
+        shots = {"count": 4, "draw": draw, "seed": seed}
+        questions = asked(
+            tmp_path, DOUBLES, few_shot=shots if shown == "own" else {**shots, "rows": str(file)}
+        )
+        for question in questions:
+            said = [" ".join(shot.prompt.lower().split()) for shot in question.shots]
+            assert len(said) == 4
+            assert " ".join(question.prompt.lower().split()) not in said
+
+
+def test_rows_of_one_prompt_are_told_apart_by_their_answers_or_refused(tmp_path):
+    told = {"kind": "Continuation", "target": "{{ text }}"}
+    rows = [{"text": text} for text in ("a", "b", "a", "c")]
+    questions = asked(tmp_path, rows, told, prompt="", few_shot={"count": 2})
+    for question, row in zip(questions, rows, strict=True):
+        shown = {shot.answer.strip() for shot in question.shots}
+        assert len(question.shots) == 2 and row["text"] not in shown
+    with pytest.raises(
+        DataError, match=r"row 1: few_shot.count = 2, but 0 of the 4 rows of .* ask anything else"
+    ):
+        asked(tmp_path, rows, told, prompt="go on:", few_shot={"count": 2})
+
+
+def test_a_row_that_cannot_be_shown_is_named_with_its_own_file(tmp_path):
+    write(tmp_path / "shown.jsonl", [{"query": "x", "choices": ["a", "b"]}])
+    shots = {"count": 1, "rows": str(tmp_path / "shown.jsonl")}
+    with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* has not: 'gold'"):
+        asked(tmp_path, [ask("q")], few_shot=shots)
+
+
+def test_messages_are_no_text_of_a_prompt(tmp_path):
+    row = ask([{"role": "user", "content": "q"}])
+    with pytest.raises(
+        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is no text; name a part"
+    ):
+        asked(tmp_path, [row])
+    (question,) = asked(tmp_path, [row], prompt="{{ query[0].content }} {{ query | tojson }}")
+    assert question.prompt.startswith("q [{")
+
+
 # One row of each in its published form; those of the other shipped tasks are in the data folder.
 PUBLISHED = {
     "mmlu": {"question": " 2+2? ", "choices": ["1", "2", "3", "4"], "answer": 3},

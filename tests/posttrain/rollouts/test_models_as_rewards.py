@@ -1,5 +1,7 @@
 """A reward model and a judge as rewards: what they give, and what they cannot read."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,23 @@ def test_a_reward_model_scores_a_completion_as_an_answer(reward_model):
     expected = [scored_alone(reward_model, "is it?", text) for text in texts]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(set(found)) == 3
+
+
+def test_a_reward_model_reads_all_of_a_conversation_as_it_reads_rows(reward_model):
+    asked = (Message("system", "s"), Message("user", "a"), Message("assistant", "b"))
+    chat = Conversation((*asked, Message("user", "is it?")))
+    scorer = RewardModel(checkpoint=reward_model).open()
+    told = [replace(completion("yes", "is it?"), chat=each) for each in (chat, None)]
+    whole, alone = scorer.score(told)
+    opened = checkpoint.open_model(reward_model)
+    renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
+    ids = renderer.render(
+        replace(chat, messages=(*chat.messages, Message("assistant", "yes"))).train_on_last()
+    ).ids
+    with torch.no_grad():  # at the last token before the one that ends the answer
+        expected = opened.build()(torch.from_numpy(ids)[None]).logits[0, -2, 0].item()
+    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    assert abs(whole - alone) > 1e-3
 
 
 def test_what_a_reward_model_cannot_read_is_a_fault(reward_model):

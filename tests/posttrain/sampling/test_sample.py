@@ -8,9 +8,10 @@ import pytest
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
+from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards import ExactAnswer
 from trainrig.posttrain.rewards.contract import Completion
-from trainrig.posttrain.rollouts.prompts import Prompt
+from trainrig.posttrain.rollouts.prompts import Prompt, read_prompt_set
 from trainrig.posttrain.sampling import stage
 from trainrig.posttrain.sampling.run_file import AnswerSampling
 from trainrig.posttrain.sampling.stage import ScoredAnswer, choose_best, choose_pair, sample_answers
@@ -63,6 +64,28 @@ def content(folder):
 def rows_of(folder, kind):
     lines = b"".join(p.read_bytes() for p in sorted((folder / kind).glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
+
+
+def test_answers_to_conversations_become_rows_that_conversations_reads(
+    make_sampling, encode_rows, encoder, tmp_path
+):
+    tools = [{"type": "function", "function": {"name": "g"}}]
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "is"}]
+    path = tmp_path / "asked.jsonl"
+    path.write_text(json.dumps({"prompt": asked, "tools": tools, "answer": "e"}) + "\n")
+    prompts = {"paths": (str(path),), "chat": True}
+    files = make_sampling(tmp_path / "said", prompts=prompts).prompts
+    (prompt,) = read_prompt_set(files, PromptEncoder(encoder), 400).prompts
+    best, worst = (
+        ScoredAnswer(prompt, n, Completion("", text, (1,), True, {}), 1.0 - n, {})
+        for n, text in enumerate(("e", "now"))
+    )
+    rows = [stage._build_row(best)]
+    made = encode_rows(rows, sequence_length=400)
+    assert (made.counts["train_conversations"], rows[0]["tools"]) == (1, tools)
+    pair = stage._build_pair(best, worst)
+    made = encode_rows([pair], output="pairs", rows="pairs", sequence_length=400)
+    assert (made.counts["train_pairs"], pair["prompt"]) == (1, asked)
 
 
 def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sampling, whole):

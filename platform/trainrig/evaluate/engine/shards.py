@@ -7,7 +7,7 @@ there is not made again.
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainrig import config, manifest, storage
@@ -18,9 +18,10 @@ from trainrig.evaluate.engine.judge import Judge
 from trainrig.evaluate.engine.opened_model import OpenedModel
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.definition import Task
-from trainrig.evaluate.tasks.prompts import Question, Renderer, choose_shots, select_shots
+from trainrig.evaluate.tasks.prompts import Question, Renderer
 from trainrig.evaluate.tasks.rows import read_rows
 from trainrig.evaluate.tasks.scoring import PreferredAnswer, ProgramTests
+from trainrig.evaluate.tasks.shots import ShotPool
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 
@@ -95,17 +96,12 @@ def _load_questions(task_json: str, path: str, limit: int | None) -> tuple[Quest
     task = config.build(Task, json.loads(task_json), path)
     rows = read_rows(path)
     renderer = Renderer(task, path)
-    own = task.few_shot.rows is None
-    shown_rows = rows if own else read_rows(str(task.few_shot.rows))
-    shots = choose_shots(task, renderer, shown_rows, own)
-    questions = []
-    for row in rows[:limit]:
-        question = renderer.render_question(row)
-        if shots:
-            chosen = select_shots(question.prompt, shots, task.few_shot.count)
-            question = renderer.render_question(row, chosen)
-        questions.append(question)
-    return tuple(questions)
+    questions = [renderer.render_question(row) for row in rows[:limit]]
+    if not task.few_shot.count:
+        return tuple(questions)
+    shown_file = task.few_shot.rows or path
+    pool = ShotPool(task, Renderer(task, shown_file), read_rows(shown_file), shown_file, path)
+    return tuple(replace(question, shots=pool.select(question)) for question in questions)
 
 
 def list_program_tasks(tasks: Sequence[TaskRun]) -> list[str]:

@@ -1,6 +1,5 @@
 """Rows to prompts: what a model is given of each row, and what would be right."""
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +69,7 @@ class Renderer:
         self._where = where
         self._read = self._make_reader()
 
-    def render_question(self, row: TaskRow, shots: Sequence[Shot] = ()) -> Question:
+    def render_question(self, row: TaskRow) -> Question:
         """What is asked of `row`. Raises DataError, with file and row, for what it lacks."""
         where = f"{self._file}: row {row.number}"
         fields = dict(row.fields)
@@ -81,7 +80,6 @@ class Renderer:
             where=where,
             prompt=self._prompt(fields, where),
             fields=fields,
-            shots=tuple(shots),
             group=None if self._group is None else str(self._group(fields, where)),
             **self._read(fields, where),
         )
@@ -158,33 +156,6 @@ class Renderer:
             return {"answers": answers, "gold": number, "contexts": before}
 
         return read
-
-
-def choose_shots(task: Task, renderer: Renderer, rows: Sequence[TaskRow], own: bool) -> list[Shot]:
-    """The rows to show, one more than are shown where they are the task's `own`: it stands in for
-    the row that is asked.
-
-    Raises DataError if there are too few.
-    """
-    wanted = task.few_shot.count
-    if not wanted:
-        return []
-    needed = wanted + own
-    if len(rows) < needed:
-        raise DataError(
-            f"task '{task.name}': {len(rows)} rows to show solved, but few_shot.count = {wanted} "
-            f"needs {needed}; lower it"
-        )
-    if task.few_shot.draw == "first":
-        chosen = list(rows[:needed])
-    else:
-        chosen = random.Random(task.few_shot.seed).sample(list(rows), needed)
-    return [renderer.build_shot(row) for row in chosen]
-
-
-def select_shots(prompt: str, shots: Sequence[Shot], count: int) -> tuple[Shot, ...]:
-    """The first `count` of `shots` that are not the row that is asked itself."""
-    return tuple([shot for shot in shots if shot.prompt != prompt][:count])
 
 
 def _require_texts(value: Any, where: str) -> tuple[str, ...]:

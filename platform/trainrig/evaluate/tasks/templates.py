@@ -23,11 +23,20 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # prompts, not pages
+        finalize=_refuse_structures,
     )
     environment.filters["regex_replace"] = _replace_pattern
     environment.filters["boxed"] = find_last_boxed
     environment.globals["instructions"] = _pair_instructions
     return environment
+
+
+def _refuse_structures(value: Any) -> Any:
+    """Return `value`, which a template is to write out. Raise TypeError for what has no text of its
+    own, such as messages: it would be written as Python writes it."""
+    if isinstance(value, Mapping | list | tuple):
+        raise TypeError(f"{value!r:.60} is no text; name a part of it, or add `| tojson`")
+    return value
 
 
 def _replace_pattern(text: str, pattern: str, put: str = "", count: int = 0) -> str:

@@ -71,6 +71,10 @@ class TextPredictor:
         text = self.reader.read(row, columns, labelled=False)
         return AskedRow(text, self.reader.encode(text))
 
+    def list_unread(self, asked: AskedRow) -> tuple[str, ...]:
+        """Return what the row of `asked` says that is not read: of texts no other field counts."""
+        return ()
+
     @torch.no_grad()
     def tell(self, rows: Sequence[AskedRow]) -> list[Told]:
         """What the model says of each of `rows`, by one forward pass: the name of the likeliest

@@ -115,7 +115,7 @@ def _write_chains(
     transcripts = [build_transcript(chain, run.critic, maker.find_broken_rules) for chain in chains]
     revisions = [
         {
-            "prompt": chain.prompt.text,
+            **chain.prompt.as_fields(),
             "completion": chain.last,
             "revised": chain.last != chain.answer,
             "prompt_number": chain.prompt.number,

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.tokens.chat.messages import Conversation
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Completion:
     ids: tuple[int, ...]  # of what was said, with the token that ends it
     finished: bool  # whether the model ended it: not cut by the limit of length
     row: Mapping[str, object]  # the row that the prompt is from, with its other columns
+    chat: Conversation | None = None  # that `prompt` is a transcript of; None: it is one text
 
 
 @dataclass(frozen=True)

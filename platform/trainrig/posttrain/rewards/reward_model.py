@@ -10,11 +10,12 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
-from trainrig.tokens.chat.messages import BadRow, Conversation, Message
+from trainrig.tokens.chat.messages import BadRow, Conversation, Message, adapt_roles
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.posttrain.score.answer_scorer import AnswerScorer
+    from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
     from trainrig.tokens.chat.rendering import ChatRenderer
 
 
@@ -50,7 +51,8 @@ class RewardModel(RewardPart):
                 f"rewards: '{self.name}': {path} is {found.description}, which scores nothing; "
                 'train one that does by `trainrig posttrain` with objective.kind = "Reward"'
             )
-        return ModelScorer(self.name, path, self.batch, open_renderer(path))
+        chat = open_chat(path)
+        return ModelScorer(self.name, path, self.batch, chat.build_renderer(), chat.template)
 
 
 @dataclass
@@ -61,6 +63,7 @@ class ModelScorer:
     path: str
     batch: int
     renderer: "ChatRenderer"
+    template: str  # that the renderer renders by
     _model: "AnswerScorer | None" = field(default=None)
 
     def score(self, completions: Sequence[Completion]) -> list[Score]:
@@ -77,9 +80,11 @@ class ModelScorer:
         scores: list[Score] = []
         answers = []
         for completion in completions:
-            turns = (Message("user", completion.prompt), Message("assistant", completion.text))
+            asked = completion.chat or Conversation((Message("user", completion.prompt),))
+            turns = (*asked.messages, Message("assistant", completion.text))
+            chat = Conversation(adapt_roles(turns, self.template), asked.tools)
             try:
-                rendered = self.renderer.render(Conversation(turns))
+                rendered = self.renderer.render(chat.train_on_last())
                 answers.append((rendered, model.find_places(rendered, steps=False)))
             except BadRow as bad:
                 scores.append(Fault("unreadable", str(bad)))
@@ -89,8 +94,8 @@ class ModelScorer:
         return [each if isinstance(each, Fault) else next(found)[0] for each in scores]
 
 
-def open_renderer(path: str) -> "ChatRenderer":
-    """The chat template of the checkpoint at `path`, with its tokenizer."""
+def open_chat(path: str) -> "ChatTokenizer":
+    """Return the tokenizer of the checkpoint at `path`, with its chat template."""
     from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 
-    return ChatTokenizer(checkpoint.read_tokenizer_files(path)).build_renderer()
+    return ChatTokenizer(checkpoint.read_tokenizer_files(path))

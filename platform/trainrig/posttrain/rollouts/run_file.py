@@ -25,7 +25,8 @@ class PromptFiles(Settings):
 
     # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be packed.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
-    # Template of the prompt, in Jinja's sandbox, over the columns of a row.
+    # Template of the prompt, in Jinja's sandbox, over the columns of a row. With `chat`, a column
+    # of messages that is all of the template is a conversation, with the row's `tools`.
     template: str = "{{ prompt }}"
     # Whether the prompt is a user's message that the model answers by its chat template; else it is
     # text that the model goes on from.

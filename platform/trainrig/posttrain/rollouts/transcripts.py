@@ -51,7 +51,7 @@ class Transcript:
         """As rewards have it: all of the text, and the ids that the model drew."""
         mine = tuple(n for n, drawn in zip(self.ids, self.drawn, strict=True) if drawn)
         prompt = self.prompt
-        return Completion(prompt.text, self.text, mine, self.finished, prompt.row)
+        return Completion(prompt.text, self.text, mine, self.finished, prompt.row, prompt.chat)
 
     def write(self, ids: Sequence[int], log_probabilities: Sequence[float] | None) -> None:
         """Add `ids`; None: they are an environment's."""

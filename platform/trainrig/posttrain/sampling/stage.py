@@ -107,7 +107,7 @@ class ScoredAnswer:
         return {
             "prompt_number": self.prompt.number,
             "sample": self.sample,
-            "prompt": self.prompt.text,
+            **self.prompt.as_fields(),
             "completion": self.completion.text,
             "finished": self.completion.finished,
             "tokens": len(self.completion.ids),
@@ -185,6 +185,7 @@ def answer_all(
             ids=one.ids if one.stop_id is None else (*one.ids, one.stop_id),
             finished=one.stopped in ("end", "stop"),
             row=prompt.row,
+            chat=prompt.chat,
         )
         for (prompt, _), listener, one in zip(places, listeners, said, strict=True)
     ]
@@ -231,7 +232,7 @@ def _rank(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnsw
 
 def _build_row(answer: ScoredAnswer) -> dict[str, Any]:
     return {
-        "prompt": answer.prompt.text,
+        **answer.prompt.as_fields(),
         "completion": answer.completion.text,
         "reward": answer.reward,
         "prompt_number": answer.prompt.number,
@@ -241,7 +242,7 @@ def _build_row(answer: ScoredAnswer) -> dict[str, Any]:
 
 def _build_pair(best: ScoredAnswer, worst: ScoredAnswer) -> dict[str, Any]:
     return {
-        "prompt": best.prompt.text,
+        **best.prompt.as_fields(),
         "chosen": best.completion.text,
         "rejected": worst.completion.text,
         "chosen_reward": best.reward,

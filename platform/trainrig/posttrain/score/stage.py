@@ -25,6 +25,7 @@ from trainrig.posttrain.conversations import (
     QUARANTINE,
     QuarantinedRow,
     split_rows,
+    warn_of_unread,
 )
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -87,6 +88,7 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         if not counts["scored"]:
             told = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
             raise DataError(f"paths: not one row to score, of {counts['rows']:,}: {told or 'none'}")
+        warn_of_unread(run.output, counts)
     if labels:
         counts["labels"] = list(labels)  # in the order of their probabilities
     return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
@@ -111,6 +113,7 @@ class _ScoredRows:
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     scores: list[tuple[Any, ...] | None] = field(default_factory=list)  # by new column
     bad: list[QuarantinedRow] = field(default_factory=list)
+    unread: Counter[str] = field(default_factory=Counter)  # what rows say that is not read
     unreadable: int = 0  # of `bad`: lines that are no rows, and so are not among `rows`
     tables: list[Any] = field(default_factory=list)  # Arrow's batches, of Parquet
 
@@ -130,9 +133,21 @@ class _Asked(Protocol):
         """What is asked of `row`. Raises BadRow."""
         ...
 
+    def list_unread(self, asked: Any) -> tuple[str, ...]:
+        """Return what the row of `asked` says that is not read."""
+        ...
+
     def tell(self, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
         """What the new columns of each hold, by one forward pass."""
         ...
+
+
+@dataclass(frozen=True)
+class _AskedAnswers:
+    """The answers of a row, and what it says that is not read."""
+
+    answers: list[tuple[Rendered, Integers]]
+    unread: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -140,21 +155,28 @@ class _AskedScorer:
     """A reward model; what is asked of a row are its answers, two of a pair."""
 
     run: AnswerScoring
-    renderer: ChatRenderer
+    chat: ChatTokenizer
     scorer: "AnswerScorer"
 
-    def read(
-        self, row: Mapping[str, Any], columns: Mapping[str, str]
-    ) -> list[tuple[Rendered, Integers]]:
+    def read(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> _AskedAnswers:
         run, steps = self.run, self.run.rows == "steps"
         assert run.rows not in TEXT_ROWS
-        example = parse_example(row, columns, run.rows, run.format)
+        example = parse_example(row, columns, run.rows, run.format, run.kind == "Parquet")
+        example = example.adapt_roles(self.chat.template)
         rendered = [render_example(self.renderer, example, each) for each in example.chats]
-        return [(each, self.scorer.find_places(each, steps)) for each in rendered]
+        answers = [(each, self.scorer.find_places(each, steps)) for each in rendered]
+        return _AskedAnswers(answers, example.unread)
 
-    def tell(self, rows: Sequence[list[tuple[Rendered, Integers]]]) -> list[tuple[Any, ...]]:
-        found = iter(self.scorer.score([answer for answers in rows for answer in answers]))
-        return [_build_columns(self.run, [next(found) for _ in answers]) for answers in rows]
+    @functools.cached_property
+    def renderer(self) -> ChatRenderer:
+        return self.chat.build_renderer()
+
+    def list_unread(self, asked: _AskedAnswers) -> tuple[str, ...]:
+        return asked.unread
+
+    def tell(self, rows: Sequence[_AskedAnswers]) -> list[tuple[Any, ...]]:
+        found = iter(self.scorer.score([answer for row in rows for answer in row.answers]))
+        return [_build_columns(self.run, [next(found) for _ in row.answers]) for row in rows]
 
 
 def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work:
@@ -166,7 +188,7 @@ def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Wo
     if chat is None:
         asked = TextPredictor.open(model, run.rows, run.too_long == "cut")
     else:
-        asked = _AskedScorer(run, chat.build_renderer(), AnswerScorer.open(model))
+        asked = _AskedScorer(run, chat, AnswerScorer.open(model))
 
     def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         done = _ScoredRows()
@@ -211,6 +233,7 @@ def _read(
             except BadRow as why:
                 done.bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                 continue
+            done.unread.update(asked.list_unread(wanted))
             yield _Waiting(len(done.rows) - 1, wanted)
 
 
@@ -250,6 +273,8 @@ def _write_rows(
         "scored": len(scored),
         "quarantined": dict(Counter(each.reason for each in done.bad)),
     }
+    if done.unread:
+        counts["unread"] = dict(sorted(done.unread.items()))
     if run.rows == "pairs":
         counts["chosen_higher"] = sum(chosen > rejected for chosen, rejected in scored)
     return counts, {

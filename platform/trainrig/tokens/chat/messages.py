@@ -1,16 +1,35 @@
 """Conversations as templates read them, checked: turns of known roles with text in them."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
+TOOL = "tool"
+CALL = "function_call"  # a turn that holds nothing but calls, written as JSON
+# What files of others call each role, and calls.
+_NAMES_OF_ROLES: Mapping[str, tuple[str, ...]] = {
+    "system": ("system",),
+    "developer": ("developer",),
+    "user": ("user", "human"),
+    ASSISTANT: ("assistant", "gpt", "chatgpt", "bing", "bard", "model"),
+    TOOL: ("tool", "function", "ipython", "observation", "function_response", "tool_response"),
+    CALL: (CALL, "tool_call"),
+}
+_ROLE_OF = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
 MOST_WEIGHT = 2.5  # of a message; more would not fit the byte that a token's weight has
 BREAK = "\ufdd0"  # no character, so no text: see rendering.py
+_THOUGHTS = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+# Types of parts of a content, of which texts alone are read.
+_PARTS = (
+    *("text", "input_text", "output_text", "refusal", "thinking", "reasoning"),
+    *("image", "image_url", "input_image", "audio", "input_audio", "video", "file"),
+)
 _CARRIED = ("tool_calls", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id")
 
 
@@ -71,42 +90,116 @@ class Conversation:
         ]
 
 
+def adapt_roles(messages: Sequence[Message], template: str) -> tuple[Message, ...]:
+    """Return `messages` with a developer's turns as system turns, which OpenAI renamed so, where
+    the chat `template` knows no developer."""
+    if "developer" in template:
+        return tuple(messages)
+    return tuple(replace(m, role="system") if m.role == "developer" else m for m in messages)
+
+
 def parse_messages(value: Any, what: str = "messages") -> tuple[Message, ...]:
-    """The turns in `value`, a list of `{"role", "content"}`. Raises BadRow."""
+    """Return the turns in `value`, a list of `{"role", "content"}` or `{"from", "value"}`.
+
+    Calls that stand in turns of their own become tool calls of an assistant's turn, together with
+    what the assistant says right before them. Raises BadRow.
+    """
     if isinstance(value, str):
         value = parse_json(value, what)
     if not isinstance(value, list):
-        raise BadRow("not_messages", f"`{what}` is {type(value).__name__}, not a list of messages")
-    return tuple(parse_message(each) for each in value)
+        raise BadRow("not_messages", f"`{what}` is {shorten(value)}, not a list of messages")
+    messages: list[Message] = []
+    for given in value:
+        message = parse_message(given)
+        name = _find_role_name(given)
+        if messages and _ROLE_OF[name] == CALL and _can_join(messages[-1], message):
+            message = _join_calls(messages.pop(), message)
+        elif messages and message.role == TOOL and name != TOOL:
+            message = name_result(message, messages[-1])
+        messages.append(message)
+    return tuple(messages)
 
 
 def parse_message(value: Any) -> Message:
-    """The turn that `value` is. Raises BadRow."""
-    if not isinstance(value, Mapping) or "role" not in value:
-        raise BadRow("not_messages", "a message is an object with `role` and `content`")
-    role = value["role"]
-    if role not in list(ROLES):  # a list, because what stands there may not be hashable
-        raise BadRow("unknown_role", f"role {role!r}; there are: {', '.join(ROLES)}")
-    more = {name: value[name] for name in _CARRIED if value.get(name) is not None}
-    if calls := more.get("tool_calls"):
+    """Return the turn that `value` is. Raises BadRow."""
+    name = _find_role_name(value)
+    role = _ROLE_OF[name]
+    more = {key: value[key] for key in _CARRIED if value.get(key) is not None}
+    calls = more.get("tool_calls")
+    if calls is None and value.get("function_call") is not None:  # OpenAI's older name of one
+        calls = [value["function_call"]]
+    if isinstance(calls, str):
+        calls = parse_json(calls, "tool_calls")
+    content = value["content"] if value.get("content") is not None else value.get("value")
+    if role == CALL:
+        role = ASSISTANT
+        content, calls = _split_calls(content)
+    if calls:
         more["tool_calls"] = _parse_calls(calls)
-    content = value.get("content")
-    if content is None and role == ASSISTANT and more.get("tool_calls"):
+        if "tool_calls" not in value or value["tool_calls"] is None:
+            more["tool_calls"] = [_wrap(call) for call in more["tool_calls"]]
+    if content is None and role == ASSISTANT and calls:
         content = ""
-    message = Message(role, _parse_text(content), _read_weight(value.get("weight")), more)
+    message = Message(role, _parse_content(content, role), _read_weight(value), more)
     check_unicode([message.content, json.dumps(more, ensure_ascii=False)])
     return message
 
 
-def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """The schemas of tools in `value`: a list, or JSON of one. Raises BadRow."""
+def _find_role_name(value: Any) -> str:
+    """Return whose turn `value` is, as the file says it. Raises BadRow for a name not known."""
+    if not isinstance(value, Mapping) or not {"role", "from"} & set(value):
+        raise BadRow(
+            "not_messages",
+            "a message is an object with `role` and `content`, or with `from` and `value`; "
+            f"found {shorten(value)}",
+        )
+    key = "role" if value.get("role") is not None or "from" not in value else "from"
+    name = value[key]
+    if not isinstance(name, str) or name not in _ROLE_OF:
+        raise BadRow("unknown_role", f"`{key}` is {shorten(name)}; known: {', '.join(_ROLE_OF)}")
+    return name
+
+
+def _can_join(before: Message, calls: Message) -> bool:
+    """Return whether the assistant says `before` and makes `calls` in one turn."""
+    same = before.role == ASSISTANT and before.weight == calls.weight
+    return same and not (before.more.get("tool_calls") and calls.content)
+
+
+def _join_calls(before: Message, calls: Message) -> Message:
+    together = [*before.more.get("tool_calls", ()), *calls.more["tool_calls"]]
+    content = before.content + calls.content
+    return replace(before, content=content, more={**before.more, "tool_calls": together})
+
+
+def name_result(result: Message, before: Message) -> Message:
+    """Return `result` with the name of the tool, where the turn before calls one alone."""
+    calls = before.more.get("tool_calls", ())
+    if len(calls) != 1 or "name" in result.more:
+        return result
+    called = calls[0].get("function", calls[0])["name"]
+    return replace(result, more={**result.more, "name": called})
+
+
+def parse_tools(value: Any, wrap: bool = False) -> tuple[Mapping[str, Any], ...]:
+    """Return the schemas of tools in `value`: a list of schemas or of JSON of them, or its JSON.
+
+    `wrap`: a schema that is a function's alone is put into `{"type": "function", "function": …}`,
+    as templates read it. Raises BadRow.
+    """
     if value is None or value == "":
         return ()
     if isinstance(value, str):
         value = parse_json(value, "tools")
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
-        raise BadRow("bad_tools", "`tools` is a list of JSON schemas, or JSON of one")
-    return tuple(drop_nulls(each) for each in value)
+    if isinstance(value, list):
+        value = [parse_json(e, "tools") if isinstance(e, str) else e for e in value]
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        found = shorten(value)
+        raise BadRow("bad_tools", f"`tools` is {found}, not a list of JSON schemas or its JSON")
+    check_unicode([json.dumps(value, ensure_ascii=False)])
+    if wrap:
+        return tuple(_wrap(tool) if "name" in tool else tool for tool in value)
+    return tuple(value)
 
 
 def check_unicode(texts: Sequence[str]) -> None:
@@ -128,11 +221,10 @@ def parse_json(text: str, what: str) -> Any:
         raise BadRow("not_messages", f"`{what}` is text, and no JSON: {error}") from None
 
 
-def drop_nulls(value: Any) -> Any:
-    """`value` without the fields that are null: columns of Parquet fill in all that others have."""
-    if isinstance(value, Mapping):
-        return {key: drop_nulls(each) for key, each in value.items() if each is not None}
-    return [drop_nulls(each) for each in value] if isinstance(value, list) else value
+def shorten(value: Any) -> str:
+    """Return `value` as messages show it: as Python writes it, cut to one short piece."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def to_hundredths(weight: float) -> int:
@@ -140,21 +232,44 @@ def to_hundredths(weight: float) -> int:
     return round(weight * FULL_WEIGHT)
 
 
+def parse_function_call(text: str) -> dict[str, Any] | list[Any]:
+    """Return what a model's text calls: the JSON of one call, or of a list. Raises BadRow."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict | list) or not found:
+        raise BadRow("bad_tool_calls", f"{shorten(text)} is no JSON of a call or of a list of them")
+    return found
+
+
+def _split_calls(value: Any) -> tuple[str, list[Any]]:
+    """Return the text before the calls of a turn of calls, which may be thoughts, and the calls.
+    Raises BadRow."""
+    if not isinstance(value, str):
+        return "", value if isinstance(value, list) else [value]
+    thoughts = _THOUGHTS.match(value)
+    said = thoughts[0] if thoughts else ""
+    found = parse_function_call(value[len(said) :])
+    return said, found if isinstance(found, list) else [found]
+
+
 def _parse_calls(value: Any) -> list[Any]:
-    """Tool calls, whose arguments are objects: OpenAI's files have them as JSON."""
+    """Return tool calls whose arguments are objects: OpenAI's files have them as JSON."""
     if not isinstance(value, list) or not all(isinstance(call, Mapping) for call in value):
-        raise BadRow("bad_tool_calls", "`tool_calls` is a list of objects")
+        raise BadRow("bad_tool_calls", f"`tool_calls` is {shorten(value)}, not a list of objects")
     calls = []
     for given in value:
-        call = drop_nulls(given)
-        function = dict(call.get("function", call))
-        if not isinstance(function.get("name"), str):
-            raise BadRow("bad_tool_calls", "a call has a `name`")
+        call = _drop_absent(given)
+        function = call.get("function", call)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise BadRow("bad_tool_calls", f"a call has a `name`; found {shorten(given)}")
+        function = _drop_absent(function)
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
                 read = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 read = None
             if isinstance(read, dict):
                 function["arguments"] = read
@@ -162,23 +277,68 @@ def _parse_calls(value: Any) -> list[Any]:
     return calls
 
 
-def _parse_text(content: Any) -> str:
-    if isinstance(content, list):  # parts, as of models that see
+def _drop_absent(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `value` that hold anything; arguments keep the nulls inside them."""
+    return {key: held for key, held in value.items() if held is not None}
+
+
+def _wrap(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call or a schema as templates read it, where it came as the function's alone."""
+    return function if "function" in function else {"type": "function", "function": function}
+
+
+def _parse_content(content: Any, role: str) -> str:
+    """Return the text of a message. What a tool returns may be any JSON; its text is that JSON."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise BadRow("not_text", f"`content` of a turn of the {role} is null")
+    if isinstance(content, Mapping) and _is_part(content):
+        content = [content]
+    elif isinstance(content, Mapping) and "content_type" in content and "parts" in content:
+        content = content["parts"]  # as ChatGPT exports
+    if isinstance(content, list) and (role != TOOL or all(map(_is_part, content))):
         return "".join(_parse_part(part) for part in content)
-    if not isinstance(content, str):
-        raise BadRow("not_text", f"content is {type(content).__name__}, not text")
-    return content
+    if role == TOOL:
+        return json.dumps(content, ensure_ascii=False)
+    raise BadRow("not_text", f"`content` is {shorten(content)}, not text")
+
+
+def _is_part(given: Any) -> bool:
+    """Return whether `given` is a part of a content, as of models that see, and no other object."""
+    if not isinstance(given, Mapping):
+        return isinstance(given, str)
+    return given.get("type") in _PARTS or set(_drop_absent(given)) == {"text"}
 
 
 def _parse_part(part: Any) -> str:
     text = part.get("text") if isinstance(part, Mapping) else part
     if not isinstance(text, str):
-        raise BadRow("not_text", "a part of the content is no text")
+        raise BadRow("not_text", f"`content` has the part {shorten(part)}, which is no text")
     return text
 
 
-def _read_weight(given: Any) -> float:
-    """What a file says of a message: 0, it is read but not trained on; 1 is usual."""
+def _read_weight(message: Mapping[str, Any]) -> float:
+    """Return what a file says that a turn counts: 0, it is read but not trained on; 1 is usual.
+
+    `weight` is a number; `train` (axolotl) and `loss` (ms-swift) say yes or no.
+    """
+    if message.get("train_detail"):
+        found = shorten(message["train_detail"])
+        raise BadRow("bad_weight", f"`train_detail` is {found}; a turn counts as a whole, split it")
+    weight = _check_weight(message.get("weight"))
+    for name in ("train", "loss"):
+        flag = message.get(name)
+        if name == "loss" and not isinstance(flag, bool):
+            continue  # a number that was measured
+        if flag not in (None, True, False):
+            raise BadRow("bad_weight", f"`{name}` is {shorten(flag)}; there are: true, false")
+        if flag is not None and not flag:
+            weight = 0.0
+    return weight
+
+
+def _check_weight(given: Any) -> float:
     if given is None:
         return 1.0
     number = isinstance(given, int | float) and not isinstance(given, bool)

@@ -7,33 +7,43 @@ What a row is goes by the fields that it has, unless the run file names its form
     pairs                           {"prompt"?, "chosen", "rejected"}
     labelled                        {"prompt", "completion", "label"}
     steps                           {"prompt", "completions": [step], "labels": [right or not]?}
-    alpaca                          {"instruction", "input"?, "output", "system"?}
+    alpaca                          {"instruction", "input"?, "output", "history"?, "system"?}
     sharegpt                        {"conversations": [{"from", "value"}], "system"?, "tools"?}
+    glaive                          {"chat": "USER: … ASSISTANT: …", "system"?}
 
-A text may be a dialogue as in Anthropic's HH rows: "\\n\\nHuman: …\\n\\nAssistant: …".
+A text may be a dialogue as in Anthropic's HH rows: "\\n\\nHuman: …\\n\\nAssistant: …". Messages
+may have `role` and `content`, or `from` and `value`. A conversation with a `label` is an answer
+that is labelled: its last one.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from trainrig.tokens.chat.continuations import (
+    QUESTIONS,
+    add_system,
+    check_string,
+    read_answers,
+    read_continuation,
+    read_instruction,
+    read_tools,
+)
+from trainrig.tokens.chat.glaive import read_glaive, split_glaive_calls
 from trainrig.tokens.chat.messages import (
     ASSISTANT,
     BadRow,
     Conversation,
     Message,
-    check_unicode,
-    drop_nulls,
-    parse_message,
+    adapt_roles,
     parse_messages,
-    parse_tools,
 )
+from trainrig.tokens.chat.unread_fields import NULLS, find_unread, has_nulls_inside
 from trainrig.tokens.documents.formats import find_value
 from trainrig.tokens.shards.shard_files import RowKind
 
 RowFormat = Literal[
-    "messages", "prompt_completion", "pairs", "labelled", "steps", "alpaca", "sharegpt"
+    "messages", "prompt_completion", "pairs", "labelled", "steps", "alpaca", "sharegpt", "glaive"
 ]
 # Which rows each format makes.
 KIND_OF: Mapping[RowFormat, RowKind] = {
@@ -41,6 +51,7 @@ KIND_OF: Mapping[RowFormat, RowKind] = {
     "prompt_completion": "conversations",
     "alpaca": "conversations",
     "sharegpt": "conversations",
+    "glaive": "conversations",
     "pairs": "pairs",
     "labelled": "labelled",
     "steps": "steps",
@@ -54,22 +65,13 @@ _FIELDS: Mapping[RowFormat, tuple[str, ...]] = {
     "sharegpt": ("conversations",),
     "alpaca": ("instruction", "output"),
     "prompt_completion": ("prompt", "completion"),
+    "glaive": ("chat",),
 }
-_OPTIONAL = ("tools", "prompt", "label", "labels", "input", "system")
+_OPTIONAL = (
+    *("tools", "functions", "prompt", "label", "labels", "input", "history", "system"),
+    *QUESTIONS,
+)
 FIELDS = tuple(dict.fromkeys([*sum(_FIELDS.values(), ()), *_OPTIONAL]))
-_DIALOGUE = re.compile(r"\n\n(Human|Assistant): ?")
-_ROLES = {"Human": "user", "Assistant": ASSISTANT}
-_SHAREGPT = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": ASSISTANT,
-    "assistant": ASSISTANT,
-    "function_call": ASSISTANT,
-    "observation": "tool",
-    "function_response": "tool",
-    "tool": "tool",
-}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Example:
     label: int = 0
     steps: tuple[str, ...] = ()  # of a solution, which its last turn is made of
     step_labels: tuple[int, ...] = ()  # of each 1, it is right, or 0; none: not known
+    unread: tuple[str, ...] = ()  # what the row says besides that changes nothing here
 
     @property
     def prompt(self) -> str:
@@ -88,24 +91,44 @@ class Example:
         messages = self.chats[0].messages
         return next((m.content for m in messages if m.role == "user"), messages[0].content)
 
+    def adapt_roles(self, template: str) -> "Example":
+        """Return the example with the roles that the chat `template` knows."""
+        chats = (
+            replace(chat, messages=adapt_roles(chat.messages, template)) for chat in self.chats
+        )
+        return replace(self, chats=tuple(chats))
+
 
 def parse_example(
     row: Mapping[str, Any],
     columns: Mapping[str, str],
     kind: RowKind,
     given: RowFormat | None = None,
+    parquet: bool = False,
 ) -> Example:
-    """The example in `row`, whose fields lie in `columns`. Raises BadRow for what is none."""
+    """Return the example in `row`, whose fields lie in `columns`. Raises BadRow for what is none.
+
+    Nulls inside of tools and of their arguments stay, but for those of a row that is of `parquet`.
+    There a column of objects has the keys of all rows, and a null says that this row lacks the key
+    or that somebody wrote null: nobody can tell which. JSON in a text keeps its nulls there, too.
+    """
+    whole = row
+    if parquet:
+        row = _drop_arrow_nulls(row)
     fields = {name: find_field(row, columns.get(name, name)) for name in FIELDS}
-    there = {name: drop_nulls(value) for name, value in fields.items() if value is not None}
-    found = given or _format(there, row, columns)
+    there = {name: value for name, value in fields.items() if value is not None}
+    found = given or _find_format(there, row, columns)
     if missing := [name for name in _FIELDS[found] if name not in there]:
         raise BadRow("missing_field", f"no {' and no '.join(missing)}, which {found} has")
-    if KIND_OF[found] != kind:
+    labelled = kind == "labelled" and KIND_OF[found] == "conversations" and "label" in there
+    if KIND_OF[found] != kind and not labelled:
         raise BadRow("other_kind", f'a row of {found}, but the run file says rows = "{kind}"')
-    if there.get("weight", row.get("weight", 1)) != 1:
+    if row.get("weight", 1) not in (1, None):
         raise BadRow("bad_weight", "`weight` of a whole row; write it in each of its messages")
     example = _READERS[found](there)
+    if labelled:
+        chat = example.chats[0].train_on_last()
+        example = Example("labelled", (chat,), _check_label(there["label"]))
     for chat in example.chats:
         if not chat.messages:
             raise BadRow("no_messages", "an empty conversation")
@@ -113,7 +136,21 @@ def parse_example(
             raise BadRow(
                 "no_answer", "no turn of the assistant with text and a weight: nothing to train on"
             )
-    return example
+    unread = find_unread(row, there, columns)
+    if parquet and has_nulls_inside(whole):
+        unread = (*unread, NULLS)
+    return replace(example, unread=unread)
+
+
+def _drop_arrow_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `row` without the fields that are null, at any depth."""
+    return {key: _drop_nulls(value) for key, value in row.items() if value is not None}
+
+
+def _drop_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _drop_arrow_nulls(value)
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def find_field(row: Mapping[str, Any], column: str) -> Any:
@@ -129,7 +166,7 @@ def find_field(row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def _format(
+def _find_format(
     there: Mapping[str, Any], row: Mapping[str, Any], columns: Mapping[str, str]
 ) -> RowFormat:
     for name, fields in _FIELDS.items():
@@ -145,159 +182,66 @@ def _read_messages(row: Mapping[str, Any]) -> Example:
 
 
 def _read_prompt_completion(row: Mapping[str, Any]) -> Example:
-    return Example("conversations", (_read_continuation(row, "completion"),))
+    return Example("conversations", (read_continuation(row, "completion"),))
 
 
 def _read_labelled(row: Mapping[str, Any]) -> Example:
-    label = row["label"]
+    label = _check_label(row["label"])
+    return Example("labelled", (read_continuation(row, "completion"),), label)
+
+
+def _check_label(label: Any) -> int:
     if label not in (True, False, 0, 1):
         raise BadRow("bad_label", f"label {label!r}; there are: true, false")
-    return Example("labelled", (_read_continuation(row, "completion"),), int(label))
+    return int(label)
 
 
 def _read_steps(row: Mapping[str, Any]) -> Example:
     given, labels = row["completions"], row.get("labels")
     if not isinstance(given, list) or not given:
         raise BadRow("not_steps", "`completions` is no list of texts, one for each step")
-    steps = tuple(_check_string(each, "completions").strip() for each in given)
+    steps = tuple(check_string(each, "completions").strip() for each in given)
     if not all(steps):
         raise BadRow("no_answer", "`completions` has a step without text")
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
         raise BadRow("bad_label", f"`labels` is no list of {len(steps)}, one for each step")
-    if bad := [each for each in labels or () if each not in (True, False, 0, 1)]:
-        raise BadRow("bad_label", f"label {bad[0]!r}; there are: true, false")
-    chat = _read_continuation({**row, "completions": "\n".join(steps)}, "completions")
-    return Example("steps", (chat,), steps=steps, step_labels=tuple(map(int, labels or ())))
+    right = tuple(map(_check_label, labels or ()))
+    chat = read_continuation({**row, "completions": "\n".join(steps)}, "completions")
+    return Example("steps", (chat,), steps=steps, step_labels=right)
 
 
 def _read_pairs(row: Mapping[str, Any]) -> Example:
     if row["chosen"] == row["rejected"]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
-    if "prompt" not in row:
-        row = {**row, **_with_prompt(row["chosen"], row["rejected"])}
-    pair = tuple(_read_continuation(row, name) for name in ("chosen", "rejected"))
+    pair = tuple(read_answers(row, ("chosen", "rejected")))
     if pair[0] == pair[1]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     return Example("pairs", pair)
 
 
 def _read_alpaca(row: Mapping[str, Any]) -> Example:
-    asked = "\n\n".join(
-        _check_string(row[name], name) for name in ("instruction", "input") if row.get(name)
-    )
-    turns = [Message("user", asked), Message(ASSISTANT, _check_string(row["output"], "output"))]
-    return _build_conversation(turns, row)
+    answer = Message(ASSISTANT, check_string(row["output"], "output"))
+    return _build_conversation((*read_instruction(row), answer), row)
 
 
 def _read_sharegpt(row: Mapping[str, Any]) -> Example:
-    turns = row["conversations"]
-    if not isinstance(turns, list):
-        raise BadRow("not_messages", "`conversations` is no list")
-    messages = []
-    for turn in turns:
-        if not isinstance(turn, Mapping) or not {"from", "value"} <= set(turn):
-            raise BadRow("not_messages", "a turn is an object with `from` and `value`")
-        role = _SHAREGPT.get(str(turn["from"]))
-        if role is None:
-            raise BadRow("unknown_role", f"from {turn['from']!r}; known: {', '.join(_SHAREGPT)}")
-        given = {"role": role, "content": turn["value"], "weight": turn.get("weight")}
-        messages.append(parse_message(given))
-    return _build_conversation(messages, row)
+    turns = split_glaive_calls(parse_messages(row["conversations"], "conversations"))
+    return _build_conversation(turns, row, wrap=True)
 
 
-def _build_conversation(messages: Sequence[Message], row: Mapping[str, Any]) -> Example:
-    chat = Conversation(_with_system(messages, row), parse_tools(row.get("tools")))
+def _read_glaive(row: Mapping[str, Any]) -> Example:
+    chat, system = check_string(row["chat"], "chat"), row.get("system")
+    found = read_glaive(chat, "" if system is None else check_string(system, "system"))
+    tools = read_tools(row, wrap=True) or found.tools
+    return Example("conversations", (replace(found, tools=tools),))
+
+
+def _build_conversation(
+    messages: Sequence[Message], row: Mapping[str, Any], wrap: bool = False
+) -> Example:
+    """`wrap`: see `parse_tools`."""
+    chat = Conversation(add_system(messages, row), read_tools(row, wrap))
     return Example("conversations", (chat,))
-
-
-def _with_system(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[Message, ...]:
-    system = row.get("system")
-    if not system or (messages and messages[0].role == "system"):
-        return tuple(messages)
-    return (Message("system", _check_string(system, "system")), *messages)
-
-
-def _read_continuation(row: Mapping[str, Any], name: str) -> Conversation:
-    """The prompt and what field `name` says after it, which alone is trained on."""
-    prompt = _with_system(_parse_turns(row["prompt"], "user", "prompt"), row)
-    answer = _parse_turns(row[name], ASSISTANT, name)
-    if answer[: len(prompt)] == prompt and len(answer) > len(prompt):
-        answer = answer[len(prompt) :]  # it begins with the prompt, as some files have it
-    if not any(each.role == ASSISTANT and each.says_something for each in answer):
-        raise BadRow("no_answer", f"`{name}` has no text of the assistant")
-    whole = Conversation(prompt + answer, parse_tools(row.get("tools")))
-    return whole.train_from(len(prompt))
-
-
-def _parse_turns(value: Any, role: str, what: str) -> tuple[Message, ...]:
-    """Messages, a dialogue, or a text that is all of one turn."""
-    if not isinstance(value, str):
-        return parse_messages([value] if isinstance(value, Mapping) else value, what)
-    check_unicode([value])
-    return _parse_dialogue(value) or (Message(role, value),)
-
-
-def _parse_dialogue(text: str) -> tuple[Message, ...]:
-    """The turns of "\\n\\nHuman: …\\n\\nAssistant: …"; none if `text` does not begin so."""
-    parts = _DIALOGUE.split(text)
-    if parts[0].strip() or len(parts) < 3:
-        return ()
-    turns = [
-        Message(_ROLES[name], said.strip())
-        for name, said in zip(parts[1::2], parts[2::2], strict=True)
-    ]
-    while turns and not turns[-1].content:  # "\n\nAssistant:", where the answer is to begin
-        turns.pop()
-    return tuple(turns)
-
-
-def _with_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
-    """Prompt, chosen and rejected of two conversations that begin alike."""
-    if not isinstance(chosen, str) or not isinstance(rejected, str):
-        return _split_shared_prompt(
-            parse_messages(chosen, "chosen"), parse_messages(rejected, "rejected")
-        )
-    check_unicode([chosen, rejected])
-    turns = [_parse_dialogue(chosen), _parse_dialogue(rejected)]
-    if all(turns):
-        return _split_shared_prompt(*turns)
-    same = next(
-        (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
-        min(len(chosen), len(rejected)),
-    )
-    # At the end of a word, for the words of two answers may begin alike as well.
-    prompt = chosen[: chosen.rfind(" ", 0, same) + 1] if same < len(chosen) else chosen[:same]
-    if not prompt.strip():
-        raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
-    return {
-        "prompt": prompt.rstrip(),
-        "chosen": chosen[len(prompt) :],
-        "rejected": rejected[len(prompt) :],
-    }
-
-
-def _split_shared_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -> dict[str, Any]:
-    """As `_with_prompt`, of messages: what is left of each holds an answer."""
-    shorter = min(len(chosen), len(rejected))
-    same = next((n for n in range(shorter) if chosen[n] != rejected[n]), shorter)
-    while same and not all(
-        any(m.role == ASSISTANT for m in each[same:]) for each in (chosen, rejected)
-    ):
-        same -= 1
-    if not same:
-        raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
-    return {
-        "prompt": [m.as_json() for m in chosen[:same]],
-        "chosen": [m.as_json() for m in chosen[same:]],
-        "rejected": [m.as_json() for m in rejected[same:]],
-    }
-
-
-def _check_string(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise BadRow("not_text", f"`{what}` is {type(value).__name__}, not text")
-    check_unicode([value])
-    return value
 
 
 _READERS: Mapping[RowFormat, Callable[[Mapping[str, Any]], Example]] = {
@@ -308,5 +252,6 @@ _READERS: Mapping[RowFormat, Callable[[Mapping[str, Any]], Example]] = {
     "steps": _read_steps,
     "alpaca": _read_alpaca,
     "sharegpt": _read_sharegpt,
+    "glaive": _read_glaive,
 }
 assert set(_READERS) == set(get_args(RowFormat))

@@ -1,0 +1,50 @@
+"""What rows say that nothing is made of, though it would change what they mean.
+
+The stage counts these and says them once. Most columns of published rows are notes (identifiers,
+sources, scores); only those are listed here that other tools train by.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Columns, and keys of messages, that other tools read.
+_COLUMNS = ("images", "image", "videos", "audios", "audio", "chat_template_kwargs", "margin")
+# What is said of nulls that Parquet's objects hold.
+NULLS = "null keys of tools or arguments, which Parquet fills in (JSON in a text keeps its own)"
+_KEYS = ("images", "image", "audio", "videos", "functions", "function_calls")
+_PAYLOADS = ("arguments", "parameters")  # of calls and of schemas
+_TURNS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+
+
+def find_unread(
+    row: Mapping[str, Any], fields: Mapping[str, Any], columns: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return names of what `row` says and nobody reads; `fields`: what is read, by field, of the
+    `columns` that the run file maps."""
+    taken = set(columns.values())
+    found = [name for name in _COLUMNS if row.get(name) and name not in taken]
+    if fields.get("history") and "instruction" not in fields:
+        found.append("history")
+    for name in _TURNS:
+        for message in _list_messages(fields.get(name)):
+            found += [f"{key} of a message" for key in _KEYS if message.get(key)]
+            role = message.get("role") or message.get("from")
+            if message.get("train") is True and role in ("user", "human", "system"):
+                found.append(f"train = true of a turn of the {role}")
+    return tuple(dict.fromkeys(found))
+
+
+def has_nulls_inside(value: Any, inside: bool = False) -> bool:
+    """Return whether tools, their arguments or their schemas have a null anywhere in `value`."""
+    if isinstance(value, Mapping):
+        return any(
+            has_nulls_inside(held, inside or key in _PAYLOADS) for key, held in value.items()
+        )
+    if isinstance(value, list):
+        return any(has_nulls_inside(held, inside) for held in value)
+    return inside and value is None
+
+
+def _list_messages(value: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, list):
+        yield from (message for message in value if isinstance(message, Mapping))
