@@ -145,10 +145,12 @@ def _attend(  # type: ignore[no-untyped-def]
         k = _load(k_row, at_n, k_t, keys, width, w)
         v = _load(v_row, at_n, v_t, keys, width, w)
         x, _ = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
-        x = tl.where(_sees(low_m, high_m, at_n), x, -3e38)
+        visible = _sees(low_m, high_m, at_n)
+        x = tl.where(visible, x, -3e38)
         higher = tl.maximum(largest, tl.max(x, 1))
-        # A block of which a query sees nothing counts nothing.
-        shares = tl.where(x > -1e38, tl.exp2(x - higher[:, None]), 0.0)
+        # A block of which a query sees nothing counts nothing. What is asked is what is seen, not
+        # how large a logit is: no comparison is true of NaN, which must come out as NaN.
+        shares = tl.where(visible, tl.exp2(x - higher[:, None]), 0.0)
         kept = tl.exp2(largest - higher)
         total = total * kept + tl.sum(shares, 1)
         found = found * kept[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
@@ -160,7 +162,7 @@ def _attend(  # type: ignore[no-untyped-def]
         total = total * kept + tl.exp2(sink - higher)
         found = found * kept[:, None]
         largest = higher
-    some = total > 0
+    some = total != 0  # also of NaN
     total = tl.where(some, total, 1.0)
     _store(seen + row * o_b + head * o_h, at_m, o_t, queries, width, found / total[:, None], w)
     nats = tl.where(some, (largest + tl.log2(total)) / NATS_TO_BITS, -float("inf"))
