@@ -67,6 +67,44 @@ def measure_table(folder: Path, name: str, *options: str) -> tuple[dict[str, Any
     return json.loads(path.read_text()), ended.stdout
 
 
+def test_a_kernel_of_attention_is_measured_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    table = runpy.run_path(str(RUN.with_name("attention_table.py")))
+    measure, row = table["measure_row"], table["Row"]
+    vars_of_it = measure.__globals__
+    monkeypatch.setitem(vars_of_it, "WARM", 0)
+    monkeypatch.setitem(vars_of_it, "TIMED", 2)
+    try:
+        plain = measure(row("tiny", "cap and sinks", 16, "plain"), "cpu")
+        flash = measure(row("tiny", "documents", 64, "flash"), "cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert plain["is_right"] and plain["same_bits_again"] and plain["error"] < 1e-5
+    assert plain["forward_ms_from_to"][0] <= plain["forward_ms"] <= plain["forward_ms_from_to"][1]
+    assert flash["cannot"] == "it needs a GPU, and the device is a CPU"
+    timed = {"forward_ms": 1.0, "backward_ms": 2.0, "is_right": True, "same_bits_again": True}
+    rows = [
+        {"feature": "documents", "length": 16, "kernel": "flex", **timed},
+        {"feature": "documents", "length": 16, "kernel": "plain", **timed, "backward_ms": 5.0},
+        {"feature": "documents", "length": 16, "kernel": "wrong", **timed, "is_right": False},
+        {"feature": "documents", "length": 16, "kernel": "flash", "cannot": "it has no card"},
+    ]
+    assert table["name_fastest"](rows) == {"documents, 16": "flex"}
+
+
+@pytest.mark.slow
+def test_kernels_of_attention_are_measured_side_by_side(tmp_path: Path) -> None:
+    found, printed = measure_table(tmp_path, "attention", "--sizes", "tiny")
+    rows = found["rows"]
+    assert len(rows) == 3 * 2 * 4
+    ran = [row for row in rows if "cannot" not in row]
+    assert {row["kernel"] for row in ran} == {"flex", "plain"}
+    assert all(row["is_right"] and row["same_bits_again"] for row in ran)
+    assert len(found["fastest"]) == 6 and "fastest that is right" in printed
+
+
 @pytest.mark.slow
 def test_a_rank_of_each_layout_is_measured_alone(tmp_path: Path) -> None:
     found, printed = measure_table(tmp_path, "layout", "--size", "tiny")

@@ -5,12 +5,16 @@ from typing import Any
 import pytest
 import torch
 
+from trainrig.errors import ConfigError
+from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import NO_MASKS, RowMasks
+from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
 from trainrig.parallel.activation_memory.recompute import Full, choose_kept, recompute
 from trainrig.train.run_file.training import Training
@@ -68,6 +72,45 @@ def test_what_numbers_are_made_of_is_kept_where_layers_compute_again():
     config = DecoderConfig(**SIZES, positions=100)
     training = Training(steps=1, recompute=Full())
     assert DOCUMENTS.count_kept(config, training, 2, 100) == 2 * 100**2 * 5
+
+
+def test_check_refuses_a_kernel_of_attention_that_its_device_or_model_rules_out(make_run, tmp_path):
+    def check(device: str, kernel: str, **attention: Any) -> None:
+        run = make_run(
+            tmp_path / f"{device}-{kernel}",
+            tokens=str(tmp_path / "none"),
+            model=SIZES | {"positions": 64, "attention": attention},
+            training={"steps": 1, "attention": {"kernel": kernel}},
+        )
+        run.training.check_parameters(run.model)
+        estimate_pretraining(run, DeviceChoice(device))
+
+    check("h100", "flash")
+    check("cpu-core", "plain")
+    with pytest.raises(ConfigError, match="'flash': it needs a GPU, and the device is a CPU; use"):
+        check("cpu-core", "flash")
+    with pytest.raises(ConfigError, match=r"'flash': it has no attention\.sinks; use 'auto'"):
+        check("h100", "flash", sinks=True)
+    ring = Training(
+        steps=1,
+        deterministic=False,
+        parallel={"kind": "FSDP", "context": {"kind": "RingAttention", "ranks": 2}},
+        attention={"kernel": "flex"},
+    )
+    with pytest.raises(ConfigError, match="RingAttention"):
+        ring.check_attention(DecoderConfig(**SIZES, positions=64))
+    pair = Training(steps=1, attention={"kernel": "plain"})
+    with pytest.raises(ConfigError, match="an encoder and decoder read all rows under masks"):
+        pair.check_attention(EncoderDecoderConfig(**SIZES, positions=64))
+
+
+def test_a_gpu_reads_rows_of_documents_in_narrow_numbers_by_a_kernel_and_makes_no_mask():
+    config = DecoderConfig(**SIZES, positions=4096)
+    masks = RowMasks.of(CausalLM(), by_document=True, on_cpu=False)
+    for kernel in ("auto", "flex", "triton", "plain"):
+        execution = {"precision": {"compute": "bfloat16"}, "attention": {"kernel": kernel}}
+        width = config.model_copy(update={"head_channels": 16})
+        assert masks.count_kept(width, Training(steps=1, **execution), 1, 4096) == 0
 
 
 def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():

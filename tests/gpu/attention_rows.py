@@ -1,4 +1,4 @@
-"""Rows that our kernel of attention is held to plain products on."""
+"""Rows that kernels of attention are held to plain products on."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -8,6 +8,8 @@ from unittest.mock import patch
 import torch
 
 from trainrig.models.kernels.blocked_attention import blocked_attention
+from trainrig.models.kernels.choice import Kernel
+from trainrig.models.kernels.prepared_rows import attend_prepared, prepare_rows
 from trainrig.parallel.context import ring
 
 
@@ -27,6 +29,11 @@ class Rows:
     cap: float | None = None
     slopes: bool = False
     sinks: bool = False
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether there is a cap, a sink or a slope, which FlashAttention-2 does not compute."""
+        return self.cap is not None or self.slopes or self.sinks
 
     @property
     def scale(self) -> float:
@@ -66,20 +73,20 @@ class Drawn:
     slopes: torch.Tensor | None
     sinks: torch.Tensor | None
 
-    def attend(self) -> list[torch.Tensor]:
-        """By the operator: what is seen, and the gradients of queries, keys, values and sinks."""
+    def attend(self, kernel: Kernel) -> list[torch.Tensor]:
+        """By `kernel`: what is seen, and the gradients of queries, keys, values and sinks."""
+        given = self.given
         parts = [each.detach().requires_grad_() for each in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().requires_grad_()
-        seen = blocked_attention(
-            *parts,
-            scale=self.given.scale,
-            window=self.given.window,
-            cap=self.given.cap,
-            documents_BS=self.documents,
-            slopes_H=self.slopes,
-            sinks_H=sinks,
-            causal=self.given.causal,
-        )
+        settings: dict[str, Any] = {"scale": given.scale, "window": given.window}
+        settings |= {"causal": given.causal, "cap": given.cap}
+        settings |= {"slopes_H": self.slopes, "sinks_H": sinks}
+        device, sizes = parts[0].device, (given.queries, given.keys)
+        rows = prepare_rows(kernel, self.documents, sizes, device, given.window, given.causal)
+        if rows is None:
+            seen = blocked_attention(*parts, documents_BS=self.documents, **settings)
+        else:
+            seen = attend_prepared(*parts, rows, **settings)
         learnt = parts if sinks is None else [*parts, sinks]
         return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
 
@@ -94,7 +101,7 @@ class Drawn:
                 given.rows, given.keys, dtype=torch.long, device=parts[0].device
             )
         alone: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
-        settings = given.scale, given.window, given.cap, self.slopes
+        settings = given.scale, given.window, given.cap, self.slopes, True
         with patch.object(ring, "_Coming", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)):
             seen = ring.Ring(alone, documents, *settings).attend(*parts, sinks)
             learnt = parts if sinks is None else [*parts, sinks]

@@ -54,7 +54,8 @@ def main() -> int:
             compiling.wait()
     out = os.environ.get("OUT", f"{ROOT}/gpu-results")
     codes = [tests]
-    for table in ("step_table.py", "layout_table.py") if not tests else ():
+    tables = "attention_table.py", "step_table.py", "layout_table.py"
+    for table in tables if not tests else ():
         told = [sys.executable, str(HERE / table), "--out", out]
         codes.append(subprocess.run(told, cwd=ROOT, env=environment()).returncode)
     return next(filter(None, codes), 0)

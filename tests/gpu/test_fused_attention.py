@@ -1,4 +1,4 @@
-"""Attention in one kernel, held to plain products in float32."""
+"""Kernels of attention for documents, windows, caps, sinks and ALiBi, held to plain products."""
 
 import dataclasses
 import sys
@@ -11,7 +11,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_rows import RINGS, ROWS, Rows
 
-from trainrig.models.kernels.blocked_attention import has_kernel
+from trainrig.models.kernels.cards import read_card
+from trainrig.models.kernels.choice import AttentionCase, find_obstacle
+from trainrig.models.kernels.tiles import (
+    choose_backward_tile,
+    choose_forward_tile,
+    estimate_backward_bytes,
+    estimate_forward_bytes,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,15 +35,68 @@ LONG = [
 ]
 
 
+KERNELS = "flash", "flex", "triton"
+
+
+@pytest.fixture
+def deterministic():
+    """FlashAttention-2 adds in one order only where it is told to."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("given", ROWS + LONG)
-def test_it_is_what_plain_products_give_and_the_same_bits_again(given, dtype):
-    assert has_kernel(dtype, given.width, torch.device("cuda"))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_it_is_what_plain_products_give_and_the_same_bits_again(
+    kernel, given, dtype, deterministic
+):
+    features = ("a cap, a sink or a slope",) if given.changes_logits else ()
+    case = AttentionCase(given.width, str(dtype).removeprefix("torch."), features)
+    obstacle = find_obstacle(kernel, case, read_card(torch.device("cuda", 0)))
+    if obstacle:
+        assert (kernel, given.changes_logits) == ("flash", True), obstacle
+        pytest.skip(obstacle)
     drawn = given.draw("cuda", dtype)
-    first, again, whole = drawn.attend(), drawn.attend(), drawn.attend_plainly(torch.float32)
-    for ours, same, exact in zip(first, again, whole, strict=True):
+    first, again = drawn.attend(kernel), drawn.attend(kernel)
+    for ours, same, exact in zip(first, again, drawn.attend_plainly(torch.float32), strict=True):
         assert torch.equal(ours, same)
         assert (ours.float() - exact).norm() <= 2e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("width", [16, 64, 128, 192, 256])
+def test_our_kernel_takes_no_more_shared_memory_than_its_tiles_are_chosen_by(width, monkeypatch):
+    from trainrig.models.kernels import attention_kernel
+
+    taken, launch = {}, attention_kernel.launch
+
+    def note(kernel, *given):
+        compiled = launch(kernel, *given)
+        taken[kernel.__name__] = compiled.metadata.shared
+        return compiled
+
+    monkeypatch.setattr(attention_kernel, "launch", note)
+    Rows(width=width).draw("cuda", torch.bfloat16).attend("triton")
+    available = read_card(torch.device("cuda", 0)).shared_memory
+    most = {
+        "_attend": estimate_forward_bytes(choose_forward_tile(width, available)),
+        "_differentiate_queries": estimate_backward_bytes(choose_backward_tile(width, available)),
+    }
+    most["_differentiate_keys"] = most["_differentiate_queries"]
+    assert taken.keys() == most.keys()
+    assert all(taken[name] <= most[name] for name in most), (taken, most)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_number_that_is_none_comes_out_as_none(kernel):
+    drawn = Rows(queries=300, keys=300, width=64).draw("cuda", torch.bfloat16)
+    drawn.parts[0][0, 0, 200] = torch.nan
+    seen, of_query, of_key, _ = drawn.attend(kernel)
+    assert seen[0, 0, 200].isnan().all()
+    assert of_query[0, 0, 200].isnan().all()
+    assert of_key[0, 0, :201].isnan().any()
+    assert not seen[0, 0, :200].isnan().any()
 
 
 @pytest.mark.parametrize("given", RINGS)
@@ -49,11 +109,12 @@ def test_a_ring_merges_what_it_gives_of_each_chunk(given):
         assert (ours.float() - exact).norm() <= 2e-2 * exact.norm()
 
 
-def test_what_is_in_another_document_changes_nothing():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_is_in_another_document_changes_nothing(kernel):
     drawn = Rows(queries=512, keys=512, width=64).draw("cuda", torch.bfloat16)
     documents = (torch.arange(512, device="cuda")[None] >= 200).long()
     drawn = dataclasses.replace(drawn, documents=documents)
-    seen = drawn.attend()[0]
+    seen = drawn.attend(kernel)[0]
     for each in drawn.parts:
         each[:, :, :200] = 100
-    assert torch.equal(drawn.attend()[0][:, :, 200:], seen[:, :, 200:])
+    assert torch.equal(drawn.attend(kernel)[0][:, :, 200:], seen[:, :, 200:])

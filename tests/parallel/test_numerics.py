@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel import numerics
 from trainrig.parallel.compiled import Compile
 from trainrig.train.run import metrics
@@ -76,3 +77,19 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_
     assert (said["attempt"], said["step"]) == (2, 1)
     steps = [line["step"] for line in metrics.read_series(job.folder)]
     assert steps == [1, 2, 3]  # the run goes on
+
+
+def test_the_kernel_of_attention_is_noted_and_another_on_resume_is_said(ranks, make_job, tmp_path):
+    settings = {"steps": 3, "attention": {"kernel": "plain"}}
+    job = make_job(tmp_path, training=settings)
+    folder = RunFolder(job.folder)
+    ranks(1, "train", job=job, attempt=folder.take_attempt(0))
+    (there,) = events(job, "numerics")
+    assert there["found"]["documents"] == "plain: products in blocks"
+    other = make_job(tmp_path, training={"steps": 3})
+    ranks(1, "train", job=other, attempt=folder.take_attempt(1))
+    (said,) = events(job, "numerics_changed")
+    apart = f"read apart in rows of more than {TOGETHER} bytes a channel"
+    assert said["what"] == (
+        f"documents: plain: products in blocks → {apart}, windows: plain: products in blocks → none"
+    )

@@ -8,9 +8,10 @@ biases differ by head.
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.attention import TOGETHER, WIDEST
+from trainrig.models.architecture.attention import TOGETHER
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.contract import find_parts
 from trainrig.train.run_file.training import Training
@@ -41,15 +42,15 @@ class RowMasks:
         if isinstance(model, EncoderDecoderConfig) or not model.takes_mask(length):
             return 0.0
         pairs = rows * length**2
-        narrow = training.precision.casts and model.shape.head_channels <= WIDEST
-        in_one_kernel = narrow and not self.on_cpu
+        card = CPU_CARD if self.on_cpu else USUAL_GPU
+        tells_apart = training.choose_attention(model, card).kernel is not None
         if context is not None:  # two chunks of a row, each with all before its end
-            if context.kind != "Gathered" or in_one_kernel:
+            if context.kind != "Gathered" or tells_apart:
                 return 0.0
             pairs *= (2 * context.ranks + 1) / (4 * context.ranks**2)
         elif not self.marks:
             by_document = self.on_cpu and length > TOGETHER // size
-            if not self.documents or in_one_kernel or by_document:
+            if not self.documents or tells_apart or by_document:
                 return 0.0
         made_of = 0 if training.recompute is None else 1
         both = 1 if model.generator_model is None else 2  # it goes first, and is kept beside

@@ -23,6 +23,7 @@ from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.pipeline.cut import describe_cut
@@ -62,6 +63,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     compute = training.precision.peak
     flops, on_cpu = _count_flops(run, model), device in hardware.CPUS
     training = settle_offload(training, on_cpu)
+    training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
     def find_memory(laid_out: Training, count: int) -> float:
         return max(

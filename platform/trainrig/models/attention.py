@@ -23,10 +23,13 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.feedforward import Multiply, build_projection, multiply_each
 from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
-from trainrig.models.kernels.blocked_attention import blocked_attention, has_kernel
+from trainrig.models.kernels.blocked_attention import blocked_attention
+from trainrig.models.kernels.choice import Kernel
 from trainrig.models.kernels.document_attention import document_attention, reads_documents
+from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared
 from trainrig.models.norm import Norm
 from trainrig.models.positions import Rotation, alibi_slopes
+from trainrig.on_host import find_on_host, remember_copy
 
 
 class Cache(Protocol):
@@ -92,16 +95,20 @@ class Sight:
         mask_B1TS: Tensor | None = None,
         causal: bool = True,
         added_B1TS: Tensor | None = None,
+        kernel: Kernel | None = None,
+        rows: PreparedRows | None = None,
     ) -> None:
         """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
         for kernels that take one: true where a query may look, whatever the window; or numbers
         [B, H, T, S] that are added to logits, minus infinity where it may not; None beside
         documents: they are read each by itself, in layers that hide none. `added_B1TS`: what
         is true or false there, as such numbers. `causal` false: also those after it are seen, and
-        the window is around it."""
+        the window is around it. `kernel`: the one that was chosen for what torch's own
+        attention does not compute; `rows`: what it needs to know of these rows, None if nothing."""
         self.rotation, self.window, self.causal = rotation, window, causal
         self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
         self.added_B1TS = added_B1TS
+        self.kernel, self.rows = kernel, rows
 
     def mask_for(self, dtype: torch.dtype) -> Tensor | None:
         """What a kernel takes whose queries have that `dtype`. Given true and false, torch makes
@@ -116,8 +123,8 @@ class Sight:
 
 
 # What computes attention: torch's kernels, told by what is true of all rows, by a mask or by
-# document; or ours.
-Way = Literal["causal", "all", "mask", "documents", "blocks"]
+# document; the kernel that the rows were prepared for; or plain products in blocks.
+Way = Literal["causal", "all", "mask", "documents", "prepared", "blocks"]
 
 
 class Attention(nn.Module):
@@ -183,8 +190,9 @@ class Attention(nn.Module):
         """
         new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
         way = self.choose_way(new, seen, sight)
-        if way == "blocks":
-            return self._attend_in_blocks(query_BHTD, key_BKSD, value_BKSD, sight)
+        if way in ("prepared", "blocks"):
+            rows = sight.rows if way == "prepared" else None
+            return self._attend_by_reach(query_BHTD, key_BKSD, value_BKSD, sight, rows)
         if way == "documents":
             assert sight.documents_BS is not None
             return document_attention(
@@ -216,6 +224,8 @@ class Attention(nn.Module):
     def choose_way(self, new: int, seen: int, sight: Sight) -> Way:
         """How the last `new` of `seen` positions are attended for. Which kernel of torch's that
         comes to is in docs/performance.md."""
+        if sight.rows is not None and (sight.rows.queries, sight.rows.keys) == (new, seen):
+            return "prepared"
         if self.logit_cap is not None or self.sinks is not None or self.alibi:
             return "blocks"
         if sight.hides_by_distance(seen):
@@ -223,27 +233,45 @@ class Attention(nn.Module):
         if sight.mask_B1TS is not None:
             return "mask"
         if sight.documents_BS is not None:
-            return "documents" if sight.documents_BS.device.type == "cpu" else "blocks"
+            apart = sight.documents_BS.device.type == "cpu" and sight.kernel is None
+            return "documents" if apart else "blocks"
         if not sight.causal:
             return "all"
         if new == seen:
             return "causal"
         return "mask" if new > 1 else "all"  # one alone sees all there is
 
-    def _attend_in_blocks(
-        self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, sight: Sight
+    def _attend_by_reach(
+        self,
+        query_BHTD: Tensor,
+        key_BKSD: Tensor,
+        value_BKSD: Tensor,
+        sight: Sight,
+        rows: PreparedRows | None,
     ) -> Tensor:
+        """Return what each query sees, by the kernel that `rows` were prepared for; None: in blocks
+        of plain products."""
         seen, documents_BS, slopes_H = key_BKSD.shape[2], sight.documents_BS, None
         if documents_BS is not None:
             documents_BS = documents_BS[:, documents_BS.shape[1] - seen :]
         if self.alibi:
             heads = query_BHTD.shape[1]
             slopes_H = torch.tensor(alibi_slopes(heads), device=query_BHTD.device)
+        parts = query_BHTD, key_BKSD, value_BKSD
+        scale = self.query_scale or 1 / math.sqrt(self.head_channels)
+        if rows is not None:
+            return attend_prepared(
+                *(*parts, rows),
+                scale=scale,
+                window=sight.window,
+                causal=sight.causal,
+                cap=self.logit_cap,
+                slopes_H=slopes_H,
+                sinks_H=self.sinks,
+            )
         return blocked_attention(
-            query_BHTD,
-            key_BKSD,
-            value_BKSD,
-            scale=self.query_scale or 1 / math.sqrt(self.head_channels),
+            *parts,
+            scale=scale,
             window=sight.window,
             cap=self.logit_cap,
             documents_BS=documents_BS,
@@ -279,15 +307,17 @@ class Attention(nn.Module):
 def number_documents(positions_BT: Tensor) -> Tensor:
     """[B, T], the document of each token. `positions_BT` [B, T] counts from 0 in each; a row may
     begin inside one."""
-    return (positions_BT == 0).cumsum(dim=1)
+    documents_BT = (positions_BT == 0).cumsum(dim=1)
+    on_host = find_on_host(positions_BT)
+    if on_host is not None:  # so that nobody has to ask the device for them
+        remember_copy(documents_BT, (on_host == 0).cumsum(dim=1))
+    return documents_BT
 
 
-def needs_mask(documents_BS: Tensor, new: int, dtype: torch.dtype, width: int) -> bool:
-    """Whether the last `new` queries, of `dtype`, of heads of `width` channels, are read under a
-    mask of whole rows: where no kernel tells documents apart, or is better at it."""
-    if has_kernel(dtype, width, documents_BS.device):
-        return False
-    return not reads_documents(documents_BS, new, dtype)
+def needs_mask(documents_BS: Tensor, new: int, dtype: torch.dtype, kernel: Kernel | None) -> bool:
+    """Whether the last `new` queries, of `dtype`, are read under a mask of whole rows: where no
+    `kernel` was chosen that tells documents apart, or one is better at it."""
+    return kernel is None and not reads_documents(documents_BS, new, dtype)
 
 
 def make_document_mask(

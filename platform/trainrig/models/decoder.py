@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import takes_no_mask
+from trainrig.models.architecture.attention import hides_by_distance, takes_no_mask
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.norms import PostNorm
 from trainrig.models.architecture.positions import Alibi, Rope
@@ -36,6 +36,15 @@ from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape,
 from trainrig.models.embedding import Embedding
 from trainrig.models.feedforward import DenseFeedForward
 from trainrig.models.initial_values import fill_fresh
+from trainrig.models.kernels.cards import read_card
+from trainrig.models.kernels.choice import (
+    AttentionCase,
+    Choice,
+    Kernel,
+    WantedKernel,
+    choose_kernel,
+)
+from trainrig.models.kernels.prepared_rows import PreparedRows, prepare_rows
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head, ModelOutput, build_output_projection, reach_head
@@ -120,6 +129,13 @@ class Decoder(nn.Module):
         self._local = [window is not None and window.is_local(n) for n in range(config.layers)]
         self.norm = None if shapes.norm is None else Norm(shapes.norm, config.norm)
         self._logit_multiplier = config.plain.logit_multiplier
+        self._changes_logits = (
+            config.attention.logit_cap is not None
+            or config.attention.sinks
+            or isinstance(config.position_embedding, Alibi)
+        )
+        # An attribute, as it is how attention is computed, and no part of the model.
+        self.attention_kernel: WantedKernel = "auto"
         # A tied head has no name of its own: one tensor, one entry in every checkpoint.
         self.head = None if shapes.head is None else build_output_projection(shapes.head)
 
@@ -184,6 +200,15 @@ class Decoder(nn.Module):
             return self._predict_several(x_BTC, positions, documents_BS)
         return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks)
 
+    def choose_kernel(
+        self, dtype: torch.dtype, device: torch.device, in_ring: bool = False
+    ) -> Choice:
+        """Return the kernel for documents, windows, caps, sinks and ALiBi on `device`, for queries
+        of `dtype`. Raises ConfigError if the one that is wanted cannot compute them there."""
+        compute = str(dtype).removeprefix("torch.")
+        case = AttentionCase.describe(self.config, compute, in_ring)
+        return choose_kernel(self.attention_kernel, case, read_card(device))
+
     @property
     def reads_branches(self) -> bool:
         """Whether what it makes of a text in branches is what it makes of each after the beginning
@@ -212,6 +237,7 @@ class Decoder(nn.Module):
         new: int,
         marks: MaskRegions | None,
         dtype: torch.dtype | None,
+        kernel: Kernel | None,
     ) -> bool:
         """Whether a kernel of some layer takes a mask of `documents_BS`: what is done in blocks, or
         by document, takes none."""
@@ -220,8 +246,7 @@ class Decoder(nn.Module):
             return True
         if not self.config.takes_mask(seen):
             return False
-        width = self.shape.head_channels
-        return dtype is None or needs_mask(documents_BS, new, dtype, width)
+        return dtype is None or needs_mask(documents_BS, new, dtype, kernel)
 
     @property
     def every_layer(self) -> list[nn.Module]:
@@ -332,18 +357,45 @@ class Decoder(nn.Module):
         """
         new, width = positions.shape[-1], self.shape.head_channels
         causal = not self.config.bidirectional
-        mask_B1TS = added_B1TS = None
-        if documents_BS is not None and self._takes_mask(documents_BS, new, marks, dtype):
+        mask_B1TS = added_B1TS = kernel = None
+        if dtype is not None:
+            kernel = self.choose_kernel(dtype, positions.device).kernel
+        if documents_BS is not None and self._takes_mask(documents_BS, new, marks, dtype, kernel):
             mask_B1TS = make_document_mask(documents_BS, new, causal, marks)
             if dtype is not None and torch.is_grad_enabled():
                 added_B1TS = make_added_mask(mask_B1TS, dtype)
         rope, window = self.config.position_embedding, self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
-        sights = {False: Sight(rotation, documents_BS, None, mask_B1TS, causal, added_B1TS)}
+        if mask_B1TS is not None:  # what is behind a cache, prefixes and branches
+            kernel = None
+        rows = self._prepare_rows(kernel, positions, documents_BS, None)
+        rest = mask_B1TS, causal, added_B1TS, kernel
+        sights = {False: Sight(rotation, documents_BS, None, *rest, rows)}
         if window is not None:
             local = rotation if window.rope is None else Rotation(positions, width, window.rope)
-            sights[True] = Sight(local, documents_BS, window.size, mask_B1TS, causal, added_B1TS)
+            rows = self._prepare_rows(kernel, positions, documents_BS, window.size)
+            sights[True] = Sight(local, documents_BS, window.size, *rest, rows)
         return sights
+
+    def _prepare_rows(
+        self,
+        kernel: Kernel | None,
+        positions: Tensor,
+        documents_BS: Tensor | None,
+        window: int | None,
+    ) -> PreparedRows | None:
+        """Return what `kernel` needs to know of whole rows, in layers of that `window`; None where
+        it needs nothing, or torch's own attention computes them."""
+        new, causal = positions.shape[-1], not self.config.bidirectional
+        hides = hides_by_distance(window, new, causal)
+        if documents_BS is None:
+            is_alone = new == 1  # a token after those that a cache holds
+            if is_alone or not (hides or self._changes_logits):
+                return None
+        elif documents_BS.shape[1] != new:
+            return None
+        where = documents_BS, (new, new), positions.device
+        return prepare_rows(kernel, *where, window if hides else None, causal)
 
     def _average_router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:
         """Means over the layers that have experts of the terms that the settings ask for, and

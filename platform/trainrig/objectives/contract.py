@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from trainrig.tokens.batches import IGNORE, TARGETS, Corruption, MicroBatch
+from trainrig.on_host import remember_copy
+from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -82,6 +83,8 @@ class DeviceBatch:
             return tensor.to(device)
 
         arrays = {name: move(array) for name, array in micro.arrays.items()}
+        if POSITIONS in arrays and device.type != "cpu":
+            remember_copy(arrays[POSITIONS], from_numpy(micro.arrays[POSITIONS]))
         targets = micro.arrays.get(TARGETS)
         return cls(
             arrays,

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from trainrig.hardware import has_triton, runs_kernels
-from trainrig.models.architecture.attention import TOGETHER, WIDEST
+from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel.compiled import Compile
 
 # cuBLAS is deterministic only with a workspace of its own (its documentation, "Results
@@ -33,10 +33,13 @@ def settle(threads: int, deterministic: bool) -> None:
 
 
 def describe_numerics(
-    compiled: Compile | Literal[False] | None = None, compute: str = "float32"
+    compiled: Compile | Literal[False] | None = None,
+    compute: str = "float32",
+    attention: str | None = None,
 ) -> dict[str, str]:
     """What must be alike for two processes to compute the same bits, by name; `compiled`: how their
-    layers are; `compute`: the numbers of their passes."""
+    layers are; `compute`: the numbers of their passes; `attention`: the
+    kernel of their documents, windows, caps, sinks and ALiBi, if it is not a CPU's own."""
     cuda = torch.cuda.is_available()
     found = {
         "torch": torch.__version__,
@@ -65,9 +68,8 @@ def describe_numerics(
         device = torch.device("cuda")
         by_kernel = "by kernel" if runs_kernels(device) else "by halves"
         found["sums_of_rows"] = by_kernel  # of squares, for the norm of a gradient
-        if runs_kernels(device):
-            own = f"one kernel, in narrow numbers, for heads of up to {WIDEST} channels"
-            found["documents"] = found["windows"] = own  # and caps, sinks, ALiBi
+    if attention is not None:
+        found["documents"] = found["windows"] = attention  # and caps, sinks, ALiBi
     return found
 
 

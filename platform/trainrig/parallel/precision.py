@@ -58,6 +58,13 @@ class Precision(Settings):
         return self.compute in NARROW
 
     @property
+    def stream(self) -> str:
+        """The number format of what flows through the layers; of auto, on a CPU."""
+        if not self.casts:
+            return "float32"
+        return "float16" if self.compute == "float16" else "bfloat16"
+
+    @property
     def bytes(self) -> int:
         """Of a number that flows through the layers; of auto, on a CPU."""
         return 2 if self.casts else 4

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.kernels.choice import describe_choice
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
@@ -114,6 +115,19 @@ class TrainingJob:
     def lay_out(self, workers: int) -> Self:
         """The job as that many `workers` do it: in its own layout, or in one to fall back on."""
         return dataclasses.replace(self, training=self.training.lay_out(workers))
+
+    def describe_attention(self) -> str | None:
+        """Return which kernel computes the documents, windows, caps, sinks and ALiBi of the model
+        on this process's device; None for what a CPU does unless it is told otherwise."""
+        # Here, as they take seconds, for which reading a run file should not have to wait.
+        from trainrig.models.kernels.cards import read_card
+        from trainrig.parallel.mesh import find_local_device
+
+        device = find_local_device()
+        choice = self.training.choose_attention(self.model, read_card(device))
+        if choice.kernel is None and device.type == "cpu":
+            return None
+        return describe_choice(choice)
 
     def model_after(self, data_step: int) -> DecoderConfig:
         """The model with the positions of the last batch before `data_step`."""

@@ -16,6 +16,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.fused_projections import fuse_projections
 from trainrig.models.initial_values import fill_fresh
+from trainrig.models.kernels.cards import read_card
 from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
@@ -247,6 +248,7 @@ def _build_empty(
         use_float8(model.every_layer, training.precision)
     if training.fuse_projections:
         fuse_projections(model)
+    _set_attention(model, training, mesh.devices.device_type)
     split, tensor, kept = None, training.parallel.tensor, _choose_kept(job, model, mesh, beside)
     if mesh.tensor.group and tensor and not beside:
         again = [number for number, what in enumerate(kept) if what != "all"]
@@ -267,6 +269,15 @@ def _build_empty(
         leave_whole(model, model.every_layer, precision)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
+
+
+def _set_attention(model: Decoder, training: Training, device: str) -> None:
+    """Have `model` compute attention by the kernel that `training` names. Raises ConfigError if
+    that cannot."""
+    training.choose_attention(model.config, read_card(torch.device(device)))
+    for part in model.modules():  # of an encoder, the generator too
+        if isinstance(part, Decoder):
+            part.attention_kernel = training.attention.kernel
 
 
 def _list_stages(model: Decoder) -> list[list[nn.Module]]:

@@ -11,6 +11,7 @@ from trainrig.estimate.memory import Memory, estimate_cache_memory
 from trainrig.estimate.offload import settle_offload
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
 from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.train.run_file.training import Training
@@ -38,6 +39,7 @@ def describe_tuning(
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
     on_cpu = device in hardware.CPUS
     training = settle_offload(training, on_cpu)
+    training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
     def find_bytes(laid_out: Training, count: int) -> float:
         return find_memory(laid_out, count, on_cpu).total

@@ -11,14 +11,24 @@ Shapes: B rows, T queries and S keys of each, H query heads, K key and value hea
 one head; M queries and N keys of a block, W the power of two that D fits in.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.autotuner import OutOfResources
 
+from trainrig.errors import ConfigError
+from trainrig.models.kernels.cards import find_shared_memory
 from trainrig.models.kernels.reach import Reach
+from trainrig.models.kernels.tiles import (
+    STAGES,
+    Tile,
+    choose_backward_tile,
+    choose_forward_tile,
+)
 
 BITS = 1.4426950408889634  # of a nat: exponentials are of base 2
 NATS_TO_BITS = tl.constexpr(BITS)
@@ -42,20 +52,22 @@ def attend(
     seen_BHTD, sums_BHT = found
     query_BHTD, key_BKSD, value_BKSD = map(_in_order, (query_BHTD, key_BKSD, value_BKSD))
     rows, heads, new, width = query_BHTD.shape
-    queries = 64 if width > 128 else 128  # what registers hold
+    tile = _find_tile(choose_forward_tile, width, query_BHTD.device)
+    warps = 8 if width > 64 and tile.queries >= 64 else 4
     with torch.cuda.device(query_BHTD.device):
-        _attend[(triton.cdiv(new, queries) * rows * heads,)](
-            *(query_BHTD, key_BKSD, value_BKSD, seen_BHTD, sums_BHT),
-            *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
-            *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
-            *(*seen_BHTD.stride()[:3], *sums_BHT.stride(), _row_stride(reach.first_key_BT)),
-            *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], past, width),
-            *_in_bits(scale, cap),
-            m=queries,
-            n=64,
-            w=_widen(width),
-            num_warps=8 if width > 64 else 4,
-            num_stages=2,
+        launch(
+            _attend,
+            triton.cdiv(new, tile.queries) * rows * heads,
+            (
+                *(query_BHTD, key_BKSD, value_BKSD, seen_BHTD, sums_BHT),
+                *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
+                *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
+                *(*seen_BHTD.stride()[:3], *sums_BHT.stride(), _row_stride(reach.first_key_BT)),
+                *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], past, width),
+                *_in_bits(scale, cap),
+            ),
+            tile,
+            warps,
         )
 
 
@@ -87,21 +99,55 @@ def differentiate(
         *(*gradient_BHTD.stride()[:3], *sums_BHT.stride(), *mean_BHT.stride()),
     )
     sizes = heads, heads // kv_heads, new, seen, past, width, scale, *_in_bits(scale, cap)
-    block = 32 if width > 128 else 64
-    settings: dict[str, Any] = {"m": block, "n": block, "w": _widen(width)}
-    settings |= {"num_warps": 4, "num_stages": 2}
+    tile = _find_tile(choose_backward_tile, width, query_BHTD.device)
     with torch.cuda.device(query_BHTD.device):
-        _differentiate_queries[(triton.cdiv(new, block) * rows * heads,)](
-            *(*given, of_query, reach.first_key_BT, reach.last_key_BT, slopes_H),
-            *(*strides, *of_query.stride()[:3], _row_stride(reach.first_key_BT), *sizes),
-            **settings,
+        launch(
+            _differentiate_queries,
+            triton.cdiv(new, tile.queries) * rows * heads,
+            (
+                *(*given, of_query, reach.first_key_BT, reach.last_key_BT, slopes_H),
+                *(*strides, *of_query.stride()[:3], _row_stride(reach.first_key_BT), *sizes),
+            ),
+            tile,
         )
-        _differentiate_keys[(triton.cdiv(seen, block) * rows * kv_heads,)](
-            *(*given, of_key, of_value, *reach, slopes_H),
-            *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
-            *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BN), *sizes),
-            **settings,
+        launch(
+            _differentiate_keys,
+            triton.cdiv(seen, tile.keys) * rows * kv_heads,
+            (
+                *(*given, of_key, of_value, *reach, slopes_H),
+                *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
+                *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BN), *sizes),
+            ),
+            tile,
         )
+
+
+def launch(kernel: Any, blocks: int, arguments: tuple[Any, ...], tile: Tile, warps: int = 4) -> Any:
+    """Launch `blocks` blocks of `kernel` and return it as it was compiled.
+
+    Raises ConfigError where the card has less shared memory than the compiled kernel asks for.
+    """
+    sizes = {"m": tile.queries, "n": tile.keys, "w": tile.width}
+    try:
+        return kernel[(blocks,)](*arguments, **sizes, num_warps=warps, num_stages=STAGES)
+    except OutOfResources as error:
+        raise ConfigError(
+            f"training.attention.kernel = 'triton': {kernel.__name__} with {tile.queries} queries, "
+            f"{tile.keys} keys and {tile.width} channels does not fit on this GPU ({error}); use "
+            "'auto', and report this card's shared memory"
+        ) from None
+
+
+def _find_tile(choose: Callable[[int, int], Tile | None], width: int, device: torch.device) -> Tile:
+    """Return the block that `choose` finds for the shared memory of `device`."""
+    available = find_shared_memory(device)
+    tile = choose(width, available)
+    if tile is None:
+        raise ConfigError(
+            f"training.attention.kernel = 'triton': no tile for heads of {width} channels fits in "
+            f"the {available:,} bytes of shared memory of this GPU; use 'auto'"
+        )
+    return tile
 
 
 def _in_order(x_BHTD: Tensor) -> Tensor:
@@ -116,11 +162,6 @@ def _row_stride(places_BT: Tensor) -> int:
 
 def _in_bits(scale: float, cap: float | None) -> tuple[float, float | None]:
     return scale * BITS, None if cap is None else cap * BITS
-
-
-def _widen(width: int) -> int:
-    widened: int = max(16, triton.next_power_of_2(width))
-    return widened
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -145,10 +186,12 @@ def _attend(  # type: ignore[no-untyped-def]
         k = _load(k_row, at_n, k_t, keys, width, w)
         v = _load(v_row, at_n, v_t, keys, width, w)
         x, _ = _compute_logits(q, k, at_m + past, at_n, slopes, head, scale, cap)
-        x = tl.where(_sees(low_m, high_m, at_n), x, -3e38)
+        visible = _sees(low_m, high_m, at_n)
+        x = tl.where(visible, x, -3e38)
         higher = tl.maximum(largest, tl.max(x, 1))
-        # A block of which a query sees nothing counts nothing.
-        shares = tl.where(x > -1e38, tl.exp2(x - higher[:, None]), 0.0)
+        # A block of which a query sees nothing counts nothing. What is asked is what is seen, not
+        # how large a logit is: no comparison is true of NaN, which must come out as NaN.
+        shares = tl.where(visible, tl.exp2(x - higher[:, None]), 0.0)
         kept = tl.exp2(largest - higher)
         total = total * kept + tl.sum(shares, 1)
         found = found * kept[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
@@ -160,7 +203,7 @@ def _attend(  # type: ignore[no-untyped-def]
         total = total * kept + tl.exp2(sink - higher)
         found = found * kept[:, None]
         largest = higher
-    some = total > 0
+    some = total != 0  # also of NaN
     total = tl.where(some, total, 1.0)
     _store(seen + row * o_b + head * o_h, at_m, o_t, queries, width, found / total[:, None], w)
     nats = tl.where(some, (largest + tl.log2(total)) / NATS_TO_BITS, -float("inf"))

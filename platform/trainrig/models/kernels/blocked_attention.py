@@ -1,8 +1,8 @@
 """Attention in blocks of queries: what torch's own kernels have no backward pass for.
 
 Sliding windows (only the keys near a block are touched), soft-capped logits, attention sinks,
-linear biases and documents within a row, forward and backward: in bfloat16 and float16 on a GPU by
-one kernel (attention_kernel.py), else by plain products (attention_blocks.py).
+linear biases and documents within a row, forward and backward, by plain products on any device
+(attention_blocks.py).
 
 Shapes: B batch, T queries (the last of S positions), S keys, H query heads, K key and value heads,
 D channels of one head.
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.hardware import runs_kernels
-from trainrig.models.architecture.attention import WIDEST
 from trainrig.models.kernels.attention_blocks import (
     Blocks,
     differentiate,
@@ -24,9 +22,6 @@ from trainrig.models.kernels.attention_blocks import (
     split_batch,
 )
 from trainrig.models.kernels.layout import allocate_by_place
-from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
-
-NARROW = (torch.bfloat16, torch.float16)  # that a GPU's kernel is for
 
 
 def blocked_attention(
@@ -54,16 +49,6 @@ def blocked_attention(
     return seen
 
 
-def has_kernel(dtype: torch.dtype, width: int, device: torch.device) -> bool:
-    """Whether heads of `width` channels are read by one kernel there."""
-    return dtype in NARROW and width <= WIDEST and runs_kernels(device)
-
-
-def is_read_in_one_kernel(query_BHTD: Tensor) -> bool:
-    """Whether such queries are."""
-    return has_kernel(query_BHTD.dtype, query_BHTD.shape[-1], query_BHTD.device)
-
-
 def attend(
     query_BHTD: Tensor,
     key_BKSD: Tensor,
@@ -78,13 +63,6 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
     found = seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
-    if is_read_in_one_kernel(query_BHTD):
-        from trainrig.models.kernels import attention_kernel
-
-        reach, past = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
-        given = query_BHTD, key_BKSD, value_BKSD, reach, past
-        attention_kernel.attend(*given, slopes_H, sinks_H, scale, cap, found)
-        return found
     settings = slopes_H, scale, window, cap, causal
     for row in split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
@@ -118,13 +96,6 @@ def attend_backward(
         allocate_by_place(key_BKSD),
         allocate_by_place(value_BKSD),
     )
-    if is_read_in_one_kernel(query_BHTD):
-        from trainrig.models.kernels import attention_kernel
-
-        reach, past = _find_reach(query_BHTD, key_BKSD, documents_BS, window, causal)
-        saved = gradient_BHTD, mean_BHT, sums_BHT, query_BHTD, key_BKSD, value_BKSD
-        attention_kernel.differentiate(*saved, reach, past, slopes_H, scale, cap, found)
-        return *found, of_sinks
     settings = slopes_H, scale, window, cap, causal
     for row in split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
@@ -132,20 +103,6 @@ def attend_backward(
         parts = value_BKSD[row], gradient_BHTD[row], mean_BHT[row], sums_BHT[row]
         of_query[row], of_key[row], of_value[row] = differentiate(blocks, *parts)
     return *found, of_sinks
-
-
-def _find_reach(
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    documents_BS: Tensor | None,
-    window: int | None,
-    causal: bool,
-) -> tuple[Reach, int]:
-    """And how many keys are before the first query."""
-    seen = key_BKSD.shape[2]
-    past = seen - query_BHTD.shape[2]
-    ends = find_document_ends(documents_BS, seen, query_BHTD.device)
-    return find_reach(ends, range(past, seen), range(seen), window, causal), past
 
 
 def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:

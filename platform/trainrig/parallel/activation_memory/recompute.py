@@ -81,7 +81,12 @@ def list_costly() -> frozenset[Any]:
     import torch
 
     from trainrig.models import moe
-    from trainrig.models.kernels import blocked_attention, document_attention
+    from trainrig.models.kernels import (
+        blocked_attention,
+        document_attention,
+        reach_attention,
+        varlen_attention,
+    )
 
     aten = torch.ops.aten
     return frozenset(
@@ -96,6 +101,9 @@ def list_costly() -> frozenset[Any]:
             aten._scaled_dot_product_cudnn_attention.default,
             blocked_attention.OPERATOR,
             document_attention.OPERATOR,
+            reach_attention.OPERATOR,
+            varlen_attention.OPERATOR,
+            torch.ops.higher_order.flex_attention,
             moe.OPERATOR,
         }
     )

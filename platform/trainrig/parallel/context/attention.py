@@ -25,13 +25,15 @@ from trainrig.models.attention import (
     number_documents,
 )
 from trainrig.models.decoder import Decoder
-from trainrig.models.kernels.blocked_attention import has_kernel
+from trainrig.models.kernels.choice import Choice
+from trainrig.models.kernels.prepared_rows import prepare_rows
 from trainrig.models.positions import alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
 from trainrig.parallel.context.ring import Ring
 from trainrig.parallel.context.zigzag import find_chunks, join
 
 Attend = Callable[[Tensor, Tensor, Tensor, Sight], Tensor]
+Choose = Callable[..., Choice]  # Decoder.choose_kernel
 
 
 class PartSight(Sight):
@@ -52,13 +54,16 @@ def split_attention(
 
     `keys`: how keys and values get to the ranks that need them. Before `recompute` and `shard`.
     """
-    width = model.shape.head_channels
-    vars(model)["sights"] = functools.partial(_make_part_sights, model.sights, group, keys, width)
+    vars(model)["sights"] = functools.partial(
+        _make_part_sights, model.sights, group, keys, model.choose_kernel
+    )
     for layer in model.layers:
         attention = layer.attention
         assert isinstance(attention, Attention)
         if keys == "ring":
-            attend: Attend = functools.partial(_attend_in_ring, attention, group)
+            attend: Attend = functools.partial(
+                _attend_in_ring, attention, group, model.choose_kernel
+            )
         else:
             attend = functools.partial(_attend_gathered, attention.attend, group)
         vars(attention)["attend"] = attend
@@ -68,7 +73,7 @@ def _make_part_sights(
     sights: Callable[[Tensor, Tensor | None], dict[bool, Sight]],
     group: dist.ProcessGroup,
     keys: str,
-    width: int,
+    choose: Choose,
     positions_Bt: Tensor,
     documents_Bt: Tensor | None,
     marks: MaskRegions | None = None,
@@ -82,17 +87,21 @@ def _make_part_sights(
     size = positions_Bt.shape[1] // 2
     ends = [(number + 1) * size for number in find_chunks(group.rank(), group.size())]
     seen = [documents_BT[:, :end] for end in ends] if keys == "gather" else []
-    if dtype is not None and has_kernel(dtype, width, documents_BT.device):
-        hidden: list[tuple[Tensor | None, Tensor | None]] = [(None, None) for _ in seen]
-    else:
+    kernel = None
+    if dtype is not None:
+        kernel = choose(dtype, documents_BT.device, in_ring=keys == "ring").kernel
+    hidden: list[tuple[Tensor | None, Tensor | None]] = [(None, None) for _ in seen]
+    if kernel is None:
         hidden = [_make_masks(documents, size, dtype) for documents in seen]
     found = {}
     for local, whole in sights(positions_Bt, None).items():
-        chunks = tuple(
-            Sight(None, documents, whole.window, mask, added_B1TS=added)
-            for documents, (mask, added) in zip(seen, hidden, strict=True)
-        )
-        found[local] = PartSight(whole, documents_BT, chunks)
+        chunks = []
+        for documents, (mask, added) in zip(seen, hidden, strict=True):
+            sizes = size, documents.shape[1]
+            rows = prepare_rows(kernel, documents, sizes, documents.device, whole.window, True)
+            parts = documents, whole.window, mask
+            chunks.append(Sight(None, *parts, added_B1TS=added, kernel=kernel, rows=rows))
+        found[local] = PartSight(whole, documents_BT, tuple(chunks))
     return dict(found)
 
 
@@ -133,6 +142,7 @@ def _attend_gathered(
 def _attend_in_ring(
     attention: Attention,
     group: dist.ProcessGroup,
+    choose: Choose,
     query_BHtD: Tensor,
     key_BKtD: Tensor,
     value_BKtD: Tensor,
@@ -149,5 +159,6 @@ def _attend_in_ring(
         sight.window,
         attention.logit_cap,
         slopes_H,
+        choose(query_BHtD.dtype, query_BHtD.device, in_ring=True).kernel == "triton",
     )
     return ring.attend(query_BHtD, key_BKtD, value_BKtD, attention.sinks)

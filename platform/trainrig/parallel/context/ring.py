@@ -29,7 +29,6 @@ from trainrig.models.kernels.attention_blocks import (
     look,
     mean_gradients,
 )
-from trainrig.models.kernels.blocked_attention import is_read_in_one_kernel
 from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
 from trainrig.parallel.context.zigzag import find_chunks
 
@@ -46,6 +45,7 @@ class Ring:
     window: int | None = None
     cap: float | None = None
     slopes_H: Tensor | None = None
+    in_one_kernel: bool = False  # whether our kernel for GPUs computes each pair of chunks
 
     def attend(
         self,
@@ -92,7 +92,7 @@ class Ring:
     ) -> None:
         """Fill `found`: see attention_blocks.look."""
         query, key, value = pair.cut(query_BHtD, keys_2BKtD)
-        if is_read_in_one_kernel(query):
+        if self.in_one_kernel:
             from trainrig.models.kernels import attention_kernel
 
             given = query, key, value, self._find_reach(pair), pair.past
@@ -114,7 +114,7 @@ class Ring:
         gradient, mean, sums = (
             each[:, :, pair.queries] for each in (gradient_BHtD, mean_BHt, sums_BHt)
         )
-        if not is_read_in_one_kernel(query):
+        if not self.in_one_kernel:
             return differentiate(
                 self._make_blocks(pair, query.float(), key), value, gradient, mean, sums
             )

@@ -182,7 +182,9 @@ class Saver:
             **({"adapter": build_adapter_entries(self._job.adapter)} if self._job.adapter else {}),
             "training": extract_identity(self._job.training),
             "numerics": numerics.describe_numerics(
-                self._job.training.compile, self._job.training.precision.compute
+                self._job.training.compile,
+                self._job.training.precision.compute,
+                self._job.describe_attention(),
             ),
         }
 

@@ -167,7 +167,9 @@ class StepLogger:
         A change suspends the promise of equal bits, not the run.
         """
         training = self._job.training
-        mine = numerics.describe_numerics(training.compile, training.precision.compute)
+        mine = numerics.describe_numerics(
+            training.compile, training.precision.compute, self._job.describe_attention()
+        )
         all_ranks = [mine] * dist.get_world_size()
         dist.all_gather_object(all_ranks, mine)
         if not self._metrics:

@@ -13,6 +13,16 @@ from trainrig.config import (
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.width_transfer import find_roles
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.kernels.choice import (
+    SETTING,
+    USUAL_GPU,
+    AttentionCase,
+    AttentionExecution,
+    Card,
+    Choice,
+    choose_kernel,
+)
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -82,6 +92,8 @@ class Training(Settings):
     # Whether queries, keys and values of a layer are one product, and so are gate and up, for GPUs
     # that small products leave idle. Parameters and checkpoints stay as they are; bits differ.
     fuse_projections: bool = False
+    # How attention is computed; another kernel gives other bits.
+    attention: Annotated[AttentionExecution, NOT_IDENTITY] = AttentionExecution()
     deterministic: bool = True  # whether results are the same bits at any number of workers
     # Most workers that may share a step in deterministic mode. Another number gives other bits; a
     # doubling beyond the number of workers costs the memory of a gradient.
@@ -193,8 +205,32 @@ class Training(Settings):
         found = tuple(each.make_paths_absolute() for each in self.evaluations)
         return self.model_copy(update={"evaluations": found})
 
+    def choose_attention(self, model: DecoderConfig, card: Card) -> Choice:
+        """Return the kernel of attention for `model` on `card`, in this layout. Raises ConfigError
+        if the one that `attention` names cannot compute it there."""
+        if isinstance(model, EncoderDecoderConfig):
+            if self.attention.kernel != "auto":
+                raise ConfigError(
+                    f"{SETTING} = '{self.attention.kernel}': an encoder and decoder read all rows "
+                    "under masks, with biases that are learnt; use 'auto'"
+                )
+            return Choice(None, "rows are read under masks")
+        context = self.parallel.context
+        in_ring = context is not None and context.keys == "ring"
+        case = AttentionCase.describe(model, self.precision.stream, in_ring)
+        return choose_kernel(self.attention.kernel, case, card)
+
+    def check_attention(self, model: DecoderConfig, card: Card | None = None) -> None:
+        """Raise ConfigError if the kernel that `attention` names cannot compute `model` on `card`
+        in one of the layouts; None: on a usual GPU, in whose number format `auto` is then."""
+        wanted = self if card else self.resolve(has_bfloat16=True, compiles=False)
+        for laid_out in wanted.layouts:
+            laid_out.choose_attention(model, card or USUAL_GPU)
+
     def check_parameters(self, model: DecoderConfig) -> None:
-        """Raise ConfigError if `groups` or optimizers do not fit the parameters of `model`."""
+        """Raise ConfigError if `groups`, optimizers or the kernel of attention do not fit
+        `model`."""
+        self.check_attention(model)
         shapes, transfer = parameter_shapes(model), find_width_transfer(model)
         assigned = assign(shapes, self.groups)
         for parallel in (each.parallel for each in self.layouts):

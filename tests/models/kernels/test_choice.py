@@ -1,0 +1,132 @@
+"""Which kernel computes attention, by device, number format and model."""
+
+import re
+
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.kernels.choice import (
+    CPU_CARD,
+    USUAL_GPU,
+    AttentionCase,
+    Card,
+    choose_kernel,
+    find_obstacle,
+)
+from trainrig.models.kernels.tiles import (
+    Tile,
+    choose_backward_tile,
+    choose_forward_tile,
+    estimate_backward_bytes,
+    estimate_forward_bytes,
+)
+
+H100, A100 = USUAL_GPU, Card((8, 0), 166_912, has_triton=True)
+SMALL = Card((8, 9), 101_376, has_triton=True)
+TURING = Card((7, 5), 65_536, has_triton=True)
+BARE = Card((9, 0), 232_448)  # no Triton
+DOCUMENTS, WIDE = AttentionCase(128, "bfloat16"), AttentionCase(256, "bfloat16")
+ODD, NARROW = AttentionCase(100, "bfloat16"), AttentionCase(12, "bfloat16")
+CAPPED = AttentionCase(128, "float16", ("attention.logit_cap",))
+SINKS = AttentionCase(64, "bfloat16", ("attention.sinks", "position_embedding (Alibi)"))
+FLOAT32, RING = AttentionCase(128, "float32"), AttentionCase(128, "bfloat16", in_ring=True)
+
+# What `auto` is.
+CHOICES = [
+    (DOCUMENTS, H100, "flash"),
+    (DOCUMENTS, BARE, "flash"),
+    (DOCUMENTS, SMALL, "flash"),
+    (WIDE, SMALL, "flash"),
+    (CAPPED, H100, "flex"),
+    (SINKS, SMALL, "flex"),
+    (CAPPED, BARE, None),
+    (ODD, H100, "flex"),
+    (NARROW, H100, None),
+    (AttentionCase(200, "bfloat16"), SMALL, "flex"),
+    (AttentionCase(200, "bfloat16"), A100, "flash"),
+    (AttentionCase(512, "bfloat16"), H100, None),
+    (FLOAT32, H100, None),
+    (RING, H100, None),
+    (DOCUMENTS, TURING, None),
+    (DOCUMENTS, CPU_CARD, None),
+]
+
+
+@pytest.mark.parametrize(("case", "card", "kernel"), CHOICES)
+def test_a_kernel_that_no_card_has_run_is_not_chosen_unasked(case, card, kernel):
+    found = choose_kernel("auto", case, card)
+    assert found.kernel == kernel
+    assert found.reason
+    if kernel:
+        assert find_obstacle(kernel, case, card) is None
+        assert choose_kernel(kernel, case, card).kernel == kernel
+
+
+# What is refused, and what would work.
+REFUSED = [
+    ("flash", DOCUMENTS, CPU_CARD, "needs a GPU, and the device is a CPU; use 'auto' or 'plain'"),
+    ("flex", DOCUMENTS, CPU_CARD, "needs a GPU"),
+    ("triton", DOCUMENTS, CPU_CARD, "needs a GPU"),
+    ("flash", CAPPED, H100, "no attention.logit_cap; use 'auto' or 'flex' or 'triton' or 'plain'"),
+    ("flash", SINKS, H100, "no attention.sinks, no position_embedding (Alibi)"),
+    ("flash", FLOAT32, H100, "bfloat16 and float16, not in float32; use 'auto' or 'flex'"),
+    ("triton", FLOAT32, H100, "bfloat16 and float16, not in float32"),
+    ("flash", ODD, H100, "a multiple of 8 channels, and these have 100"),
+    ("flash", AttentionCase(200, "bfloat16"), SMALL, "of 200 channels on a GPU of capability"),
+    ("flash", RING, H100, "RingAttention"),
+    ("flex", RING, H100, "RingAttention"),
+    ("flex", NARROW, H100, "at least 16 channels, and these have 12"),
+    ("flex", DOCUMENTS, BARE, "Triton and a C compiler"),
+    ("triton", DOCUMENTS, TURING, "8.0 or newer, and the device is a GPU of capability 7.5"),
+    ("triton", AttentionCase(512, "float16"), H100, "at most 256 channels, and these have 512"),
+    ("triton", WIDE, Card((8, 6), 20_000, has_triton=True), "20,000 bytes of shared memory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "case", "card", "said"), REFUSED)
+def test_a_kernel_that_cannot_is_refused_in_one_line_that_says_which_would(
+    wanted, case, card, said
+):
+    start = rf"^training\.attention\.kernel = '{wanted}': .*{re.escape(said)}"
+    with pytest.raises(ConfigError, match=start) as told:
+        choose_kernel(wanted, case, card)
+    assert "\n" not in str(told.value)
+    for name in re.findall(r"'(\w+)'", str(told.value).partition("; use ")[2]):
+        choose_kernel(name, case, card)
+
+
+def test_a_model_says_what_its_attention_computes():
+    sizes = {"layers": 1, "channels": 64, "heads": 4, "positions": 32}
+    model = DecoderConfig(**sizes, attention={"sinks": True, "logit_cap": 5.0})
+    case = AttentionCase.describe(model, "bfloat16")
+    assert case == AttentionCase(16, "bfloat16", ("attention.logit_cap", "attention.sinks"))
+    model = DecoderConfig(**sizes, head_channels=24, position_embedding={"kind": "Alibi"})
+    case = AttentionCase.describe(model, "float32", in_ring=True)
+    assert case == AttentionCase(24, "float32", ("position_embedding (Alibi)",), in_ring=True)
+
+
+def test_tiles_fit_the_shared_memory_of_the_card():
+    # What Triton asked for, and what cards of 8.6, 8.9 and 12.0 have.
+    assert estimate_forward_bytes(Tile(64, 64, 256)) == 106_496 > 101_376
+    assert choose_forward_tile(256, 101_376) == Tile(64, 32, 256)
+    # Where memory is ample, tiles are those that the kernel was first written with.
+    for width, forward, backward in [
+        (16, Tile(128, 64, 16), Tile(64, 64, 16)),
+        (128, Tile(128, 64, 128), Tile(64, 64, 128)),
+        (130, Tile(64, 64, 256), Tile(32, 32, 256)),
+        (256, Tile(64, 64, 256), Tile(32, 32, 256)),
+    ]:
+        assert choose_forward_tile(width, 232_448) == forward
+        assert choose_backward_tile(width, 232_448) == backward
+
+
+@pytest.mark.parametrize("limit", [10_000, 49_152, 65_536, 101_376, 166_912, 232_448])
+def test_no_tile_is_larger_than_what_a_card_has(limit):
+    for width in range(1, 257):
+        forward, backward = choose_forward_tile(width, limit), choose_backward_tile(width, limit)
+        assert forward is None or estimate_forward_bytes(forward) <= limit
+        assert backward is None or estimate_backward_bytes(backward) <= limit
+        assert limit < 49_152 or (forward and backward)
+        if forward:
+            assert forward.width >= width

@@ -1,0 +1,81 @@
+"""What flex_attention is told of rows, by the plain one of torch."""
+
+import pytest
+import torch
+from tests.gpu.attention_rows import ROWS, Rows
+from torch.nn.attention.flex_attention import create_block_mask
+
+from trainrig.models.kernels import flex_rows
+from trainrig.models.kernels.prepared_rows import prepare_rows
+
+CPU = torch.device("cpu")
+LONG = Rows(rows=2, queries=300, keys=700, mean=150, window=260)
+MASKS = [
+    LONG,
+    Rows(queries=1, keys=1),
+    Rows(queries=256, keys=256),
+    Rows(queries=513, keys=513, window=129),
+    Rows(rows=3, queries=400, keys=400, mean=90, causal=False),
+    Rows(queries=640, keys=640, causal=False, window=301),
+    Rows(queries=130, keys=500),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ROWS)
+def test_it_computes_what_plain_products_do(given, kernels):
+    torch._dynamo.reset()
+    drawn = given.draw("cpu", torch.float32)
+    whole = drawn.attend_plainly(torch.float64)
+    for found, exact in zip(drawn.attend("flex"), whole, strict=True):
+        assert (found - exact).norm() <= 2e-6 * exact.norm()
+
+
+@pytest.mark.slow
+def test_caps_sinks_and_slopes_are_those_of_plain_products(kernels):
+    given = Rows(sinks=True, slopes=True, cap=1.5, window=50, mean=30, queries=60, keys=100)
+    drawn = given.draw("cpu", torch.float32)
+    for found, exact in zip(drawn.attend("flex"), drawn.attend_plainly(torch.float64), strict=True):
+        assert (found - exact).norm() <= 2e-6 * exact.norm()
+
+
+def chosen(counts, indices):
+    """[B, P, Q], whether a block of queries goes through a block of keys."""
+    found = torch.zeros(indices.shape, dtype=torch.bool)
+    for place in torch.cartesian_prod(*(torch.arange(size) for size in counts.shape)).tolist():
+        first = indices[tuple(place)][: counts[tuple(place)]]
+        assert first.diff().gt(0).all()  # in their order: sums are made in it
+        found[(*place, first.long())] = True
+    return found[:, 0]
+
+
+@pytest.mark.parametrize("given", MASKS)
+def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
+    documents = given.draw("cpu", torch.float32).documents
+    sizes = given.queries, given.keys
+    ours = prepare_rows("flex", documents, sizes, CPU, given.window, given.causal).blocks
+    rows = 1 if documents is None else given.rows
+    theirs = create_block_mask(ours.mask_mod, rows, None, *sizes, device="cpu")
+    some = chosen(ours.kv_num_blocks, ours.kv_indices)
+    whole = chosen(ours.full_kv_num_blocks, ours.full_kv_indices)
+    their_whole = chosen(theirs.full_kv_num_blocks, theirs.full_kv_indices)
+    their_some = chosen(theirs.kv_num_blocks, theirs.kv_indices)
+    # Between the first key and the last that a block sees, we leave none out.
+    assert not (their_some & ~some & ~whole).any()
+    assert not (their_whole & ~some & ~whole).any()
+    assert not (whole & ~their_whole).any()
+    assert not (some & whole).any()
+    if given.mean is None:
+        assert torch.equal(some | whole, their_some | their_whole)
+        assert whole.sum() == their_whole.sum()
+    # Backward it goes by blocks of keys.
+    assert ours.q_num_blocks.sum() == some.sum()
+    assert ours.full_q_num_blocks.sum() == whole.sum()
+
+
+def test_it_is_compiled_to_train_by_shape_and_else_for_any_length(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda _, **settings: asked.append(settings))
+    for trains in (True, False):
+        flex_rows._compile.__wrapped__(trains)
+    assert asked == [{"fullgraph": True, "dynamic": False}, {"fullgraph": True, "dynamic": True}]

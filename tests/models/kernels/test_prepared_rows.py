@@ -1,0 +1,135 @@
+"""Whole decoders by each kernel, on a CPU that stands in for a GPU."""
+
+from collections import Counter
+
+import pytest
+import torch
+from tests.models.kernels.kernel_stand_ins import stand_in
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainrig.errors import ConfigError
+from trainrig.models.attention import KeyValueCache
+from trainrig.models.decoder import DecoderConfig, initialise
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.on_host import remember_copy
+
+LENGTH = 90
+WINDOWS = {"attention": {"window": {"size": 20, "pattern": ("local", "global")}}}
+CAPS = {"attention": {"logit_cap": 5.0, "sinks": True}}
+ALIBI = {"position_embedding": {"kind": "Alibi"}}
+
+
+def build(kernel, layers=2, kind=DecoderConfig, dtype=torch.bfloat16, **settings):
+    sizes = {"layers": layers, "channels": 64, "heads": 4, "vocabulary": 32, "positions": LENGTH}
+    if kind is DecoderConfig:
+        sizes["kv_heads"] = 2
+    model = build_model(kind(**sizes, **settings))
+    initialise(model, 0)
+    model.attention_kernel = kernel
+    return model.to(dtype)
+
+
+def read(model, packed=True):
+    """What the model gives of rows, and the gradients of its parameters, as one vector."""
+    ids = torch.randint(32, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    rows = {"positions_BT": torch.arange(LENGTH).remainder(40).expand(2, -1)} if packed else {}
+    hidden = model(ids, **rows).hidden
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2))
+    found = torch.autograd.grad((hidden.float() * weights).sum(), list(model.layers.parameters()))
+    return torch.cat([each.detach().float().flatten() for each in (hidden, *found)])
+
+
+CASES = [
+    ("flash", True, {}),
+    ("flash", True, WINDOWS),
+    ("flash", False, WINDOWS),
+    ("triton", True, WINDOWS),
+    ("triton", True, CAPS),
+    ("triton", False, ALIBI),
+]
+
+
+@pytest.mark.parametrize(("kernel", "packed", "settings"), CASES)
+def test_a_decoder_gives_by_a_kernel_what_it_gives_in_blocks(kernel, packed, settings, monkeypatch):
+    exact = read(build("plain", dtype=torch.float32, **settings), packed)
+    with stand_in(monkeypatch):
+        found = read(build(kernel, **settings), packed)
+    assert (found - exact).norm() <= 2e-2 * exact.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("settings", [WINDOWS, CAPS, ALIBI])
+def test_a_decoder_gives_by_flex_attention_what_it_gives_in_blocks(packed, settings, kernels):
+    torch._dynamo.reset()
+    exact = read(build("plain", dtype=torch.float32, **settings), packed)
+    found = read(build("flex", dtype=torch.float32, **settings), packed)
+    assert (found - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_an_encoder_is_read_by_flash_attention_from_both_sides(kernels):
+    exact = read(build("plain", kind=EncoderConfig, dtype=torch.float32))
+    found = read(build("flash", kind=EncoderConfig))
+    assert (found - exact).norm() <= 2e-2 * exact.norm()
+
+
+def test_plain_on_a_cpu_reads_documents_in_blocks_and_makes_no_mask():
+    positions = torch.arange(LENGTH).remainder(40).expand(2, -1)
+    sight = build("plain").sights(positions, positions, dtype=torch.bfloat16)[False]
+    assert (sight.mask_B1TS, sight.rows, sight.kernel) == (None, None, "plain")
+    apart, blocks = (read(build(kernel, dtype=torch.float32)) for kernel in ("auto", "plain"))
+    assert (apart - blocks).norm() <= 1e-5 * apart.norm()
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.found[operator.overloadpacket.__name__] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kernel", ["triton", "flash"])
+def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel, kernels):
+    """Of each kind of layer; an operator is a kernel on a GPU, and those of attention count one."""
+    found = []
+    for layers in (2, 6):
+        with Operators() as operators:
+            read(build(kernel, layers, **WINDOWS))
+        found.append(operators.found)
+    few, many = found
+    reached = ("cummax", "maximum", "minimum", "flip", "nonzero", "ne")
+    assert {name: few[name] for name in reached} == {name: many[name] for name in reached}
+    if kernel == "triton":
+        assert few["cummax"] == 2 * 2  # two kinds of layers; begins and ends
+        assert many["reach_attention"] == 3 * few["reach_attention"] == 6
+
+
+def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
+    """Their positions were copied from the host, which knows them."""
+    positions = torch.arange(LENGTH).remainder(40).expand(2, -1).contiguous()
+    remember_copy(positions, positions.clone())
+    with Operators() as operators:
+        model = build("flash")
+        ids = torch.zeros(2, LENGTH, dtype=torch.long)
+        model(ids, positions_BT=positions)
+    assert operators.found["varlen_attention"] == 2
+    known = model.sights(positions, None, dtype=torch.bfloat16)[False]
+    assert known.rows is None  # one document a row: torch's own attention
+
+
+def test_what_follows_a_cache_is_read_in_blocks(kernels):
+    model, ids = build("flash", **WINDOWS), torch.arange(8).remainder(32).expand(1, -1)
+    with torch.no_grad():
+        whole = model(ids).hidden
+        caches = [KeyValueCache() for _ in model.layers]
+        parts = [model(ids[:, begin : begin + 4], caches).hidden for begin in (0, 4)]
+    assert (torch.cat(parts, 1) - whole).abs().max() <= 5e-2
+
+
+def test_a_kernel_that_cannot_is_refused_when_it_is_to_be_run():
+    with pytest.raises(ConfigError, match="'flash': it needs a GPU, and the device is a CPU"):
+        read(build("flash"))
