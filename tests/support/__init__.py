@@ -1,0 +1,1 @@
+"""What tests share: imported as `support`, never by the package."""

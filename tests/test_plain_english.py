@@ -1,0 +1,128 @@
+"""The prose of the code is plain English: turns that made strangers stumble do not come back.
+
+ruff's pydocstyle rules hold docstrings to whole imperative sentences. They cannot see the words.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import compare_code
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "platform" / "trainrig"
+# Folders and files of the package whose prose is plain. The list grows until it is the package.
+REWRITTEN: tuple[str, ...] = ()
+
+# A summary or a comment that begins so is a scrap of a sentence.
+FRAGMENT = re.compile(
+    r"(What|Whether|Of|As|Those|Which|Whose|Who|By|In|Until|See|That|How|Where|Its|For|From|With|Only"
+    r"|Not|Each|All)\b"
+)
+SCRAP = re.compile(
+    r"(of|what|who|by|that|those|whose|as|in|which|whether|its|it|they|for|from|so|else|but)\b"
+)
+# Turns that the field has plain words for.
+TURN = re.compile(
+    r"\b(anew|whoever|lest|nobody|somebody|hangs on|gone past|sees to|as many as|so many"
+    r"|(is|are|was|were|be) told|told apart|comes? to know|in numbers|is at it|what for|none of it"
+    r"|each once|other than that|of its own|of their own|that of|those of|of whose|has to be"
+    r"|who (asks|says|waits|comes|learns|begins|is asked)"
+    r"|what (it|they|is|has|was|an?|the|comes|stays|goes|there)\b[^.?]{0,60}?"
+    r"\b(is|are|was|has|goes|stays|comes))\b",
+    re.I,
+)
+ODD_NAME = re.compile(
+    r"_*(a|an|the|what|who|which|that|those|it|its|they|there|of|as|told|see|look|tell|knows?"
+    r"|comes?|goes|has|is_there)_"
+)
+
+
+def find_sources() -> list[Path]:
+    found = [PACKAGE / name for name in REWRITTEN]
+    return sorted(
+        path for place in found for path in ([place] if place.is_file() else place.rglob("*.py"))
+    )
+
+
+def iterate_prose(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the kind and the words of each docstring's summary and each comment."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if docstring := ast.get_docstring(node):
+            yield node.lineno, "summary", " ".join(docstring.split("\n\n")[0].split())
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], "comment", token.string.lstrip("# ")
+
+
+def find_stumbles(text: str) -> list[str]:
+    """Return each sentence that a stranger would stumble over, with its line."""
+    found = []
+    for line, kind, words in iterate_prose(text):
+        start = FRAGMENT if kind == "summary" else SCRAP
+        if start.match(words):
+            found.append(f"{line}: a fragment: {words}")
+        elif turn := TURN.search(words):
+            found.append(f"{line}: say `{turn[0]}` in plain words: {words}")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and node.id == "each":
+            found.append(f"{node.lineno}: a variable named `each`: name the thing")
+        if isinstance(node, ast.FunctionDef) and ODD_NAME.match(node.name):
+            found.append(f"{node.lineno}: `{node.name}` is no verb with its object")
+    return found
+
+
+@pytest.mark.parametrize("path", find_sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_sentence_of_the_code_makes_a_stranger_stumble(path: Path) -> None:
+    assert not find_stumbles(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def count():\n    '''Its rows.'''",
+        "def end():\n    '''Return whether nobody is left.'''",
+        "seconds = 1  # what it takes",
+        "names = [each for each in rows]",
+        "def _the_rule_holds():\n    pass",
+    ],
+)
+def test_the_old_dialect_is_found(source: str) -> None:
+    assert find_stumbles(source)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "equal"),
+    [
+        ("def f():\n  'Old.'\n  return 1  # old", "def f():\n  'New.'\n  return 1", True),
+        ("def f():\n  return 1", "def f():\n  return 2", False),
+        (
+            "def f(xs):\n  return [e for e in xs if e]",
+            "def f(xs):\n  return [x for x in xs if x]",
+            True,
+        ),
+        (
+            "def f():\n  a, b = 1, 2\n  return a - b",
+            "def f():\n  c = 1\n  d = 2\n  return c - d",
+            True,
+        ),
+        (
+            "def f():\n  a, b = 1, 2\n  return a - b",
+            "def f():\n  c = 1\n  d = 2\n  return d - c",
+            False,
+        ),
+        ("def f(a, b):\n  a, b = b, a", "def f(a, b):\n  a = b\n  b = a", False),
+        ("def f():\n  a = 1\n  b = 2\n  return a", "def f():\n  x = 1\n  x = 2\n  return x", False),
+        ("def f(a):\n  return a", "def f(b):\n  return b", False),
+        ("def told(x):\n  return x.told", "def is_known(x):\n  return x.is_known", True),
+    ],
+)
+def test_a_rewrite_of_names_is_told_from_a_change(old: str, new: str, equal: bool) -> None:
+    found = compare_code.compare_sources(old, new, {"told": "is_known"}, local_names=True)
+    assert (found is None) == equal
