@@ -1,12 +1,13 @@
 """The bytes of text that each entry of a vocabulary stands for.
 
-An entry is written in one of two spellings, and the tokenizer's decoder says which:
+A tokenizer's decoder decides in which of two spellings its entries are written:
 
-- *byte-level* (GPT-2, Llama 3, and our byte-level BPE and WordPiece): each character is one byte;
-- *plain* with byte fallback (our Unigram, Gemma): an entry is text as it stands, but for the 256
-  entries `<0x00>` … `<0xFF>`, each of which is one byte.
+- *byte-level* (GPT-2, Llama 3, and trainrig's byte-level BPE and WordPiece): each character stands
+  for one byte;
+- *plain* with byte fallback (trainrig's Unigram, Gemma): an entry is literal text, except for the
+  256 entries `<0x00>` … `<0xFF>`, which stand for one byte each.
 
-In both, a decoder may first replace characters, such as SentencePiece's `▁` by a space.
+In both spellings a decoder may first replace characters, such as SentencePiece's `▁` by a space.
 """
 
 import json
@@ -18,7 +19,7 @@ import tokenizers
 
 from trainrig.errors import DataError
 
-BYTE_ENTRIES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # by byte, in the plain spelling
+BYTE_ENTRIES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # plain spelling of each byte
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder loses nothing"
@@ -27,18 +28,17 @@ _LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decode
 def list_entry_bytes(
     tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, as_brought: bool = False
 ) -> tuple[bytes, ...]:
-    """What each id adds to a text, by id; special tokens: their names.
+    """Return the bytes that each id adds to a text, by id; for special tokens, their names.
 
-    `as_brought`: also of a tokenizer that puts a space before each text and takes it off again
-    (Llama 2's), whose bytes then begin with that space, and of one whose ids have gaps, which stand
-    for no bytes.
+    Concatenated, these are the bytes of the text that was encoded to the ids, if the tokenizer is
+    lossless. The library's decoder gives the same as text, with U+FFFD for parts of characters.
 
-    Joined, they are the bytes of the text that the ids were made of, if the tokenizer loses
-    nothing: the library's decoder gives the same, but as text, with U+FFFD for half a character.
+    With `as_brought`, two more kinds of tokenizers are accepted. One adds a space before each text
+    and removes it when decoding (Llama 2's): the result then begins with that space. The other has
+    gaps between its ids: a missing id stands for no bytes.
 
-    `where` names the tokenizer in errors. Raises DataError if ids have a gap, or if the decoder
-    makes of an id what depends on its neighbours (a prefix space taken off again, say), so that
-    no bytes are its own.
+    Raises DataError, naming the tokenizer by `where`, if there is a gap between ids, or if what the
+    decoder makes of an id depends on its neighbours, so that an id has no bytes by itself.
     """
     read = _make_reader(tokenizer.decoder, where, as_brought)
     added = {
@@ -69,10 +69,10 @@ def list_entry_bytes(
 
 
 def list_byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's choice).
+    """Return, for each byte, the character that stands for it in a byte-level vocabulary.
 
-    A byte that is a visible Latin-1 character stands for itself; the others, in order, take the
-    characters from U+0100.
+    This is GPT-2's choice: a byte that is a visible Latin-1 character stands for itself; the others
+    take, in order, the characters from U+0100 on.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -80,7 +80,7 @@ def list_byte_characters() -> list[str]:
 
 
 def list_decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    """What a decoder of the library does, step by step, as tokenizer.json writes it."""
+    """Return the steps of a decoder of the library, as they are written in tokenizer.json."""
     if decoder is None:
         return []
     written = json.loads(decoder.__getstate__())
@@ -88,7 +88,7 @@ def list_decoder_steps(decoder: Any) -> list[dict[str, Any]]:
 
 
 def leading_space_is_stripped(decoder: Any) -> bool:
-    """Whether a decoder takes off one space at the begin of a text, which its encoder put there."""
+    """Return whether a decoder removes a leading space, which its encoder adds to every text."""
     return any(map(_strips_leading_space, list_decoder_steps(decoder)))
 
 
@@ -102,10 +102,10 @@ def _strips_leading_space(step: Mapping[str, Any]) -> bool:
 
 
 def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], bytes | None]:
-    """How to read an entry: its bytes, or None for one that is not written as the rest."""
+    """Return a function that gives the bytes of an entry, or None for an entry it cannot read."""
     replacements: list[tuple[str, str]] = []
     spelling: Callable[[str], bytes | None] | None = None
-    # Without a decoder the library would put spaces between entries; byte-level is all they can be.
+    # Without a decoder the library puts spaces between entries. Byte-level is the only possibility.
     for step in list_decoder_steps(decoder) or [{"type": "ByteLevel"}]:
         match step:
             case {"type": "Replace", "pattern": {"String": old}, "content": new} if not spelling:
