@@ -1,4 +1,4 @@
-"""The charts of a tokenizer's report: each turns a part of it into a finding with its drawing.
+"""Charts of a tokenizer's report; each has a drawing, a table, and a finding as its title.
 
 Titles are worded from the numbers, so a worse tokenizer gets a worse title.
 """
@@ -21,12 +21,12 @@ from trainrig.tokens.vocabulary.measures import (
     TokenizerReport,
 )
 
-MOST_ROWS = 12  # in a chart; its table has all
-LONGEST_DRAWN = 16  # bytes: longer entries are one bar
+MOST_ROWS = 12  # rows in a chart; its table has all
+LONGEST_DRAWN = 16  # bytes; longer entries share one bar
 
 
 def build_compression_chart(told: TokenizerReport) -> Chart:
-    """Bytes per token by source."""
+    """Build the chart of bytes per token by source."""
     sources = told.vocabulary.sources
     best = max(sources, key=lambda name: sources[name].bytes_per_token)
     worst = min(sources, key=lambda name: sources[name].bytes_per_token)
@@ -55,7 +55,7 @@ def _describe_texts(told: TokenizerReport) -> str:
 
 
 def build_rivals_chart(told: TokenizerReport) -> Chart:
-    """Bytes per token of several vocabularies, against the parameters of their embeddings."""
+    """Build the chart of bytes per token of several vocabularies against embedding parameters."""
     rivals = told.rivals
     fewest = min(rivals, key=lambda one: one.amount.tokens)
     title = (
@@ -87,7 +87,7 @@ def build_rivals_chart(told: TokenizerReport) -> Chart:
 
 
 def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
-    """Bytes per token against embedding parameters, each point named."""
+    """Plot bytes per token against embedding parameters, as one named point a vocabulary."""
     for index, one in enumerate(rivals):
         at = (float(one.embedding_parameters), one.amount.bytes_per_token)
         ax.plot(*at, "o", markersize=9 if index == 0 else 7, color=C1 if index == 0 else C2)
@@ -112,7 +112,7 @@ def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
 
 
 def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Tokens per word by language."""
+    """Build the chart of tokens per word by language."""
     languages = {name or "not known": amount for name, amount in vocabulary.languages.items()}
     rows = [
         BarRow(name, (amount.tokens_per_word,), f"{amount.tokens_per_word:.2f}")
@@ -131,7 +131,7 @@ def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Entries by length in bytes."""
+    """Build the chart of entries by length in bytes."""
     lengths = _group_lengths(vocabulary.lengths)
     return Chart(
         f"{format_percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
@@ -144,7 +144,7 @@ def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
-    """Entries by length, stacked: used below, not used hatched above."""
+    """Plot entries by length as stacked bars: used entries below, unused ones hatched above."""
     x = np.arange(len(lengths))
     used = np.array([group.used for group in lengths])
     unused = np.array([group.entries - group.used for group in lengths])
@@ -160,7 +160,7 @@ def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
 
 
 def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
-    """One group a length, those beyond `LONGEST_DRAWN` together."""
+    """Return one group for each length, with those beyond `LONGEST_DRAWN` in one group."""
     beyond = [group for group in lengths if int(group.name) > LONGEST_DRAWN]
     rest = [group for group in lengths if int(group.name) <= LONGEST_DRAWN]
     if not beyond:
@@ -170,7 +170,7 @@ def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
 
 
 def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Entries by script."""
+    """Build the chart of entries by script."""
     largest = vocabulary.scripts[0]
     rows = [
         BarRow(group.name, (group.used, group.entries - group.used), f"{group.entries:,}")
@@ -189,7 +189,7 @@ def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Occurrences by rank."""
+    """Build the chart of occurrences by rank."""
     points, tokens = vocabulary.frequencies, vocabulary.total.tokens
     return Chart(
         f"The commonest entry is {format_percent(points[0][1], tokens)} of all tokens"
@@ -203,7 +203,7 @@ def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def _plot_ranks(ax: Axes, points: Sequence[tuple[int, int]]) -> Axes:
-    """Occurrences by rank: a straight line is Zipf's law."""
+    """Plot occurrences against rank on logarithmic axes; a straight line is Zipf's law."""
     if points:
         ax.plot(*zip(*points, strict=True), color=C1, linewidth=2)
     ax.set(xscale="log", yscale="log", xlabel="rank of the entry", ylabel="occurrences")
@@ -218,7 +218,7 @@ def _draw_bars(
 ) -> str:
     def plot(ax: Axes) -> None:
         figures.plot_rows(ax, rows, parts, x_label)
-        ax.xaxis.set_major_formatter("{x:,g}")  # 0.5, not 500 m
+        ax.xaxis.set_major_formatter("{x:,g}")  # writes 0.5, where the default writes 500 m
 
     return figures.draw(plot, 70 + 36 * len(rows) + 20 * (len(parts) > 1))
 
@@ -262,6 +262,6 @@ def _build_groups_table(caption: str, name: str, groups: Sequence[EntryGroup]) -
 
 
 def format_count(count: int, noun: str) -> str:
-    """`1 document`, `2 documents`, `3 entries`."""
+    """Return a count with its noun: `1 document`, `2 documents`, `3 entries`."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"

@@ -1,7 +1,8 @@
-"""The page that a tokenizer's report is read on: a pure function of the report.
+"""The HTML page of a tokenizer's report, made from the report alone.
 
-Bytes per token on text that training did not see, by source, and beside other vocabularies with
-what their embeddings cost; tokens per word by language; what the entries are; a text cut up.
+It shows bytes per token on text that training did not see, by source; other vocabularies with the
+cost of their embeddings; tokens per word by language; the entries by kind; and a text cut into
+tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ BORDER = "│"  # between two tokens
 
 
 def render_vocabulary_page(told: TokenizerReport) -> str:
-    """The page as HTML text."""
+    """Return the report's page as HTML."""
     vocabulary = told.vocabulary
     page = report.ReportPage(
         title=f"Tokenizer: {told.kind} of {vocabulary.entries:,} entries",
