@@ -1,7 +1,7 @@
-"""What is in a folder of token shards: `trainrig tokens inspect`.
+"""Content of a folder of token shards, for `trainrig tokens inspect`.
 
-Counts and lengths are exact and come from the arrays that training reads, some documents at a
-time; of the texts a few are shown, drawn by a seed.
+Counts and lengths are exact. They come from the arrays that training reads, of which only a part is
+in memory at a time. A few texts, chosen by a random seed, are shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,43 +24,43 @@ from trainrig.tokens.row_view import RowPiece, render_row
 from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
-CHUNK = 2**20  # documents whose lengths are held at a time: 8 MiB
+CHUNK = 2**20  # documents whose lengths are in memory at a time: 8 MiB
 BAR = 40  # characters of the longest bar
-SHOWN_TOKENS = 60  # of each end of a text, in samples and rows
+SHOWN_TOKENS = 60  # tokens shown at each end of a text, in samples and rows
 
 
 @dataclass(frozen=True)
 class View:
-    """What to show beside the counts, of each source of each split."""
+    """Options for what is shown of each source of each split, in addition to its counts."""
 
-    documents: int  # decoded
-    rows: int  # with boundaries and masks
+    documents: int  # number of decoded documents
+    rows: int  # number of rows with boundaries and masks
     sequence_length: int
     packing: Packing
     seed: int
-    borders: bool  # where each token of a row ends
-    mask: bool = False  # the documents with what of them is trained on, in place of their text
+    borders: bool  # whether to mark where each token of a row ends
+    mask: bool = False  # show documents with their loss mask instead of as text
 
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """One source of one split. Lengths are in tokens, end-of-text among them."""
+    """Counts of one source of one split; lengths are in tokens and include end-of-text."""
 
     documents: int
     tokens: int
     shortest: int
     longest: int
-    lengths: tuple[int, ...]  # entry i: documents of 2^i up to 2^(i+1) - 1 tokens
+    lengths: tuple[int, ...]  # entry i: number of documents of 2^i to 2^(i+1) - 1 tokens
 
     @property
     def mean(self) -> float:
-        """Tokens a document."""
+        """Mean number of tokens of a document."""
         return self.tokens / self.documents
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A folder of tokens, opened: its splits, and the tokenizer they were made with."""
+    """An opened folder of token shards: its splits, and the tokenizer that made them."""
 
     folder: str
     splits: Mapping[str, TokenShards]
@@ -68,10 +68,10 @@ class Inspection:
 
     @classmethod
     def open(cls, folder: str, verify: bool = False) -> "Inspection":
-        """`folder` is what `tokenize` or `conversations` wrote, or one split in it.
+        """Open a folder that `tokenize` or `conversations` wrote, or one split in it.
 
-        `verify`: read all of it and compare with the sums in its manifest. Raises DataError for
-        what is missing, has another size, or, if verified, other bytes.
+        `verify` reads all files and compares them with the checksums in the manifest. Raises
+        DataError if a file is missing, has the wrong size or, with `verify`, wrong content.
         """
         below = [
             name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
@@ -85,7 +85,7 @@ class Inspection:
         written = manifest.read_input(base, "tokenize" if made == "documents" else "conversations")
         if verify:
             manifest.verify_files(base, written)
-        manifest.read_file(base, "tokenizer.json")  # compared with its sum
+        manifest.read_file(base, "tokenizer.json")  # checks its sum
         encoder = Encoder.load(storage.join(base, "tokenizer.json"))
         for split, shards in opened.items():
             if shards.vocabulary.fingerprint != encoder.fingerprint:
@@ -96,16 +96,16 @@ class Inspection:
         return cls(folder, opened, encoder)
 
     def count_sources(self) -> dict[str, dict[str, SourceCounts]]:
-        """By split, by source."""
+        """Return the counts by split, then by source."""
         return {
             split: {source: count_source(shards, source) for source in shards.sources}
             for split, shards in self.splits.items()
         }
 
     def render_texts(self, view: "View", sources: Sequence[str] = ()) -> Iterator[Text]:
-        """All of it as a person reads it; `sources`: of these alone.
+        """Yield all that `view` selects as text for a terminal; `sources` limits it to these.
 
-        Rows are those of the split that is trained on: the other has no plans.
+        Rows are shown only for the training split, because the held-out split has no plans.
         """
         for split, source, counts in self._choose_sources(sources):
             yield Text(_format_headline(split, source, counts, self.splits[split]), style="bold")
@@ -121,7 +121,7 @@ class Inspection:
                 yield from self.render_rows(split, source, view)
 
     def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
-        """Counts and sampled documents, by split, by source."""
+        """Return counts and sampled documents by split, then by source, as JSON values."""
         found: dict[str, Any] = {}
         for split, source, counts in self._choose_sources(sources):
             samples = self.sample_documents(split, source, view.documents, view.seed)
@@ -129,7 +129,7 @@ class Inspection:
         return found
 
     def _choose_sources(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
-        """Each split and source to show. Raises ConfigError for a source that no split has."""
+        """Return the splits and sources to show; raise ConfigError if a source does not exist."""
         counts = self.count_sources()
         there = sorted({source for of in counts.values() for source in of})
         for source in sources:
@@ -147,7 +147,7 @@ class Inspection:
     def sample_documents(
         self, split: str, source: str, count: int, seed: int
     ) -> list[dict[str, Any]]:
-        """Some documents, whole: id, URL, tokens and decoded text."""
+        """Return `count` random documents with their id, URL, number of tokens and decoded text."""
         shards = self.splits[split]
         numbers = _draw(shards.count_documents(source), count, seed)
         starts = shards.find_document_starts(source, numbers)
@@ -161,8 +161,10 @@ class Inspection:
         return found
 
     def show_loss_mask(self, split: str, source: str, view: "View") -> Iterator[Text]:
-        """Some documents, whole: what is trained on in colour, the rest between ‹ and ›. Of pairs,
-        the chosen answer is followed by the rejected one."""
+        """Yield random documents with what is trained on in colour, the rest between ‹ and ›.
+
+        In shards of pairs, each chosen answer is followed by its rejected answer.
+        """
         shards = self.splits[split]
         together = 2 if shards.rows == "pairs" else 1
         drawn = _draw(shards.count_documents(source) // together, view.documents, view.seed)
@@ -179,7 +181,7 @@ class Inspection:
             yield render_row(ids, following, pieces, self.encoder, borders=view.borders)
 
     def render_rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
-        """Some rows as training would see them, with their boundaries and masks."""
+        """Yield random rows as training would read them, with their boundaries and masks."""
         if not view.rows:
             return
         shards = self.splits[split]
@@ -201,7 +203,7 @@ class Inspection:
 
 
 def _answer_named(shards: TokenShards, source: str, number: int) -> str:
-    """Which answer a document is, of pairs and labelled answers."""
+    """Return a suffix that says which answer a document is, in pairs and labelled answers."""
     if shards.rows == "pairs":
         return ", rejected" if number % 2 else ", chosen"
     if shards.rows == "labelled":
@@ -211,7 +213,7 @@ def _answer_named(shards: TokenShards, source: str, number: int) -> str:
 
 
 def choose_packing(kind: str, shuffled: bool) -> Packing:
-    """The packing of this `kind`. Raises ConfigError if there is none such."""
+    """Return the packing of this `kind`; raise ConfigError if there is none."""
     kinds: dict[str, Packing] = {
         "Concatenate": Concatenate(shuffle_documents=shuffled),
         "BestFit": BestFit(),
@@ -224,14 +226,14 @@ def choose_packing(kind: str, shuffled: bool) -> Packing:
 
 
 def count_source(shards: TokenShards, source: str) -> SourceCounts:
-    """Exact, in one pass over where the documents of `source` begin."""
+    """Count documents and lengths exactly, in one pass over the starts of the documents."""
     documents = shards.count_documents(source)
     lengths = np.zeros(64, np.int64)
     shortest, longest = shards.tokens(source), 0
     for first in range(0, documents, CHUNK):
         numbers = np.arange(first, min(first + CHUNK, documents) + 1, dtype=np.int64)
         found = np.diff(shards.find_document_starts(source, numbers))
-        # The exponent of the float is exact: lengths are far below 2^53.
+        # The exponent of the float is exact, because lengths are far below 2^53.
         lengths += np.bincount(np.frexp(found)[1] - 1, minlength=64)
         shortest, longest = min(shortest, int(found.min())), max(longest, int(found.max()))
     filled = int(np.flatnonzero(lengths)[-1]) + 1
@@ -249,7 +251,7 @@ def _format_headline(split: str, source: str, counts: SourceCounts, shards: Toke
 
 
 def render_histogram(counts: SourceCounts) -> str:
-    """The lengths of the documents as bars, one line for each doubling."""
+    """Return the distribution of lengths as text bars, one line for each power of two."""
     first = next(index for index, documents in enumerate(counts.lengths) if documents)
     most = max(counts.lengths)
     lines = []
@@ -262,7 +264,7 @@ def render_histogram(counts: SourceCounts) -> str:
 
 
 def cut_excerpt(text: str, characters: int = 400) -> str:
-    """The beginning and the end of `text`, its control characters visible."""
+    """Return the beginning and the end of `text`, with control characters made visible."""
     if len(text) <= characters:
         return escape_invisible(text)
     half = characters // 2
@@ -272,11 +274,11 @@ def cut_excerpt(text: str, characters: int = 400) -> str:
 
 
 def name_document(shards: TokenShards, source: str, number: int) -> str:
-    """How a document is called where its tokens are shown."""
+    """Return the URL or the id of a document, as its title."""
     document = shards.document(source, number)
     return document.url or document.id
 
 
 def _draw(size: int, count: int, seed: int) -> Integers:
-    """`count` different numbers below `size`, or all of them."""
+    """Return `count` different random numbers below `size`, or all of them."""
     return permute_indices(np.arange(min(count, size), dtype=np.int64), size, f"{seed}\ninspect")

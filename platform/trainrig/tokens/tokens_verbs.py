@@ -1,4 +1,4 @@
-"""`trainrig tokens …`: what is in token shards. Verbs import what they need when they run."""
+"""The commands `trainrig tokens …`, which inspect token shards; imports are made when they run."""
 
 import json
 from typing import Annotated
