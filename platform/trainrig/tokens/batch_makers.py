@@ -103,7 +103,7 @@ class RolloutMaker(BatchMaker):
     def complete(
         self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
     ) -> MicroBatch:
-        """Return the micro-batch made of `sampled`; the other parameters are those of `make`."""
+        """Return the micro-batch made of `sampled`; for the other parameters see `make`."""
 
     def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
         """Sample micro-batch `index` and complete it; see `BatchMaker.make`."""
@@ -139,7 +139,7 @@ class WholeWaves(Waves):
         self._drawn: list[Sequence[Arrays]] = []
 
     def next(self) -> tuple[int, Arrays]:
-        """Return the number of units of a wave, which is that of micro-batches, and no input."""
+        """Return (number of micro-batches in the batch, no input) for each wave."""
         return self._units, NONE
 
     def take(self, units: Sequence[Arrays]) -> None:

@@ -143,7 +143,7 @@ def build_token_arrays(
 
 
 class DataHistory(Protocol):
-    """The interface of a data source that describes what a run has trained on so far."""
+    """The interface of a data source that describes the data used so far in a run."""
 
     def data_before(self, step: int) -> Mapping[str, Any]:
         """Return all that the batches before `step` depend on, by name, as JSON values.
@@ -197,7 +197,7 @@ class Corruption(Protocol):
         ...
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """Return what a micro-batch of `step` adds to each denominator once it is transformed.
+        """Return the contribution of a transformed micro-batch of `step` to each denominator.
 
         `samples` [R] are the rows, `targets` [R] their numbers of next-token targets before the
         transformation. The result has TOKENS, the number of targets that are left.
@@ -241,7 +241,7 @@ class MicroBatchSlot:
     index: int  # index of the micro-batch in the global batch
     real: bool  # False for padding: another worker has the micro-batch, and this result is dropped
     first: int  # index of the first micro-batch of the run that is added up
-    closes: bool  # whether this is the last of the run, whose sum then enters the reduction
+    closes: bool  # True for the last micro-batch of the run; then the sum enters the reduction
 
 
 def assign_micro_batches(

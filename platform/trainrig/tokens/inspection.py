@@ -38,7 +38,7 @@ class View:
     sequence_length: int
     packing: Packing
     seed: int
-    borders: bool  # whether to mark where each token of a row ends
+    borders: bool  # mark where each token of a row ends
     mask: bool = False  # show documents with their loss mask instead of as text
 
 

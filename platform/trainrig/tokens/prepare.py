@@ -52,8 +52,8 @@ class Tokenization(RunFile):
     stage: Literal["tokenize"] = "tokenize"
     # Documents to encode: a folder that `curate` wrote, or files as `[[documents]]` tables.
     documents: Documents
-    # Folder that `trainrig tokenizer` wrote. Or a Hugging Face folder or any tokenizer.json, such
-    # as that of a checkpoint, which is used unchanged.
+    # Folder that `trainrig tokenizer` wrote. Alternatively a Hugging Face folder or any
+    # tokenizer.json, for example from a checkpoint, which is then used unchanged.
     tokenizer: Annotated[str, NOT_IDENTITY]
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     # Number of worker processes; 0: work in this process, without Ray.
@@ -183,7 +183,7 @@ def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> W
 def _encode_rows(
     rows: Iterator[Mapping[str, Any]], encoder: Encoder, before: Iterable[int]
 ) -> Iterator[tuple[Mapping[str, Any], EncodedDocument]]:
-    """Yield each row with its document: the ids `before`, those of the text, and end-of-text."""
+    """Yield each row with its document: the ids `before`, the ids of the text, and end-of-text."""
     first = np.array(before, dtype=np.uint32)
     last = np.array([encoder.end_of_text], dtype=np.uint32)
     while batch := list(itertools.islice(rows, BATCH_ROWS)):

@@ -16,7 +16,7 @@ from trainrig.report import escape_invisible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 
-COLOURS = ("cyan", "yellow", "green", "magenta")  # of adjacent pieces, in rotation
+COLOURS = ("cyan", "yellow", "green", "magenta")  # adjacent pieces use them in rotation
 UNTRAINED = ("‹", "›")
 BORDER = "·"  # between two tokens, if borders are shown
 

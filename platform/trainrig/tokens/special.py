@@ -49,7 +49,7 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 # Tokens that objectives other than next-token prediction need. They have no role in a text, so they
-# are found by these names alone, of which the first are those of published tokenizers.
+# are found by these names alone: names in published tokenizers, where there are any.
 # Fill in the middle (arXiv:2207.14255): before the prefix, before the suffix, before the middle.
 FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
 FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")

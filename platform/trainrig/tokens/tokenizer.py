@@ -46,17 +46,17 @@ REPORT_FORMAT = 1  # version of report.json
 class Reporting(Settings):
     """Settings for the report: what it measures and which vocabularies it compares."""
 
-    # Share of documents, selected by hash of URL or id, on which the tokenizer is measured instead
-    # of trained.
+    # Share of documents on which the tokenizer is measured instead of trained, selected by hash of
+    # URL or id.
     held_out: float = Field(default=0.05, gt=0, lt=1)
     # Bytes (UTF-8) of held-out documents to measure on: those whose ids have the lowest hashes.
     bytes: int = Field(default=4_000_000, ge=1)
-    # Sizes of smaller vocabularies to compare, taken from the same training (ByteLevelBPE only).
+    # Sizes of smaller vocabularies to compare, taken from the same training (ByteLevelBPE only);
     # None: a half, a quarter and an eighth of `tokenizer.vocabulary`.
     smaller: tuple[int, ...] | None = None
     # Other tokenizers to compare with: name = path of a tokenizer.json.
     compare: Annotated[dict[str, str], NOT_IDENTITY] = Field(default_factory=dict)
-    # Width of the model whose embedding parameters are counted; 768 is that of the smallest GPT-2.
+    # Width of the model whose embedding parameters are counted; the smallest GPT-2 has 768.
     channels: int = Field(default=768, ge=1)
     # Whether that model shares the parameters of its embedding and its output head.
     tied: bool = True
@@ -73,7 +73,7 @@ class TokenizerTraining(RunFile):
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     tokenizer: Tokenizer = ByteLevelBPE()  # kind of tokenizer to train, or a tokenizer to import
     sample: TextSampling = TextSampling()  # amount of text to train on, and its sources
-    report: Reporting = Reporting()  # what the report measures and compares
+    report: Reporting = Reporting()  # settings of the report
 
     @model_validator(mode="after")
     def _smaller_ones_are_part_of_it(self) -> Self:

@@ -43,7 +43,7 @@ class FilePart:
     begin: int  # row group (Parquet) or byte (JSON lines)
     end: int
     weight: int  # approximate bytes of text
-    whole: bool  # whether the part is the entire file
+    whole: bool  # True if the part is the entire file
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Format:
     cut: Callable[[str, Sequence[str], int], list[FilePart]]
     read: Callable[[StagePart, Sequence[str]], Rows]
     # (path, columns): checks in the first rows that the columns exist, for formats in which each
-    # row has its own columns. None: `cut` checks every file's schema.
+    # row has its own columns; None: `cut` checks every file's schema.
     peek: Callable[[str, Sequence[str]], None] | None = None
 
 

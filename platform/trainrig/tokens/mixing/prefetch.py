@@ -36,7 +36,7 @@ class _Thread(Generic[Prepared]):
     def stop(self) -> None:
         """Stop the thread; return when it has ended."""
         self._stopped.set()
-        while self._thread.is_alive():  # it may be blocked on a full queue: empty the queue
+        while self._thread.is_alive():  # a full queue may block the thread: empty it
             try:
                 self._answers.get_nowait()
             except queue.Empty:

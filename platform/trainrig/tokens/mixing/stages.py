@@ -89,8 +89,8 @@ class StageSizes:
 class BatchSettings(BatchSizes):
     """Settings for the batches of pretraining: rows of token shards, mixed by source."""
 
-    # Share of each source in the samples, in any unit. None: in proportion to the sources' sizes,
-    # so that all sources begin each epoch at the same time.
+    # Share of each source in the samples, in any unit; None: in proportion to the sources' sizes,
+    # with which all sources begin each epoch at the same time.
     weights: Weights | None = None
     packing: Packing = Concatenate()  # how documents are combined into rows
     # Tokens that a token attends to. "window": all earlier tokens of its row, across the ends of
@@ -107,15 +107,15 @@ class BatchSettings(BatchSizes):
     # Changes of weights or sizes at a step. Stages that an unfinished run has not reached may
     # still be edited.
     stages: Annotated[tuple[BatchStage, ...], EXTENDABLE] = ()
-    # Growth of the global batch at the start of the run. None: full size from the first step on.
+    # Growth of the global batch at the start of the run; None: full size from the first step on.
     ramp: BatchRamp | None = None
-    # Length, in tokens, of the windows that sources are cut into; every `sequence_length` must be a
-    # multiple of it. Set it if stages that you add later may have shorter sequences. None: the
-    # shortest length of all stages.
+    # Length, in tokens, of the windows that sources are cut into; None: the shortest length of all
+    # stages. Every `sequence_length` must be a multiple of it. Set it if stages that you add later
+    # may have shorter sequences.
     base_sequence_length: int | None = Field(default=None, ge=1)
-    # Length, in tokens, up to which adjacent windows are kept together; every `sequence_length`
-    # must divide it. Set it if stages that you add later may have longer sequences. None: the
-    # longest length of all stages.
+    # Length, in tokens, up to which adjacent windows are kept together; None: the longest length of
+    # all stages. Every `sequence_length` must divide it. Set it if stages that you add later may
+    # have longer sequences.
     longest_sequence_length: int | None = Field(default=None, ge=1)
 
     @field_validator("epochs", mode="before")
@@ -193,7 +193,7 @@ class BatchSettings(BatchSizes):
         return tuple(found)
 
     def _with_ramp(self) -> list[BatchStage]:
-        """Return `stages` merged with those of the ramp, in the order of their steps."""
+        """Return `stages` merged with the ramp's stages, in the order of their steps."""
         if self.ramp is None:
             return list(self.stages)
         by_step = {stage.from_step: stage for stage in self.stages}

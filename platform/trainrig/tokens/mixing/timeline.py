@@ -28,7 +28,7 @@ from trainrig.tokens.permutation import Integers
 class Segment:
     """A range of samples of one stage, from `first` on, with constant weights."""
 
-    first: int  # its first sample
+    first: int  # number of the first sample
     stage: int
     mixture: Mixture
     before: Mapping[str, int]  # rows of each source that the stage reads before this segment
@@ -44,7 +44,7 @@ class Places:
 
 
 class Timeline:
-    """All stages and segments of a run."""
+    """The stages and segments of a run."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Timeline:
         # First sample at which all sources of its stage have reached their caps; None: never.
         self.end: int | None = None
         self.segments: list[Segment] = []
-        self._source_stages: list[dict[str, SourceStage]] = []  # for each stage up to `end`
+        self._source_stages: list[dict[str, SourceStage]] = []  # one for each stage up to `end`
         self._caps = caps
         self._weights = tuple(weights)
         self._numbers = {source: number for number, source in enumerate(self.sources)}

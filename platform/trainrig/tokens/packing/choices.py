@@ -13,7 +13,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 
 class Concatenate(Settings):
-    """Packing that concatenates all documents and cuts the result every T tokens."""
+    """Packing that concatenates all documents and cuts the result every `sequence_length` ids."""
 
     kind: Literal["Concatenate"] = "Concatenate"
     # Whether documents are ordered by the shuffle plan that `tokenize` wrote instead of by their

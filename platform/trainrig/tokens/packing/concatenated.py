@@ -75,7 +75,7 @@ class Shuffled(Concatenated):
         """
         check_windows(source, window, span, self.windows(source))
         count = span * self._length
-        start = window * self._length  # in the shuffled stream
+        start = window * self._length  # position in the shuffled stream
         row = np.empty(count + 1, dtype=np.int64)
         bounds, starts = self._read_documents(source, start, start + len(row))
         begins = np.maximum(bounds[:-1], start)

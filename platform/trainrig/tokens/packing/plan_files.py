@@ -30,7 +30,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 # Version of the plan format; incremented when an older reader could misread a newer plan.
 FORMAT = 2
-PLANS = "plans"  # folder of the plans, below that of the shards
+PLANS = "plans"  # folder of the plans, inside the shards' folder
 HEAD = ".json"
 
 Arrays = Mapping[str, np.dtype[Any]]  # array name → dtype on disk

@@ -13,7 +13,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 
 class PackingPlan(Settings):
-    """Which packing plans to write; plans of existing shards are never changed."""
+    """Packing plans to write beside new shards; plans of existing shards are never changed."""
 
     # Whether to write the plan that the packing `Concatenate` needs for `shuffle_documents`.
     shuffle_documents: bool = False

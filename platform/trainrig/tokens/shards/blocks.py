@@ -41,7 +41,7 @@ class BlockCache(Settings):
     A folder holds one separate cache for each size limit that is used with it.
     """
 
-    # Folder of the cache. None: `trainrig-blocks-USER` in the system's temporary folder.
+    # Folder of the cache; None: `trainrig-blocks-USER` in the system's temporary folder.
     folder: Annotated[str | None, CACHE] = None
     # Size limit of the cache, in bytes.
     bytes: Annotated[int, NOT_IDENTITY] = Field(default=8 * 2**30, ge=WAYS * BLOCK)

@@ -105,7 +105,7 @@ class FlatArray:
         `read` does, and OverflowError for values that the array's dtype cannot represent.
         """
         end = self._length if end is None else end
-        wanted = values.astype(self.dtype)  # else numpy would convert the whole array
+        wanted = values.astype(self.dtype)  # numpy would otherwise convert the whole array
         if (wanted != values).any():
             raise OverflowError(f"{self.path}: a value to search for is no {self.dtype}")
         if not 0 <= begin <= end <= self._length:

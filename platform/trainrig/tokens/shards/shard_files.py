@@ -50,8 +50,8 @@ ENDINGS = (TOKENS, ENDS, TOKENS + SUMS, ENDS + SUMS, INDEX, HEAD)
 ENDS_DTYPE = np.dtype("<i8")
 # In rows that are divided into steps, the weight of a step's last token says whether it is right.
 WRONG_STEP, RIGHT_STEP = 1, 2
-# In rows of whole texts for encoders, each token has weight 1, plus the flags that apply to it:
-# it is in the second segment, in the text that contains the answer, or in the answer itself.
+# In rows of whole texts for encoders, the weight of a token is 1 plus the flags that apply to it.
+# They mark the second segment, the text that contains the answer, and the answer itself.
 SECOND_SEGMENT, IN_CONTEXT, IN_ANSWER = 2, 4, 8
 WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT, LABELS = "weights", "targets", "weight", "labels"
 CLASSES = "classes"

@@ -41,8 +41,8 @@ COLUMNS = {
     "id": "string",
     "source": "string",
     "url": "string",
-    "offset": "int64",  # in tokens, from the start of the shard
-    "length": "int64",  # in tokens, including end-of-text
+    "offset": "int64",  # tokens from the start of the shard
+    "length": "int64",  # tokens, including end-of-text
     "text_bytes": "int64",
     "corpus_file": "string",
     "corpus_row": "int64",
@@ -60,9 +60,9 @@ class EncodedDocument(NamedTuple):
     text_bytes: int  # bytes of the text in UTF-8
     corpus_file: str
     corpus_row: int
-    # [tokens] weight of each id as a target, in hundredths. None: plain text, where all ids count.
+    # [tokens] weight of each id as a target, in hundredths; None: plain text, where all ids count.
     weights: NDArray[np.uint8] | None = None
-    label: int = 0  # for labelled answers, 1 if liked; for classified texts, the class number
+    label: int = 0  # labelled answers: 1 if liked; classified texts: number of the class
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class _Run:
 
     waiting: list[EncodedDocument] = field(default_factory=list)
     ids: list[bytes] = field(default_factory=list)  # encoded as on disk
-    lengths: list[int] = field(default_factory=list)  # in tokens
+    lengths: list[int] = field(default_factory=list)  # tokens of each document
     columns: dict[str, list[Any]] = field(default_factory=lambda: {c: [] for c in _CARRIED})
     arrays: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
 

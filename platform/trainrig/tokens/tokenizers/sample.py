@@ -21,8 +21,8 @@ class TextSampling(Settings):
     # Bytes (UTF-8) of text to train on. More text changes few entries, and costs about 1 s for 4 MB
     # on two cores.
     bytes: int = Field(default=100_000_000, ge=1)
-    # Share of each source in the sample, in any unit. Sources that are not named are left out.
-    # None: documents are drawn regardless of their source.
+    # Share of each source in the sample, in any unit, where sources that are not named are left
+    # out; None: documents are drawn regardless of their source.
     weights: dict[str, float] | None = None
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)  # random seed of the sample
 

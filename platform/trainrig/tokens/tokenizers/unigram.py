@@ -15,8 +15,8 @@ from trainrig.tokens.tokenizers.words import Words, make_plain_splitter
 # Characters that are always entries, so that the name of a byte entry, such as `<0x41>`, in a text
 # is encoded as its characters.
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
-# Score of entries that text must not select: special tokens by their names, and the 256 bytes,
-# which only replace a character that is not an entry. Any cut into characters has a higher score.
+# Score of entries that text must not select: special tokens by their names, and the 256 bytes, used
+# only to replace a character that is not an entry. Any cut into characters has a higher score.
 NEVER_CHOSEN = -1e6
 
 

@@ -25,8 +25,8 @@ from trainrig.tokens.tokenizers.word_lattice import Lattice, find_inner_spans
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 
-# SentencePiece's values: the longest piece in characters, the share of all characters in the text
-# that the alphabet covers, the share of pieces that a round keeps, and the EM steps in a round.
+# SentencePiece's values: the longest piece in characters, the alphabet's share of all characters in
+# the text, the share of pieces that a round keeps, and the EM steps in a round.
 LONGEST_PIECE = 16
 COVERAGE = 0.9995
 KEPT_BY_A_ROUND = 0.75

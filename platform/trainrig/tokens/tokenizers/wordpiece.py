@@ -12,8 +12,8 @@ from trainrig.tokens.tokenizers.entries import list_byte_characters
 from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
 from trainrig.tokens.tokenizers.words import Words, make_word_splitter
 
-# Prefix of entries that continue a word. BERT's "##" may also be text; this character is not used
-# in byte-level text.
+# Prefix of entries that continue a word. BERT's "##" may also be text. This character never occurs
+# there, because it is not a byte-level character.
 CONTINUES = "‿"
 # Byte-level characters after which a word is split. The time to find the longest entry grows with
 # the square of a word's length, and the library encodes a longer word as unknown.

@@ -42,7 +42,7 @@ class Amount:
     """An amount of text, and the number of tokens that a vocabulary needs for it."""
 
     documents: int = 0
-    bytes: int = 0  # in UTF-8
+    bytes: int = 0  # bytes of UTF-8
     characters: int = 0
     words: int = 0
     tokens: int = 0
@@ -122,11 +122,11 @@ class TokenizerReport:
     """The content of a tokenizer's report."""
 
     kind: str
-    held_out: bool  # whether the measured text was held out of training
+    held_out: bool  # True if the measured text was held out of training
     sampled_documents: int
     sampled_bytes_of: Mapping[str, int]  # source → bytes
     channels: int  # width of the model whose embedding is counted
-    tied: bool  # whether that model's head shares the parameters of its embedding
+    tied: bool  # True if that model's head shares the parameters of its embedding
     vocabulary: MeasuredVocabulary
     rivals: tuple[Rival, ...]  # this vocabulary first
 
@@ -171,7 +171,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
 def measure_rival(
     name: str, encoder: Encoder, texts: Sequence[MeasuredText], parameters: int
 ) -> Rival:
-    """Measure `encoder` on `texts`; `parameters` is those of embedding and head for one entry."""
+    """Measure `encoder` on `texts`, with `parameters` of embedding and head for each entry."""
     ids = _encode_texts(encoder, [text.text for text in texts])
     amounts = (_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
     cost = encoder.vocabulary_size * parameters
