@@ -135,7 +135,8 @@ class WholeWaves(Waves):
 
     def __init__(self, maker: RolloutMaker, number: int) -> None:
         """Prepare the waves of batch `number` of `maker`."""
-        self._maker, self._units = maker, maker.micro_batches(number)
+        self._maker = maker
+        self._units = maker.micro_batches(number)
         self._drawn: list[Sequence[Arrays]] = []
 
     def next(self) -> tuple[int, Arrays]:

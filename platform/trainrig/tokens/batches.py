@@ -26,29 +26,38 @@ TOKENS = "tokens"
 # Batches of conversations: weight of each target in hundredths, and as a denominator their sum.
 WEIGHTS = "weights"  # [B, T]
 
-# Batches in which a generator replaces tokens: whether each position is text, and the uniform
-# random number in [0, 1) by which a replacement is drawn there; below 0 where none is.
-TEXT_PLACES, DRAWS = "text_places", "draws"  # [B, T], [B, T] float64
+# Batches in which a generator replaces tokens.
+TEXT_PLACES = "text_places"  # [B, T] whether each position is text
+# [B, T] float64 in [0, 1), random number that selects the replacement of a token; below 0 where no
+# token is replaced.
+DRAWS = "draws"
 PLACES = "places"  # denominator: positions of text
 
 # Batches for an encoder and a decoder: IDS [B, S] is the encoder's input, TARGETS [B, T] the
 # decoder's output.
 DECODER_IDS = "decoder_ids"  # [B, T] input of the decoder: the targets, shifted by one position
 # Document of each position, ascending from 1; 0 for padding. Attention is limited to a document.
-SEGMENTS, DECODER_SEGMENTS = "segments", "decoder_segments"  # [B, S], [B, T]
+SEGMENTS = "segments"  # [B, S]
+DECODER_SEGMENTS = "decoder_segments"  # [B, T]
 
 # Batches of preference pairs. Targets are IGNORE outside the completion.
-CHOSEN_IDS, CHOSEN_TARGETS = "chosen_ids", "chosen_targets"  # [B, T]
-REJECTED_IDS, REJECTED_TARGETS = "rejected_ids", "rejected_targets"  # [B, T]
+CHOSEN_IDS = "chosen_ids"  # [B, T]
+CHOSEN_TARGETS = "chosen_targets"  # [B, T]
+REJECTED_IDS = "rejected_ids"  # [B, T]
+REJECTED_TARGETS = "rejected_targets"  # [B, T]
 # [B] float64 sum of the log-probabilities of each completion under the reference model.
-CHOSEN_REFERENCE, REJECTED_REFERENCE = "chosen_reference", "rejected_reference"
+CHOSEN_REFERENCE = "chosen_reference"
+REJECTED_REFERENCE = "rejected_reference"
 MARGINS = "margins"  # [B] float64, difference in quality between the chosen and the rejected answer
-PAIRS, CHOSEN_TOKENS = "pairs", "chosen_tokens"  # denominators
+PAIRS = "pairs"  # denominator
+CHOSEN_TOKENS = "chosen_tokens"  # denominator
 
 # Batches of completions labelled as desirable or undesirable, in addition to IDS and TARGETS.
 LABELS = "labels"  # [B] 1: desirable, 0: undesirable
-KL_IDS, KL_TARGETS = "kl_ids", "kl_targets"  # [B, T] prompts with the completion of another row
-REFERENCE, KL_REFERENCE = "reference", "kl_reference"  # [B] float64, like CHOSEN_REFERENCE
+KL_IDS = "kl_ids"  # [B, T] prompts with the completion of another row
+KL_TARGETS = "kl_targets"  # [B, T]
+REFERENCE = "reference"  # [B] float64, like CHOSEN_REFERENCE
+KL_REFERENCE = "kl_reference"  # [B] float64, the same for KL_TARGETS
 EXAMPLES = "examples"  # denominator
 
 # Batches of solutions divided into steps, in addition to IDS. At the last token of a step: 1 if the
@@ -60,13 +69,13 @@ STEPS = "steps"  # denominator
 ASKED = frozenset({TARGETS, CHOSEN_TARGETS, REJECTED_TARGETS, KL_TARGETS, STEP_LABELS})
 
 # Batches for classifying texts or pairs of texts, in addition to IDS and SEGMENTS, which is 1 for
-# tokens: the text of the pair that each position belongs to, and the class of each row. Their
-# denominator is EXAMPLES.
-TEXTS, CLASSES = "texts", "classes"  # [B, T], [B]
-# Batches of questions about a text: whether a position is in the text, and the first and the last
-# position of the answer.
-CONTEXT = "context"  # [B, T]
-ANSWER_STARTS, ANSWER_ENDS = "answer_starts", "answer_ends"  # [B]
+# tokens. Their denominator is EXAMPLES.
+TEXTS = "texts"  # [B, T] the text of the pair that each position belongs to
+CLASSES = "classes"  # [B] class of each row
+# Batches of questions about a text.
+CONTEXT = "context"  # [B, T] whether each position is in the text
+ANSWER_STARTS = "answer_starts"  # [B] first position of the answer
+ANSWER_ENDS = "answer_ends"  # [B] last position of the answer
 
 # Batches of conversations for distillation: the teacher's E most probable entries of the vocabulary
 # at each position with a target, most probable first; 0 elsewhere.
@@ -80,25 +89,26 @@ REWARDS = "rewards"  # [B] float32, the weighted sum; its parts are named REWARD
 REWARD_PART = "reward."
 # [B] float32, weight of the divergence from the reference, if it adapts during the run.
 DIVERGENCE_WEIGHT = "divergence_weight"
-# [B, T] float32, with a critic: its values when the batch was made, the returns that they should
-# predict, and an advantage for each token.
-VALUES, RETURNS, TOKEN_ADVANTAGES = "values", "returns", "token_advantages"
+# With a critic:
+VALUES = "values"  # [B, T] float32, the critic's values when the batch was made
+RETURNS = "returns"  # [B, T] float32, the returns that the critic should predict
+TOKEN_ADVANTAGES = "token_advantages"  # [B, T] float32
 REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion sampled with it
 FLAT = "flat"  # [B] 1 if all completions of the prompt have the same reward: no learning signal
 WAVES = "waves"  # [B] float32, waves of prompts that were sampled until the batch was full
 TURNS = "turns"  # [B] number of the model's turns, with an environment
 FINISHED = "finished"  # [B] 1 if the model ended its answer, 0 if it was cut off at the limit
-# [B, T] float32 log-probabilities of the targets, 0 elsewhere: under the weights when the batch was
-# made, computed as in training; as reported by the sampler; and under the reference model.
-OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
-# [B, T] float32, if other weights sampled than those that the batch updates: log-probabilities
-# under the sampling weights, computed as in training; and the importance weight of each token's
-# loss, which is limited to IMPORTANCE_LIMIT [B].
-BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT = "behaviour", "importance", "importance_limit"
-# If unfinished completions are continued in later batches: [B, T] the age, in batches, of the
-# weights that sampled each token (0 outside the targets); and [B] float32 the number of unfinished
-# completions divided by the batch's number of completions.
-STALENESS, UNFINISHED = "staleness", "unfinished"
+# [B, T] float32 log-probabilities of the targets, 0 elsewhere:
+OLD = "old"  # under the weights when the batch was made, computed as in training
+SAMPLED = "sampled"  # reported by the sampler
+REFERENCE_TOKENS = "reference_tokens"  # under the reference model
+# If other weights sampled than those that the batch updates:
+BEHAVIOUR = "behaviour"  # [B, T] float32, like OLD, but under the weights that sampled
+IMPORTANCE = "importance"  # [B, T] float32, importance weight of each token's loss
+IMPORTANCE_LIMIT = "importance_limit"  # [B] maximum of IMPORTANCE
+# If unfinished completions are continued in later batches:
+STALENESS = "staleness"  # [B, T] age, in batches, of the weights that sampled each token; else 0
+UNFINISHED = "unfinished"  # [B] float32, unfinished completions per completion of the batch
 TEACHER_TOKENS = "teacher_tokens"  # [B, T] log-probabilities under a teacher, for distillation
 LIMIT_TOKENS = "limit_tokens"  # [B] maximum tokens of a completion; as a denominator, their sum
 TEMPERATURE = "temperature"  # [B] float32, sampling temperature, the same in all rows
@@ -264,10 +274,8 @@ def assign_micro_batches(
         raise ValueError(f"no rank {rank} among {world} workers")
     rounds = -(-count // world)
     groups = world // peers
-    begin, end = (
-        _find_part_begin(count, rank // peers, groups),
-        _find_part_begin(count, rank // peers + 1, groups),
-    )
+    begin = _find_part_begin(count, rank // peers, groups)
+    end = _find_part_begin(count, rank // peers + 1, groups)
     if peers > 1:
         own = range(begin + rank % peers, end, peers)
         real = [MicroBatchSlot(index, True, index, closes=True) for index in own]

@@ -77,7 +77,7 @@ class Inspection:
             name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
         ]
         name = folder.rstrip("/").rpartition("/")[2]
-        opened = {each: TokenShards.open(storage.join(folder, each)) for each in below} or {
+        opened = {split: TokenShards.open(storage.join(folder, split)) for split in below} or {
             name: TokenShards.open(folder)
         }
         base = folder if below else folder.rstrip("/").rpartition("/")[0] or "."
@@ -131,16 +131,16 @@ class Inspection:
     def _choose_sources(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
         """Return the splits and sources to show; raise ConfigError if a source does not exist."""
         counts = self.count_sources()
-        there = sorted({source for of in counts.values() for source in of})
+        there = sorted({source for by_source in counts.values() for source in by_source})
         for source in sources:
             if source not in there:
                 raise ConfigError(
                     f"{self.folder}: no source '{source}'{suggest_choice(source, there)}"
                 )
         return [
-            (split, source, each)
-            for split, of in counts.items()
-            for source, each in of.items()
+            (split, source, source_counts)
+            for split, by_source in counts.items()
+            for source, source_counts in by_source.items()
             if not sources or source in sources
         ]
 
@@ -229,13 +229,15 @@ def count_source(shards: TokenShards, source: str) -> SourceCounts:
     """Count documents and lengths exactly, in one pass over the starts of the documents."""
     documents = shards.count_documents(source)
     lengths = np.zeros(64, np.int64)
-    shortest, longest = shards.tokens(source), 0
+    shortest = shards.tokens(source)
+    longest = 0
     for first in range(0, documents, CHUNK):
         numbers = np.arange(first, min(first + CHUNK, documents) + 1, dtype=np.int64)
         found = np.diff(shards.find_document_starts(source, numbers))
         # The exponent of the float is exact, because lengths are far below 2^53.
         lengths += np.bincount(np.frexp(found)[1] - 1, minlength=64)
-        shortest, longest = min(shortest, int(found.min())), max(longest, int(found.max()))
+        shortest = min(shortest, int(found.min()))
+        longest = max(longest, int(found.max()))
     filled = int(np.flatnonzero(lengths)[-1]) + 1
     return SourceCounts(
         documents, shards.tokens(source), shortest, longest, tuple(lengths[:filled].tolist())
@@ -243,7 +245,7 @@ def count_source(shards: TokenShards, source: str) -> SourceCounts:
 
 
 def _format_headline(split: str, source: str, counts: SourceCounts, shards: TokenShards) -> str:
-    share = counts.tokens / sum(shards.tokens(each) for each in shards.sources)
+    share = counts.tokens / sum(shards.tokens(source) for source in shards.sources)
     return (
         f"{split} · {source}: {counts.documents:,} documents, {counts.tokens:,} tokens "
         f"({share:.1%}), {counts.mean:,.0f} a document ({counts.shortest:,} to {counts.longest:,})"
@@ -269,7 +271,8 @@ def cut_excerpt(text: str, characters: int = 400) -> str:
         return escape_invisible(text)
     half = characters // 2
     left_out = len(text) - 2 * half
-    begin, end = escape_invisible(text[:half]), escape_invisible(text[-half:])
+    begin = escape_invisible(text[:half])
+    end = escape_invisible(text[-half:])
     return f"{begin} … {left_out:,} characters … {end}"
 
 

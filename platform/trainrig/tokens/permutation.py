@@ -32,7 +32,8 @@ def permute_indices(index: Integers, size: int, key: str) -> Integers:
 
 def _apply_feistel(index: Words, half_bits: np.uint64, round_keys: Words) -> Words:
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
-    left, right = index >> half_bits, index & mask
+    left = index >> half_bits
+    right = index & mask
     for round_key in round_keys:
         left, right = right, left ^ (_scramble_words(right ^ round_key) & mask)
     return (left << half_bits) | right

@@ -163,7 +163,7 @@ def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> W
             shards[HELD_OUT if held else TRAIN].add(document)
             ids[document.id] += 1
         counts: dict[str, Any] = {
-            "refused": dict(Counter(each.reason for each in refused)),
+            "refused": dict(Counter(row.reason for row in refused)),
             # Only within one shard: finding all repeats is deduplication, which `curate` does.
             "repeated_ids": ids.total() - len(ids),
         }
@@ -205,7 +205,7 @@ def _encode_rows(
 
 def _quarantine(output: str, name: str, refused: Iterable[RefusedRow]) -> dict[str, FileSum]:
     """Write the refused rows of a split to quarantine; return the sum of the file, if any."""
-    lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
+    lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in refused]
     if not lines:
         return {}
     below = f"{QUARANTINE}/{name}.jsonl"

@@ -34,8 +34,10 @@ from trainrig.tokens.special import (
 )
 
 TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
-GENERATION, MODEL_CONFIG = "generation_config.json", "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
+GENERATION = "generation_config.json"
+MODEL_CONFIG = "config.json"
 TEMPLATE = "chat_template.jinja"
 ROLES = "roles.json"  # trainrig's own: role → token, for roles that the other files do not give
 # One file with the content of all others, in folders that trainrig writes: file name → text.
@@ -62,7 +64,8 @@ _KEYS: Mapping[Role, str] = {
     "pad": "pad_token",
     "mask": "mask_token",
 }
-_QUESTIONS, _ANSWERS = ("what is one?", "and what is two?"), ("it is three", "it is four")
+_QUESTIONS = ("what is one?", "and what is two?")
+_ANSWERS = ("it is three", "it is four")
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ class TokenizerFiles:
         if brought is not None:
             return cls(text, json.loads(brought), where)
         found = {file: _read_text(storage.join(folder, file)) for file in BESIDE}
-        return cls(text, {file: each for file, each in found.items() if each is not None}, where)
+        return cls(
+            text, {file: content for file, content in found.items() if content is not None}, where
+        )
 
     @property
     def brought(self) -> bytes:
@@ -131,7 +136,7 @@ class TokenizerFiles:
             return self.beside[TEMPLATE]
         found = self.parse_json(TOKENIZER_CONFIG).get("chat_template")
         if isinstance(found, list):  # older files have several named templates
-            named = {each["name"]: each["template"] for each in found}
+            named = {entry["name"]: entry["template"] for entry in found}
             return named.get("default") or next(iter(named.values()), None)
         return found
 
@@ -212,7 +217,8 @@ def parse_tokenizer(tokenizer_json: str, where: str) -> tokenizers.Tokenizer:
 
 class _Search:
     def __init__(self, files: TokenizerFiles, parsed: tokenizers.Tokenizer) -> None:
-        self._files, self._tokenizer = files, parsed
+        self._files = files
+        self._tokenizer = parsed
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {token.content: number for number, token in sorted(added.items())}
         self._special = {

@@ -77,7 +77,8 @@ class TokenizerTraining(RunFile):
 
     @model_validator(mode="after")
     def _smaller_ones_are_part_of_it(self) -> Self:
-        whole, sizes = self.tokenizer, self.report.smaller or ()
+        whole = self.tokenizer
+        sizes = self.report.smaller or ()
         if sizes and not isinstance(whole, ByteLevelBPE):
             raise ValueError(
                 f"report.smaller: a smaller {whole.kind} is not a part of this one; leave it out, "

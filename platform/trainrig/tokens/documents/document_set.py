@@ -170,7 +170,7 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
             named_keys = zip(
                 name_files(paths), map(storage.compute_content_key, paths), strict=True
             )
-            inputs[role] = manifest.digest([list(each) for each in named_keys])
+            inputs[role] = manifest.digest([list(named_key) for named_key in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
     return DocumentSet(tuple(tables), inputs, sums)
 
@@ -207,7 +207,7 @@ def deal(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePa
     """Yield lists of adjacent parts, each of at most `split_bytes` in all, or of a single part."""
     dealt: list[StagePart] = []
     for piece in pieces:
-        if dealt and sum(each.weight for each in dealt) + piece.weight > split_bytes:
+        if dealt and sum(part.weight for part in dealt) + piece.weight > split_bytes:
             yield dealt
             dealt = []
         dealt.append(piece)

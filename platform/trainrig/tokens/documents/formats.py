@@ -134,11 +134,13 @@ def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Fil
             for group in map(file.metadata.row_group, range(file.num_row_groups))
         ]
     cuts: list[FilePart] = []
-    begin, held = 0, 0
+    begin = 0
+    held = 0
     for number, weight in enumerate(weights):
         if held and held + weight > part_bytes:
             cuts.append(FilePart(begin, number, held, whole=False))
-            begin, held = number, 0
+            begin = number
+            held = 0
         held += weight
     return [*cuts, FilePart(begin, len(weights), held, whole=not cuts)]
 

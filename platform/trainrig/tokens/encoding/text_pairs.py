@@ -51,7 +51,9 @@ class TextPairEncoder:
         whole = parse_tokenizer(encoder.text, encoder.files.where)
         if not BROUGHT_BY & set(encoder.files.beside):
             whole.post_processor = _build_end_template(encoder)
-        self._whole, self._longest, self._cut = whole, longest, cut
+        self._whole = whole
+        self._longest = longest
+        self._cut = cut
         self._truncating: tokenizers.Tokenizer | None = None
         if cut is not None:
             self._truncating = parse_tokenizer(encoder.text, encoder.files.where)
@@ -72,7 +74,7 @@ class TextPairEncoder:
                 found = self._truncating.encode(first, second, add_special_tokens=True)
             except Exception as error:  # the library's only error where nothing is left to cut
                 raise TooLong(tokens) from error
-        texts = [-1 if each is None else each for each in found.sequence_ids]
+        texts = [-1 if text is None else text for text in found.sequence_ids]
         return EncodedTexts(
             np.array(found.ids, dtype=np.int64),
             np.array(found.type_ids, dtype=np.int64),

@@ -29,7 +29,7 @@ def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str
         if epochs > caps[source]
     }
     if beyond:
-        source = min(beyond, key=lambda each: (beyond[each], each))
+        source = min(beyond, key=lambda name: (beyond[name], name))
         raise ConfigError(_explain_excess(timeline, source, caps[source], steps, beyond[source]))
     return read
 

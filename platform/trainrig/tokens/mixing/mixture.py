@@ -162,8 +162,8 @@ def spread(slots: tuple[int, ...], owed: tuple[Fraction, ...]) -> tuple[NDArray[
       m slots. So the later slots do not depend on what was placed before.
     """
     length = sum(slots)
-    scale = math.lcm(*(each.denominator for each in owed))
-    debts = [int(each * scale) for each in owed]
+    scale = math.lcm(*(samples.denominator for samples in owed))
+    debts = [int(samples * scale) for samples in owed]
     waiting = [
         (-debts[number] * length // (slots[number] * scale), number, 0)
         for number in range(len(slots))

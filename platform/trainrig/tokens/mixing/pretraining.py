@@ -119,12 +119,13 @@ class PretrainBatches:
         if layout is None:
             assert isinstance(shards, TokenShards)
             layout = open_layout(settings.packing, shards, settings.base_length, cache)
-        self._layout, self.corruption = layout, corruption
+        self._layout = layout
+        self.corruption = corruption
         together = settings.longest_length // settings.base_length
         counts = {source: self._layout.windows(source) // together for source in self.sources}
         stages = settings.resolve_stages()
         weights = [_resolve_weights(stage, settings, counts, shards) for stage in stages]
-        read = [source for source in counts if any(each.get(source, 0) for each in weights)]
+        read = [source for source in counts if any(stage.get(source, 0) for stage in weights)]
         # Sources too short for one row, which only default weights leave out.
         self.left_out = tuple(s for s in counts if settings.weights is None and not counts[s])
         _check_caps(settings, self.sources, shards.folder)
@@ -229,7 +230,7 @@ class PretrainBatches:
                     source, int(window), span, ids_BT[row], targets_BT[row]
                 )
                 targets_BT[row].reshape(span, -1)[read] = IGNORE
-        of_rows = np.repeat(np.arange(len(pieces)), [len(each) for each in pieces])
+        of_rows = np.repeat(np.arange(len(pieces)), [len(row_pieces) for row_pieces in pieces])
         return np.concatenate([of_rows[:, None], np.concatenate(pieces)], axis=1)
 
     def at(self, step: int) -> tuple[MicroBatch, ...]:
@@ -240,7 +241,8 @@ class PretrainBatches:
         """Return the source, epoch, window and documents of a sample."""
         places = self.timeline.find_places(np.array([sample], dtype=np.int64))
         ((source, _, rows),) = self._iterate_rows(places)
-        span, window = rows.read.shape[1], int(rows.windows[0])
+        span = rows.read.shape[1]
+        window = int(rows.windows[0])
         ids, targets = np.empty((2, span * self.settings.base_length), dtype=np.int64)
         found = self._layout.read(source, window, span, ids, targets)
         return Location(
@@ -280,9 +282,9 @@ class PretrainBatches:
         stages = self.timeline.stages
         return {
             "micro_batches": [
-                [each.first_sample, each.micro_batch]
-                for each in stages
-                if each.first_sample < max(samples, 1)
+                [stage.first_sample, stage.micro_batch]
+                for stage in stages
+                if stage.first_sample < max(samples, 1)
             ]
         }
 

@@ -140,10 +140,10 @@ class BatchSettings(BatchSizes):
                 )
         if self.ramp:
             self.ramp.check(self.global_batch, self.micro_batch)
-            for each in self.stages:
-                if each.from_step < self.ramp.steps and (each.global_batch or each.micro_batch):
+            for given in self.stages:
+                if given.from_step < self.ramp.steps and (given.global_batch or given.micro_batch):
                     raise ValueError(
-                        f"stages: one from step {each.from_step} sets the size of batches, which "
+                        f"stages: one from step {given.from_step} sets the size of batches, which "
                         f"grow up to step {self.ramp.steps}; begin it there, or leave ramp out"
                     )
         for stage in self.resolve_stages():

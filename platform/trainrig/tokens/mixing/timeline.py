@@ -70,11 +70,11 @@ class Timeline:
         self._caps = caps
         self._weights = tuple(weights)
         self._numbers = {source: number for number, source in enumerate(self.sources)}
-        progress = {source: ReadPosition.at(each, 0, 0) for source, each in blocks.items()}
+        progress = {source: ReadPosition.at(windows, 0, 0) for source, windows in blocks.items()}
         owed: Mapping[str, Fraction] = {}
         for number, stage in enumerate(stages):
             span = stage.sequence_length // base_length
-            source_stages = {s: SourceStage(each, span, progress[s]) for s, each in blocks.items()}
+            source_stages = {s: SourceStage(b, span, progress[s]) for s, b in blocks.items()}
             self._source_stages.append(source_stages)
             past = stages[number + 1].first_sample if number + 1 < len(stages) else None
             rows, owed = self._divide(number, weights[number], owed, past)
@@ -152,7 +152,8 @@ class Timeline:
                 f"batches: {self.describe_last_read()} are used up after "
                 f"{self.find_step(self.end)} whole steps; train for no more, or raise `epochs`"
             )
-        sources, ordinals = np.empty_like(samples), np.empty_like(samples)
+        sources = np.empty_like(samples)
+        ordinals = np.empty_like(samples)
         first = bisect.bisect_right(self._firsts, int(samples[0])) - 1
         last = bisect.bisect_right(self._firsts, int(samples[-1])) - 1
         for number in range(first, last + 1):

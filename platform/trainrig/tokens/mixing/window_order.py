@@ -138,7 +138,8 @@ class SourceStage:
         left, _ = self._left
         late = ordinals >= len(left)
         epochs, groups, numbers = self._locate_after_left(np.maximum(ordinals - len(left), 0))
-        epochs[~late], groups[~late] = self.begun.epoch, self.begun.group
+        epochs[~late] = self.begun.epoch
+        groups[~late] = self.begun.group
         numbers[~late] = left[ordinals[~late]]
         for epoch, group in np.unique(np.stack([epochs, groups])[:, late], axis=1).T.tolist():
             of = late & (epochs == epoch) & (groups == group)
@@ -177,7 +178,7 @@ class SourceStage:
         if count < len(left):
             return self._with(self.begun, left[:count])
         (epoch,), (group,), (place,) = (
-            each.tolist() for each in self._locate_after_left(np.array([count - len(left)]))
+            array.tolist() for array in self._locate_after_left(np.array([count - len(left)]))
         )
         fresh = ReadPosition.at(self.blocks, epoch, group)
         order = self.blocks.group_order(epoch, group, self.span, np.arange(place))

@@ -71,10 +71,10 @@ class _OpenRows:
 
     def _put_pieces(self, rows: Integers, space: int, length: int, count: int) -> Integers:
         """Put up to `count` pieces into `rows` with `space` left; return the row of each piece."""
-        each = space // length
-        taken = np.repeat(rows, each)[:count]
-        full, rest = divmod(len(taken), each)
-        self._leave(rows[:full], space - each * length)
+        pieces_per_row = space // length
+        taken = np.repeat(rows, pieces_per_row)[:count]
+        full, rest = divmod(len(taken), pieces_per_row)
+        self._leave(rows[:full], space - pieces_per_row * length)
         if rest:
             self._leave(rows[full:], space - rest * length)
         return taken

@@ -93,7 +93,9 @@ def _iterate_blocks(shards: TokenShards, sequence_length: int) -> Iterator[tuple
     `bounds` is [N + 1]: where each document begins, and where the last one ends.
     """
     for source in shards.sources:
-        first, count, tokens = 0, shards.count_documents(source), shards.tokens(source)
+        first = 0
+        count = shards.count_documents(source)
+        tokens = shards.tokens(source)
         while first < count:
             begin = int(shards.find_document_starts(source, np.array([first]))[0])
             reach = min(begin + BLOCK_ROWS * sequence_length, tokens - 1)
@@ -147,7 +149,8 @@ def _count_block(
 
     `windows` is the number of rows of the source if it were concatenated.
     """
-    begins, ends = bounds[:-1], bounds[1:]
+    begins = bounds[:-1]
+    ends = bounds[1:]
     row_ends = np.minimum(begins // sequence_length + 1, windows) * sequence_length + 1
     return {
         "documents": len(begins),

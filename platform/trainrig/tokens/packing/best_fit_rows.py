@@ -64,7 +64,8 @@ class BestFitRows:
             self._shards.read_into(source, int(start), row[begin:end])
         numbers = self._shards.find_document_numbers(source, starts)
         continues = self._shards.find_document_starts(source, numbers) < starts
-        ids[:], targets[:] = row[:-1], row[1:]
+        ids[:] = row[:-1]
+        targets[:] = row[1:]
         targets[ends[-1] - 1 :] = IGNORE
         targets[begins[1:][continues[1:]] - 1] = IGNORE
         return np.stack([begins, numbers], axis=1)[begins < self._length]
@@ -73,7 +74,8 @@ class BestFitRows:
         """Return the [P] start in the source and the [P] length of each of the row's pieces."""
         known = max(window - 1, 0)  # the pieces of row 0 begin at piece 0, which is not stored
         row_ends = self._plan.read("row_ends", source, known, window + 1)
-        begin, end = (0 if window == 0 else int(row_ends[0])), int(row_ends[-1])
+        begin = 0 if window == 0 else int(row_ends[0])
+        end = int(row_ends[-1])
         count = self._plan.count("starts", source)
         if not 0 <= begin < end <= count:
             found = f"{source}: row {window} of pieces {begin} to {end}, of {count}"
@@ -98,7 +100,8 @@ class BestFitRows:
 
 
 def _suggest_remedy(folder: str, sequence_length: int) -> str:
-    prefix, suffix = storage.join(folder, PLANS, name_plan(0))[:-1], HEAD
+    prefix = storage.join(folder, PLANS, name_plan(0))[:-1]
+    suffix = HEAD
     there = [
         path.removeprefix(prefix).removesuffix(suffix)
         for path in storage.list_files(storage.join(folder, PLANS), suffix)

@@ -44,7 +44,8 @@ class Concatenated:
     ) -> Integers:
         """Fill a row from the shards, as `Layout.read` says."""
         check_windows(source, window, span, self.windows(source))
-        start, count = window * self._length, span * self._length
+        start = window * self._length
+        count = span * self._length
         self._shards.read_into(source, start, ids)
         targets[:-1] = ids[1:]
         self._shards.read_into(source, start + count, targets[-1:])
@@ -83,7 +84,8 @@ class Shuffled(Concatenated):
         offsets = starts + begins - bounds[:-1]
         for begin, end, offset in zip(begins - start, ends - start, offsets, strict=True):
             self._shards.read_into(source, int(offset), row[begin:end])
-        ids[:], targets[:] = row[:-1], row[1:]
+        ids[:] = row[:-1]
+        targets[:] = row[1:]
         shown = begins < start + count  # the last piece may have nothing but the last target
         numbers = self._shards.find_document_numbers(source, starts[shown])
         return np.stack([begins[shown] - start, numbers], axis=1)
@@ -95,7 +97,8 @@ class Shuffled(Concatenated):
         each begins in the stream, and where the last ends. `starts` is [D], in the source.
         """
         first, last = self._plan.search("ends", source, np.array([start, end - 1])).tolist()
-        documents, tokens = self._plan.count("ends", source), self._shards.tokens(source)
+        documents = self._plan.count("ends", source)
+        tokens = self._shards.tokens(source)
         if not first <= last < documents:
             found = f"{source}: tokens {start} to {end} in documents {first} to {last}"
             raise self._plan.make_impossible_error("ends", f"{found}, of {documents}")

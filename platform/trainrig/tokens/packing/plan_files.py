@@ -150,7 +150,8 @@ def _read_head(path: str, remedy: str) -> PlanHead:
         raise ConfigError(f"{path}: no such plan was made; {remedy}") from None
     try:
         found = json.loads(data)
-        number, right = found["format"], found.pop("sum", None)
+        number = found["format"]
+        right = found.pop("sum", None)
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: torn or not ours: {error}") from None
     if number != FORMAT:
@@ -178,7 +179,8 @@ def _open_array(
 
 
 def _find_first_entries(entries: Entries, array: str) -> dict[str, int]:
-    first, at = {}, 0
+    first = {}
+    at = 0
     for source in sorted(entries):
         first[source] = at
         at += entries[source][array]

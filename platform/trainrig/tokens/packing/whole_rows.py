@@ -67,7 +67,8 @@ def write_whole_plan(
                     for array, dtype in ARRAYS.items():
                         streams[array].write(found[array].astype(dtype).tobytes())
                         entries[source][array] += len(found[array])
-                    rows, ids = rows + len(found["row_ends"]), ids + int(lengths.sum())
+                    rows = rows + len(found["row_ends"])
+                    ids = ids + int(lengths.sum())
         return entries
 
     settings = {"sequence_length": sequence_length}
@@ -91,7 +92,8 @@ class WholeRows:
 
         Raises ConfigError if there is no plan of this length, DataError if it does not fit.
         """
-        self._shards, self._padding = shards, padding
+        self._shards = shards
+        self._padding = padding
         self.length = sequence_length  # T
         self._plan: PackingPlanFiles | None = None
         if together:
@@ -135,7 +137,8 @@ class WholeRows:
         numbers, begins, ends, starts = self._find_places(source, window)
         for begin, end, start in zip(begins, ends, starts, strict=True):
             self._shards.read_into(source, int(start), row[begin:end])
-        ids[:], targets[:] = row[:-1], row[1:]
+        ids[:] = row[:-1]
+        targets[:] = row[1:]
         weights = np.empty(self.length, dtype=np.int64)
         self.weigh(source, window, weights)
         targets[weights == 0] = IGNORE
@@ -192,7 +195,7 @@ class WholeRows:
             return np.zeros(0, dtype=np.int64)
         documents = self._list_documents(source, windows)
         values = self._shards.read_of_documents(array, source, np.concatenate(documents))
-        firsts = np.cumsum([0, *(len(each) for each in documents[:-1])])
+        firsts = np.cumsum([0, *(len(row) for row in documents[:-1])])
         return np.add.reduceat(values, firsts)
 
 

@@ -59,7 +59,8 @@ class FlatArray:
         if begin == end:
             return np.empty(0, self.dtype)
         width = self.dtype.itemsize
-        first, past = begin * width // SUMMED, -(-end * width // SUMMED)
+        first = begin * width // SUMMED
+        past = -(-end * width // SUMMED)
         data = self._read_blocks(first, past)
         damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None and self.path.startswith(storage.S3):
@@ -75,7 +76,8 @@ class FlatArray:
         """Return the elements at `indices`, in the shape of `indices`; raises as `read` does."""
         if indices.size == 0:
             return np.empty(indices.shape, self.dtype)
-        low, high = int(indices.min()), int(indices.max())
+        low = int(indices.min())
+        high = int(indices.max())
         if low < 0 or high >= self._length:
             raise IndexError(f"{self.path}: elements {low} to {high} of {self._length}")
         per_block = SUMMED // self.dtype.itemsize
@@ -170,14 +172,16 @@ class FlatArray:
 
     def _read_blocks(self, first: int, past: int) -> bytes:
         """Return a copy of the bytes of the blocks `first` to `past` (exclusive), unchecked."""
-        begin, end = first * SUMMED, min(past * SUMMED, self._length * self.dtype.itemsize)
+        begin = first * SUMMED
+        end = min(past * SUMMED, self._length * self.dtype.itemsize)
         if self.path.startswith(storage.S3):
             return self._cache.read(self.path, self._content, begin, end)
         return self._map_of_file().file[begin:end]
 
     def _read_sums(self, first: int, past: int) -> Sums:
         """Return the stored checksums of the blocks `first` to `past` (exclusive)."""
-        path, width = self.path + SUMS, SUM_DTYPE.itemsize
+        path = self.path + SUMS
+        width = SUM_DTYPE.itemsize
         try:
             if path.startswith(storage.S3):
                 data = self._cache.read(path, self._sums_content, first * width, past * width)

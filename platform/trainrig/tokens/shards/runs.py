@@ -52,7 +52,8 @@ def spread(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, in
         before = ends[run - 1] if run else 0
         past = min(end, ends[run])
         yield run, start - before, past - before
-        start, run = past, run + 1
+        start = past
+        run = run + 1
 
 
 def group_by_run(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]:
@@ -78,8 +79,10 @@ def build_runs(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, Do
     """
     found: dict[str, DocumentRuns] = {}
     for number, shard in enumerate(shards):
-        token, document = 0, 0
+        token = 0
+        document = 0
         for source, documents, tokens in shard:
             found.setdefault(source, DocumentRuns()).add(number, token, document, tokens, documents)
-            token, document = token + tokens, document + documents
+            token = token + tokens
+            document = document + documents
     return dict(sorted(found.items()))

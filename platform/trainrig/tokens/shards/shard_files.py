@@ -49,11 +49,16 @@ HEAD = ".json"
 ENDINGS = (TOKENS, ENDS, TOKENS + SUMS, ENDS + SUMS, INDEX, HEAD)
 ENDS_DTYPE = np.dtype("<i8")
 # In rows that are divided into steps, the weight of a step's last token says whether it is right.
-WRONG_STEP, RIGHT_STEP = 1, 2
+WRONG_STEP = 1
+RIGHT_STEP = 2
 # In rows of whole texts for encoders, the weight of a token is 1 plus the flags that apply to it.
-# They mark the second segment, the text that contains the answer, and the answer itself.
-SECOND_SEGMENT, IN_CONTEXT, IN_ANSWER = 2, 4, 8
-WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT, LABELS = "weights", "targets", "weight", "labels"
+SECOND_SEGMENT = 2
+IN_CONTEXT = 4  # the text that contains the answer
+IN_ANSWER = 8
+WEIGHTS = "weights"
+DOCUMENT_TARGETS = "targets"
+DOCUMENT_WEIGHT = "weight"
+LABELS = "labels"
 CLASSES = "classes"
 TOKEN_ARRAYS: Mapping[str, np.dtype[Any]] = {WEIGHTS: np.dtype("u1")}
 DOCUMENT_ARRAYS: Mapping[str, np.dtype[Any]] = {
@@ -234,7 +239,8 @@ class Shard:
                 first = 0  # row of the file at which the row group begins
                 for group in range(file.num_row_groups):
                     rows = file.metadata.row_group(group).num_rows
-                    low, high = max(begin - first, 0), min(end - first, rows)
+                    low = max(begin - first, 0)
+                    high = min(end - first, rows)
                     if low < high:
                         table = file.read_row_group(group, list(_INDEXED))
                         found += map(_parse_indexed, table.slice(low, high - low).to_pylist())

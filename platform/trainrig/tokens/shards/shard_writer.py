@@ -119,7 +119,8 @@ class _Run:
 
 def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary) -> NoReturn:
     for document in documents:
-        low, high = document.ids.min(), document.ids.max()
+        low = document.ids.min()
+        high = document.ids.max()
         if high >= vocabulary.size or low < 0:
             raise ValueError(
                 f"document {document.id} has ids from {low} to {high}, beyond a vocabulary of "

@@ -108,7 +108,7 @@ class TokenShards:
             ],
         }
         if self.rows != "documents":
-            content |= {"rows": self.rows, "arrays": [each.head.arrays for each in self._shards]}
+            content |= {"rows": self.rows, "arrays": [shard.head.arrays for shard in self._shards]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def read_window(self, source: str, start: int, length: int) -> Ids:
@@ -212,7 +212,8 @@ class TokenShards:
         of = self._runs[source]
         found: list[Integers] = []
         for run, begin, end in spread(of.token_ends, start, start + length):
-            token, document = of.first_tokens[run], of.first_documents[run]
+            token = of.first_tokens[run]
+            document = of.first_documents[run]
             shift = (
                 of.count_tokens_before(run) - token
             )  # converts positions in the shard to positions in the source

@@ -60,7 +60,8 @@ def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSamplin
     weights = _check_weights(settings.weights)
     pools = {name: _Pool() for name in weights}
     seen: set[str] = set()
-    held, limit = 0, int(settings.bytes * (1 + SLACK))
+    held = 0
+    limit = int(settings.bytes * (1 + SLACK))
     seed = str(settings.seed).encode()
     for identity, source, text in documents:
         seen.add(source)
@@ -130,7 +131,8 @@ def _compute_shares(
     its share, and so gets the same share as if it held everything.
     """
     shares: dict[str, int] = {}
-    left, open_pools = Fraction(sample_bytes), dict(weights)
+    left = Fraction(sample_bytes)
+    open_pools = dict(weights)
     while open_pools:
         unit = left / sum(open_pools.values())
         short = [name for name, weight in open_pools.items() if pools[name].bytes < weight * unit]

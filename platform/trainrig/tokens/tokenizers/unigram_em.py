@@ -166,17 +166,21 @@ def _find_substrings(
     for length in range(1, LONGEST_PIECE + 1):
         if length > 1:
             whole = places + length <= words.end[places]
-            places, which = places[whole], which[whole]
+            places = places[whole]
+            which = which[whole]
             ends = covered[last[places + length - 1]]
-            places, which = places[ends], which[ends]
+            places = places[ends]
+            which = which[ends]
             which = which * len(points) + last[places + length - 1]
         _, first, which = np.unique(which, return_index=True, return_inverse=True)
         uses = np.bincount(which, weights=words.count[places], minlength=len(first))
         often = uses >= (SEEN if length > 1 else 1)
         number = np.cumsum(often) - 1
         kept = often[which]
-        first, uses = places[first][often], uses[often].astype(np.int64)
-        places, which = places[kept], number[which[kept]]
+        first = places[first][often]
+        uses = uses[often].astype(np.int64)
+        places = places[kept]
+        which = number[which[kept]]
         # There are several times as many occurrences as characters in all words: a gigabyte for a
         # sample of 100 MB, at 4 bytes each.
         found.append((first, uses, places.astype(np.int32), which.astype(np.int32)))
@@ -206,14 +210,16 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
         size = int(alive.sum())
         if size <= wanted:
             return [candidates.pieces[i] for i in np.flatnonzero(alive)], probability[alive]
-        scores, longer = np.log(probability), slice(candidates.characters, None)
+        scores = np.log(probability)
+        longer = slice(candidates.characters, None)
         loss = np.full(len(alive), np.inf)  # single characters are never dropped
         loss[longer] = expected[longer] * (scores[longer] - inside.find_best_scores(scores)[longer])
         loss[~alive] = -np.inf
         kept = np.argsort(-loss, kind="stable")[: max(wanted, int(size * KEPT_BY_A_ROUND))]
         alive[:] = False
         alive[kept] = True
-        corpus, inside = corpus.of_pieces(alive), inside.of_pieces(alive)
+        corpus = corpus.of_pieces(alive)
+        inside = inside.of_pieces(alive)
 
 
 def _build_lattice(words: _Words, candidates: _Candidates) -> Lattice:

@@ -75,7 +75,8 @@ class Lattice:
         characters is not a piece, does not contribute.
         """
         weight = probability[self.piece]
-        forward, backward = self._allocate_boundaries(0.0), self._allocate_boundaries(0.0)
+        forward = self._allocate_boundaries(0.0)
+        backward = self._allocate_boundaries(0.0)
         forward[self.first] = 1
         backward[self.last] = 1
         steps = self._list_steps()
@@ -132,7 +133,10 @@ def find_inner_spans(
     offset = start[edge] - place[word]
     depth = offset + edge_length[edge]
     inside = (depth <= length[word]) & (piece[edge] != word)
-    word, edge, offset, depth = word[inside], edge[inside], offset[inside], depth[inside]
+    word = word[inside]
+    edge = edge[inside]
+    offset = offset[inside]
+    depth = depth[inside]
     first = np.cumsum(length + 1) - (length + 1)
     return Lattice.of(
         first[word] + offset,

@@ -190,7 +190,8 @@ def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Build the chart of occurrences by rank."""
-    points, tokens = vocabulary.frequencies, vocabulary.total.tokens
+    points = vocabulary.frequencies
+    tokens = vocabulary.total.tokens
     return Chart(
         f"The commonest entry is {format_percent(points[0][1], tokens)} of all tokens"
         if points

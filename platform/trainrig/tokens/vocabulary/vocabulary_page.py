@@ -99,7 +99,8 @@ def _build_verdict(told: TokenizerReport) -> report.Verdict:
 
 
 def _build_key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
-    vocabulary, total = told.vocabulary, told.vocabulary.total
+    vocabulary = told.vocabulary
+    total = told.vocabulary.total
     sampled = sum(told.sampled_bytes_of.values())
     embedding = told.rivals[0].embedding_parameters
     return (
