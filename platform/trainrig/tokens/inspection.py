@@ -207,7 +207,7 @@ def _answer_named(shards: TokenShards, source: str, number: int) -> str:
     if shards.rows == "pairs":
         return ", rejected" if number % 2 else ", chosen"
     if shards.rows == "labelled":
-        liked = shards.read_of_documents(LABELS, source, np.array([number]))[0]
+        liked = shards.read_document_values(LABELS, source, np.array([number]))[0]
         return ", liked" if liked else ", not liked"
     return ""
 

@@ -86,7 +86,7 @@ def test_the_block_used_longest_ago_makes_room(s3, cache, gets):
     for number in range(WAYS):
         cache.read(*at, number * BLOCK, number * BLOCK + 1)
     # Ages are set by hand, as the clock of a file system may tick slowly.
-    first, second = (cache._place(*at, number) for number in (0, 1))
+    first, second = (cache._find_path(*at, number) for number in (0, 1))
     os.utime(first, ns=(0, 0))
     os.utime(second, ns=(1, 1))
     cache.read(*at, 5, 9)  # and now the first is in use again

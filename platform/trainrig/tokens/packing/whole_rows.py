@@ -194,7 +194,7 @@ class WholeRows:
         if not len(windows):
             return np.zeros(0, dtype=np.int64)
         documents = self._list_documents(source, windows)
-        values = self._shards.read_of_documents(array, source, np.concatenate(documents))
+        values = self._shards.read_document_values(array, source, np.concatenate(documents))
         firsts = np.cumsum([0, *(len(row) for row in documents[:-1])])
         return np.add.reduceat(values, firsts)
 

@@ -67,16 +67,16 @@ class BlockCache(Settings):
             )
         return b"".join(pieces)
 
-    def forget(self, path: str, content: str, begin: int, end: int) -> None:
+    def invalidate(self, path: str, content: str, begin: int, end: int) -> None:
         """Delete the blocks that hold the bytes `begin` to `end`, so that a read fetches them."""
         for number in range(begin // BLOCK, -(-end // BLOCK)):
-            self._place(path, content, number).unlink(missing_ok=True)
+            self._find_path(path, content, number).unlink(missing_ok=True)
 
     def _read_piece(
         self, path: str, content: str, number: int, begin: int, end: int
     ) -> builtins.bytes:
         """Return the bytes `begin` to `end` of one block, from the cache or fetched from S3."""
-        kept = self._place(path, content, number)
+        kept = self._find_path(path, content, number)
         size = min(BLOCK, int(content.partition("-")[0]) - number * BLOCK)
         with contextlib.suppress(OSError), kept.open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size == size:
@@ -84,21 +84,21 @@ class BlockCache(Settings):
                 os.utime(file.fileno())  # mark as most recently used
                 return data
         block = _fetch_block(path, number, size)
-        self._keep(kept, block)
+        self._write_block(kept, block)
         return block[begin:end]
 
-    def _place(self, path: str, content: str, number: int) -> Path:
+    def _find_path(self, path: str, content: str, number: int) -> Path:
         name = hashlib.blake2b(f"{path}\n{content}\n{number}".encode(), digest_size=16).hexdigest()
         temporary = Path(tempfile.gettempdir(), f"trainrig-blocks-{os.getuid()}")
         home = Path(self.folder) if self.folder else temporary
         return home / f"{self.sets}-sets" / f"{int(name, 16) % self.sets:06x}" / name
 
-    def _keep(self, place: Path, block: builtins.bytes) -> None:
+    def _write_block(self, place: Path, block: builtins.bytes) -> None:
         """Write a block into its set and evict the oldest; on a full disk, warn and do nothing."""
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            _make_room(place.parent)
+            _evict_oldest(place.parent)
             temporary.write_bytes(block)
             temporary.replace(place)
         except FileNotFoundError:  # another process removed this block or its set
@@ -130,7 +130,7 @@ def _fetch_block(path: str, number: int, size: int) -> bytes:
     return block
 
 
-def _make_room(folder: Path) -> None:
+def _evict_oldest(folder: Path) -> None:
     """Evict blocks until the set holds at most WAYS - 1, counting temporary files as blocks."""
     ages: list[tuple[int, str]] = []
     for entry in os.scandir(folder):

@@ -65,7 +65,7 @@ class FlatArray:
         damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None and self.path.startswith(storage.S3):
             # The copies on this machine may be what is damaged: what lies in the bucket counts.
-            self._forget(first, past)
+            self._invalidate(first, past)
             data = self._read_blocks(first, past)
             damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None:
@@ -127,7 +127,7 @@ class FlatArray:
         """
         if begin == end or not wanted.size:
             return np.full(wanted.shape, begin, dtype=np.int64)
-        found = begin + np.searchsorted(self._map_file()[begin:end], wanted, side)
+        found = begin + np.searchsorted(self._map_array()[begin:end], wanted, side)
         before = self.take(np.maximum(found - 1, begin))
         behind = self.take(np.minimum(found, end - 1))
         right = side == "right"
@@ -176,7 +176,7 @@ class FlatArray:
         end = min(past * SUMMED, self._length * self.dtype.itemsize)
         if self.path.startswith(storage.S3):
             return self._cache.read(self.path, self._content, begin, end)
-        return self._map_of_file().file[begin:end]
+        return self._get_map().file[begin:end]
 
     def _read_sums(self, first: int, past: int) -> Sums:
         """Return the stored checksums of the blocks `first` to `past` (exclusive)."""
@@ -193,11 +193,11 @@ class FlatArray:
             raise DataError(f"{path}: ends before block {past}; tokenize again")
         return np.frombuffer(data, SUM_DTYPE)
 
-    def _forget(self, first: int, past: int) -> None:
+    def _invalidate(self, first: int, past: int) -> None:
         """Drop the blocks `first` to `past` and their checksums from the cache."""
         width = SUM_DTYPE.itemsize
-        self._cache.forget(self.path, self._content, first * SUMMED, past * SUMMED)
-        self._cache.forget(self.path + SUMS, self._sums_content, first * width, past * width)
+        self._cache.invalidate(self.path, self._content, first * SUMMED, past * SUMMED)
+        self._cache.invalidate(self.path + SUMS, self._sums_content, first * width, past * width)
 
     def _make_damage_error(self, block: int) -> DataError:
         begin = block * SUMMED
@@ -223,11 +223,11 @@ class FlatArray:
         self._check(int(content.partition("-")[0]))
         return content
 
-    def _map_file(self) -> NDArray[Any]:
+    def _map_array(self) -> NDArray[Any]:
         """Return the whole array as a view of its memory-mapped file."""
-        return self._map_of_file().array
+        return self._get_map().array
 
-    def _map_of_file(self) -> "_Map":
+    def _get_map(self) -> "_Map":
         # A read beyond the end of a mapped file would kill the process: check the size each time.
         there = _MAPS.of(self)
         self._check(there.file.size())

@@ -42,7 +42,7 @@ class DocumentRuns:
         return self.document_ends[run - 1] if run else 0
 
 
-def spread(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+def split_by_run(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield the part of each run that lies in `start` to `end`: (run, begin, end within the run).
 
     `ends` are the cumulative ends of the runs, in the unit of `start` and `end`.

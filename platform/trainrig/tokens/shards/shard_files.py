@@ -108,7 +108,7 @@ class ShardHeader(BaseModel):
     arrays: dict[str, str] = {}  # array name -> SHA-256, for the arrays beside the ids
 
     @model_validator(mode="after")
-    def _runs_add_up(self) -> Self:
+    def _check_run_totals(self) -> Self:
         documents = sum(documents for _, documents, _ in self.runs)
         tokens = sum(tokens for _, _, tokens in self.runs)
         if (documents, tokens) != (self.documents, self.tokens):

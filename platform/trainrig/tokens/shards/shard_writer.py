@@ -92,7 +92,7 @@ class _Run:
             return
         ids = np.concatenate([document.ids for document in self.waiting])
         if ids.max() >= vocabulary.size or ids.min() < 0:
-            _raise_foreign(self.waiting, vocabulary)
+            _raise_unknown_id(self.waiting, vocabulary)
         self.ids.append(ids.astype(vocabulary.dtype).tobytes())
         self.lengths += [len(document.ids) for document in self.waiting]
         for column, values in self.columns.items():
@@ -117,7 +117,9 @@ class _Run:
                 self.arrays[name].append(np.array(value, find_array_dtype(name)).tobytes())
 
 
-def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary) -> NoReturn:
+def _raise_unknown_id(
+    documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary
+) -> NoReturn:
     for document in documents:
         low = document.ids.min()
         high = document.ids.max()

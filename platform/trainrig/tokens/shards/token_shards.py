@@ -20,7 +20,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.runs import DocumentRuns, build_runs, group_by_run, spread
+from trainrig.tokens.shards.runs import DocumentRuns, build_runs, group_by_run, split_by_run
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
@@ -151,7 +151,7 @@ class TokenShards:
             out[at : at + end - begin] = self._shards[shard].arrays[WEIGHTS].read(begin, end)
             at += end - begin
 
-    def read_of_documents(self, array: str, source: str, numbers: Integers) -> Integers:
+    def read_document_values(self, array: str, source: str, numbers: Integers) -> Integers:
         """Return the values of the per-document array `array` for the given documents of `source`.
 
         `numbers` are the documents' numbers in `source`; the result has their shape.
@@ -211,7 +211,7 @@ class TokenShards:
         self._check_window(source, start, length)
         of = self._runs[source]
         found: list[Integers] = []
-        for run, begin, end in spread(of.token_ends, start, start + length):
+        for run, begin, end in split_by_run(of.token_ends, start, start + length):
             token = of.first_tokens[run]
             document = of.first_documents[run]
             shift = (
@@ -252,7 +252,7 @@ class TokenShards:
     def _read_index(self, source: str, first: int, past: int) -> list[IndexedDocument]:
         of = self._runs[source]
         found: list[IndexedDocument] = []
-        for run, begin, end in spread(of.document_ends, first, past):
+        for run, begin, end in split_by_run(of.document_ends, first, past):
             offset = of.first_documents[run]
             found += self._shards[of.shards[run]].read_index(offset + begin, offset + end)
         return found
@@ -266,7 +266,7 @@ class TokenShards:
         """
         self._check_window(source, start, length)
         of = self._runs[source]
-        for run, begin, end in spread(of.token_ends, start, start + length):
+        for run, begin, end in split_by_run(of.token_ends, start, start + length):
             offset = of.first_tokens[run]
             yield of.shards[run], offset + begin, offset + end
 
