@@ -116,13 +116,13 @@ class ShardHeader(BaseModel):
         return self
 
     @property
-    def of(self) -> ShardVocabulary:
+    def shard_vocabulary(self) -> ShardVocabulary:
         """The vocabulary that the ids belong to."""
         return ShardVocabulary(self.vocabulary, self.tokenizer)
 
     def compute_sizes(self) -> dict[str, tuple[int, str]]:
         """Return the expected size in bytes of each other file, and a description, by suffix."""
-        tokens = self.tokens * self.of.dtype.itemsize
+        tokens = self.tokens * self.shard_vocabulary.dtype.itemsize
         ends = self.documents * ENDS_DTYPE.itemsize
         return {
             TOKENS: (tokens, f"{self.tokens} tokens"),
@@ -218,7 +218,7 @@ class Shard:
         head = ShardHeader.read(path + HEAD)
         for ending, (size, what) in head.compute_sizes().items():
             _check_size(path + ending, size, what)
-        ids = FlatArray(path + TOKENS, head.of.dtype, head.tokens, cache)
+        ids = FlatArray(path + TOKENS, head.shard_vocabulary.dtype, head.tokens, cache)
         ends = FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache)
         arrays = {
             name: FlatArray(

@@ -74,7 +74,12 @@ class TokenShards:
                     f"{path}: holds {shard.head.rows}, but {paths[0]} holds {first.rows}; keep "
                     "them in folders of their own"
                 )
-        return cls(folder, first.of, shards, build_runs([shard.head.runs for shard in shards]))
+        return cls(
+            folder,
+            first.shard_vocabulary,
+            shards,
+            build_runs([shard.head.runs for shard in shards]),
+        )
 
     @property
     def rows(self) -> RowKind:
@@ -156,12 +161,12 @@ class TokenShards:
 
         `numbers` are the documents' numbers in `source`; the result has their shape.
         """
-        of = self._runs[source]
+        runs = self._runs[source]
         _check_inside(numbers, self.count_documents(source), f"{source}: document")
         found = np.empty(numbers.shape, dtype=np.int64)
-        for run, here in group_by_run(of.document_ends, numbers):
-            places = numbers[here] - of.count_documents_before(run) + of.first_documents[run]
-            found[here] = self._shards[of.shards[run]].arrays[array].take(places)
+        for run, here in group_by_run(runs.document_ends, numbers):
+            places = numbers[here] - runs.count_documents_before(run) + runs.first_documents[run]
+            found[here] = self._shards[runs.shards[run]].arrays[array].take(places)
         return found
 
     def find_document_starts(self, source: str, numbers: Integers) -> Integers:
@@ -170,17 +175,17 @@ class TokenShards:
         A number equal to `count_documents(source)` gives the end of the source. Raises IndexError
         for larger numbers, and DataError if the shards have impossible ends of documents.
         """
-        of = self._runs[source]
+        runs = self._runs[source]
         _check_inside(numbers, self.count_documents(source) + 1, f"{source}: document")
         starts = np.full(numbers.shape, self.tokens(source), dtype=np.int64)
-        for run, here in group_by_run(of.document_ends, numbers):
-            first = of.first_documents[run]
-            places = numbers[here] - of.count_documents_before(run) + first
-            found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
+        for run, here in group_by_run(runs.document_ends, numbers):
+            first = runs.first_documents[run]
+            places = numbers[here] - runs.count_documents_before(run) + first
+            found = self._shards[runs.shards[run]].ends.take(np.maximum(places - 1, 0))
             # The first document of a run begins where the run begins.
-            found = np.where(places > first, found, of.first_tokens[run])
-            self._check_ends(of, run, places - first, found)
-            starts[here] = found - of.first_tokens[run] + of.count_tokens_before(run)
+            found = np.where(places > first, found, runs.first_tokens[run])
+            self._check_ends(runs, run, places - first, found)
+            starts[here] = found - runs.first_tokens[run] + runs.count_tokens_before(run)
         return starts
 
     def find_document_numbers(self, source: str, positions: Integers) -> Integers:
@@ -189,18 +194,18 @@ class TokenShards:
         Raises IndexError for a position outside the source, and DataError if the shards have
         impossible ends of documents.
         """
-        of = self._runs[source]
+        runs = self._runs[source]
         _check_inside(positions, self.tokens(source), f"{source}: token")
         numbers = np.empty(positions.shape, dtype=np.int64)
-        for run, here in group_by_run(of.token_ends, positions):
-            first = of.first_documents[run]
-            past = first + of.document_ends[run] - of.count_documents_before(run)
-            places = positions[here] - of.count_tokens_before(run) + of.first_tokens[run]
-            ends = self._shards[of.shards[run]].ends
+        for run, here in group_by_run(runs.token_ends, positions):
+            first = runs.first_documents[run]
+            past = first + runs.document_ends[run] - runs.count_documents_before(run)
+            places = positions[here] - runs.count_tokens_before(run) + runs.first_tokens[run]
+            ends = self._shards[runs.shards[run]].ends
             # A result past the last document means a wrong end, which `_check_ends` reports.
             found = np.minimum(ends.search(places, "right", first, past), past - 1)
-            self._check_ends(of, run, found - first + 1, ends.take(found))
-            numbers[here] = found - first + of.count_documents_before(run)
+            self._check_ends(runs, run, found - first + 1, ends.take(found))
+            numbers[here] = found - first + runs.count_documents_before(run)
         return numbers
 
     def find_boundaries(self, source: str, start: int, length: int) -> Integers:
@@ -209,20 +214,20 @@ class TokenShards:
         `start` itself is left out. Raises DataError if the shards have impossible document ends.
         """
         self._check_window(source, start, length)
-        of = self._runs[source]
+        runs = self._runs[source]
         found: list[Integers] = []
-        for run, begin, end in split_by_run(of.token_ends, start, start + length):
-            token = of.first_tokens[run]
-            document = of.first_documents[run]
+        for run, begin, end in split_by_run(runs.token_ends, start, start + length):
+            token = runs.first_tokens[run]
+            document = runs.first_documents[run]
             shift = (
-                of.count_tokens_before(run) - token
+                runs.count_tokens_before(run) - token
             )  # converts positions in the shard to positions in the source
-            ends = self._shards[of.shards[run]].ends
+            ends = self._shards[runs.shards[run]].ends
             inside = np.array([token + begin, token + end - 1], dtype=np.int64)
-            past = document + of.document_ends[run] - of.count_documents_before(run)
+            past = document + runs.document_ends[run] - runs.count_documents_before(run)
             first, last = ends.search(inside, "right", document, past).tolist()
             here = ends.read(first, max(first, last))
-            self._check_ends(of, run, np.arange(first, first + len(here)) - document + 1, here)
+            self._check_ends(runs, run, np.arange(first, first + len(here)) - document + 1, here)
             if found:  # each run begins with a new document
                 found.append(np.array([token + begin + shift]))
             found.append(here + shift)
@@ -250,11 +255,11 @@ class TokenShards:
         return first, last + 1
 
     def _read_index(self, source: str, first: int, past: int) -> list[IndexedDocument]:
-        of = self._runs[source]
+        runs = self._runs[source]
         found: list[IndexedDocument] = []
-        for run, begin, end in split_by_run(of.document_ends, first, past):
-            offset = of.first_documents[run]
-            found += self._shards[of.shards[run]].read_index(offset + begin, offset + end)
+        for run, begin, end in split_by_run(runs.document_ends, first, past):
+            offset = runs.first_documents[run]
+            found += self._shards[runs.shards[run]].read_index(offset + begin, offset + end)
         return found
 
     def _iterate_pieces(
@@ -265,20 +270,22 @@ class TokenShards:
         `length` must be at least 1.
         """
         self._check_window(source, start, length)
-        of = self._runs[source]
-        for run, begin, end in split_by_run(of.token_ends, start, start + length):
-            offset = of.first_tokens[run]
-            yield of.shards[run], offset + begin, offset + end
+        runs = self._runs[source]
+        for run, begin, end in split_by_run(runs.token_ends, start, start + length):
+            offset = runs.first_tokens[run]
+            yield runs.shards[run], offset + begin, offset + end
 
-    def _check_ends(self, of: DocumentRuns, run: int, documents: Integers, ends: Integers) -> None:
+    def _check_ends(
+        self, runs: DocumentRuns, run: int, documents: Integers, ends: Integers
+    ) -> None:
         """Raise DataError if the first `documents` documents of a run cannot end at `ends`.
 
         `ends` are token positions in the shard. Every document of a run has at least one token, so
         those before an end and those after it need one each.
         """
-        tokens = of.token_ends[run] - of.count_tokens_before(run)
-        count = of.document_ends[run] - of.count_documents_before(run)
-        more = ends - of.first_tokens[run] - documents  # tokens beyond one for each document
+        tokens = runs.token_ends[run] - runs.count_tokens_before(run)
+        count = runs.document_ends[run] - runs.count_documents_before(run)
+        more = ends - runs.first_tokens[run] - documents  # tokens beyond one for each document
         if not more.size:
             return
         wrong = (
@@ -287,7 +294,7 @@ class TokenShards:
         falls = np.diff(more) * np.diff(documents) < 0
         if wrong.any() or falls.any():
             at = int(wrong.argmax()) if wrong.any() else int(falls.argmax()) + 1
-            path = self._shards[of.shards[run]].path + ENDS
+            path = self._shards[runs.shards[run]].path + ENDS
             raise DataError(
                 f"{path}: a document ends at token {ends[at]}, as none can of {count} documents "
                 f"with {tokens} tokens; tokenize again"
