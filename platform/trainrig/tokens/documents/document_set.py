@@ -131,7 +131,7 @@ class DocumentSet:
             pieces = [piece for cut in cuts for piece in cut.result()]
         return [
             Split(name, {"name": name, "pieces": [asdict(piece) for piece in dealt]})
-            for number, dealt in enumerate(deal(pieces, split_bytes))
+            for number, dealt in enumerate(group_parts(pieces, split_bytes))
             for name in [f"documents-{number:05d}"]
         ]
 
@@ -203,7 +203,7 @@ def _cut_pieces(
     ]
 
 
-def deal(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
+def group_parts(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
     """Yield lists of adjacent parts, each of at most `split_bytes` in all, or of a single part."""
     dealt: list[StagePart] = []
     for piece in pieces:

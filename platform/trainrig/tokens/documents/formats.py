@@ -94,7 +94,7 @@ def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> N
 
 
 @contextmanager
-def _damage_told(path: str, kind: str) -> Iterator[None]:
+def _report_damage(path: str, kind: str) -> Iterator[None]:
     """Raise DataError if the code in the block finds that the file is damaged or not of `kind`."""
     import pyarrow as pa
 
@@ -116,8 +116,8 @@ def _damage_told(path: str, kind: str) -> Iterator[None]:
 def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
-    told = _damage_told(path, "Parquet")
-    with told, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+    damage = _report_damage(path, "Parquet")
+    with damage, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
         yield file
 
 
@@ -178,7 +178,7 @@ def iterate_rows(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
     Raises DataError, naming `path`, for damage that Arrow does not detect: text is decoded here.
     """
     names = batch.schema.names
-    with _damage_told(path, "whole"):
+    with _report_damage(path, "whole"):
         # Converting each column is three times as fast as `to_pylist` of the whole batch.
         columns = [column.to_pylist() for column in batch.columns]
     for values in zip(*columns, strict=True):
@@ -193,7 +193,7 @@ def _open_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]
     """Open an IPC stream or file; yield its schema and an iterator over its record batches."""
     import pyarrow as pa
 
-    with _damage_told(path, "an Arrow stream or file"), ExitStack() as stack:
+    with _report_damage(path, "an Arrow stream or file"), ExitStack() as stack:
         if path.startswith(storage.S3):
             stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
         else:

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.errors import DataError
-from trainrig.tokens.encoding.engine import FastEngine, Unequal, build_fast_engine
+from trainrig.tokens.encoding.engine import FastEngine, NotEquivalent, build_fast_engine
 from trainrig.tokens.special_tokens import (
     ROLE_OF,
     TokenizerFiles,
     find_special_tokens,
     parse_tokenizer,
 )
-from trainrig.tokens.tokenizers.entries import leading_space_is_stripped, list_entry_bytes
+from trainrig.tokens.tokenizers.entries import list_entry_bytes, strips_leading_space
 
 
 class Encoder:
@@ -52,7 +52,7 @@ class Encoder:
         self.special_tokens = find_special_tokens(self.files, self._tokenizer)
         self._special = dict(self.special_tokens.names)
         self._bytes = list_entry_bytes(
-            self._tokenizer, set(self._special.values()), where, as_brought=True
+            self._tokenizer, set(self._special.values()), where, lenient=True
         )
 
     @classmethod
@@ -80,20 +80,20 @@ class Encoder:
     @functools.cached_property
     def adds_space(self) -> bool:
         """Return whether encoding adds a space before each text, as SentencePiece does."""
-        return leading_space_is_stripped(self._tokenizer.decoder)
+        return strips_leading_space(self._tokenizer.decoder)
 
     @functools.cached_property
-    def _fast(self) -> FastEngine | Unequal:
+    def _fast(self) -> FastEngine | NotEquivalent:
         """The fast encoder or why there is none; built on first use, as training needs none."""
         try:
             return build_fast_engine(self._tokenizer, self._bytes)
-        except Unequal as reason:
+        except NotEquivalent as reason:
             return reason
 
     @property
     def why_not_fast(self) -> str:
         """Reason for using the engine "tokenizers", or "" with the engine "tiktoken"."""
-        return str(self._fast) if isinstance(self._fast, Unequal) else ""
+        return str(self._fast) if isinstance(self._fast, NotEquivalent) else ""
 
     @property
     def engine(self) -> Literal["tiktoken", "tokenizers"]:

@@ -45,7 +45,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models
 
-from trainrig.tokens.encoding.probe import probe_texts
+from trainrig.tokens.encoding.probe import build_probe_texts
 from trainrig.tokens.tokenizers.words import GPT_2_WORDS, LLAMA_3_WORDS
 
 # Longest run of white space that tiktoken is given: a tenth of the length at which it fails.
@@ -64,7 +64,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]*")
 Ids = NDArray[np.uint32]
 
 
-class Unequal(Exception):
+class NotEquivalent(Exception):
     """Raised if the fast encoder might give other ids; the message says why."""
 
 
@@ -116,12 +116,12 @@ class FastEngine:
         """Return the ids of `text`; raise UnicodeEncodeError if it has half a surrogate pair."""
         if isinstance(self._words, Pattern):
             if len(text) < self._longest_run:
-                return self._by_words.encode_to_numpy(text, disallowed_special=())
+                return self._word_encoding.encode_to_numpy(text, disallowed_special=())
             parts = self._split_at_spaces(text, self._words)
         else:
             parts = self._split_at_separator(text, self._words.text)
         found = [
-            (self._as_one_word if is_word else self._by_words).encode_to_numpy(
+            (self._single_word_encoding if is_word else self._word_encoding).encode_to_numpy(
                 part, disallowed_special=()
             )
             for part, is_word in parts
@@ -129,12 +129,12 @@ class FastEngine:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     @functools.cached_property
-    def _by_words(self) -> tiktoken.Encoding:
+    def _word_encoding(self) -> tiktoken.Encoding:
         assert isinstance(self._words, Pattern)
         return self._make_encoding(self._words.regex)
 
     @functools.cached_property
-    def _as_one_word(self) -> tiktoken.Encoding:
+    def _single_word_encoding(self) -> tiktoken.Encoding:
         return self._make_encoding(_WHOLE)
 
     def _make_encoding(self, pattern: str) -> tiktoken.Encoding:
@@ -213,7 +213,7 @@ def build_fast_engine(
 ) -> FastEngine:
     """Return the fast encoder for `tokenizer`; `entries` are the bytes of its ids, in order.
 
-    Raises Unequal unless it is certain to give the tokenizer's ids for every text.
+    Raises NotEquivalent unless it is certain to give the tokenizer's ids for every text.
     """
     settings = json.loads(tokenizer.to_str())
     words = _find_word_pattern(settings)
@@ -226,9 +226,9 @@ def build_fast_engine(
 
 
 def _find_word_pattern(settings: dict[str, Any]) -> Pattern | Separator:
-    """Return the rule by which the tokenizer splits a text into words; raise Unequal if unknown."""
+    """Return the rule that splits a text into words; raise NotEquivalent if it is not known."""
     if settings["normalizer"] is not None:
-        raise Unequal(f"it changes texts first ({settings['normalizer']['type']})")
+        raise NotEquivalent(f"it changes texts first ({settings['normalizer']['type']})")
     match settings["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return GPT_2
@@ -245,41 +245,43 @@ def _find_word_pattern(settings: dict[str, Any]) -> Pattern | Separator:
                 return _KNOWN[found["Regex"]]
             if "String" in found:
                 return Separator(found["String"])
-    raise Unequal("it cuts texts into words in a way that is not known here")
+    raise NotEquivalent("it cuts texts into words in a way that is not known here")
 
 
 def _list_special_ids(settings: dict[str, Any]) -> set[int]:
     for token in settings["added_tokens"]:
         if not token["special"]:
-            raise Unequal(f"it finds {token['content']!r} in texts before it cuts them into words")
+            raise NotEquivalent(
+                f"it finds {token['content']!r} in texts before it cuts them into words"
+            )
     return {token["id"] for token in settings["added_tokens"]}
 
 
 def _check_merges(model: dict[str, Any], ranks: dict[bytes, int], special: set[int]) -> None:
-    """Raise Unequal if tiktoken could make other merges than `model`, or in another order."""
+    """Raise NotEquivalent if tiktoken could make other merges than `model`, or in another order."""
     if model["type"] != "BPE":
-        raise Unequal(f"it is no byte-pair encoding, but {model['type']}")
+        raise NotEquivalent(f"it is no byte-pair encoding, but {model['type']}")
     for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model[option]:
-            raise Unequal(f"its model has {option} = {model[option]!r}")
+            raise NotEquivalent(f"its model has {option} = {model[option]!r}")
     if any(bytes([byte]) not in ranks for byte in range(256)):
-        raise Unequal("not every byte is an entry")
+        raise NotEquivalent("not every byte is an entry")
     ids = model["vocab"]
     merges = [(left, right) for left, right in model["merges"]]
     results = [ids[left + right] for left, right in merges]
     if any(earlier > later for earlier, later in itertools.pairwise(results)):
-        raise Unequal("its merges are not in the order of the entries that they make")
+        raise NotEquivalent("its merges are not in the order of the entries that they make")
     alone = tokenizers.Tokenizer(models.BPE(ids, merges))
     names = [name for name, number in ids.items() if number not in special]
     for name, encoding in zip(names, alone.encode_batch_fast(names), strict=True):
         if encoding.ids != [ids[name]]:
-            raise Unequal(f"entry {ids[name]} ({name!r}) is not what its own text becomes")
+            raise NotEquivalent(f"entry {ids[name]} ({name!r}) is not what its own text becomes")
 
 
 def _compare(engine: FastEngine, tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise Unequal if the two give different ids for one of the probe's texts."""
-    probe = probe_texts()
+    """Raise NotEquivalent if the two give different ids for one of the probe's texts."""
+    probe = build_probe_texts()
     expected = tokenizer.encode_batch_fast(probe, add_special_tokens=False)
     for text, encoding in zip(probe, expected, strict=True):
         if engine.encode(text).tolist() != encoding.ids:
-            raise Unequal(f"the two engines differ on {text[:20]!r}")
+            raise NotEquivalent(f"the two engines differ on {text[:20]!r}")

@@ -26,7 +26,7 @@ _STRIDE = 61  # every 61st character of Plane 0 is used, so that each block is r
 
 
 @functools.cache
-def probe_texts() -> list[str]:
+def build_probe_texts() -> list[str]:
     """Return the texts, about 115,000 generated characters in all."""
     late = [chr(code) for begin, end in _LATE_BLOCKS for code in range(begin, end)]
     low = [chr(code) for code in range(0x600)]

@@ -26,31 +26,31 @@ _LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decode
 
 
 def list_entry_bytes(
-    tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, as_brought: bool = False
+    tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, lenient: bool = False
 ) -> tuple[bytes, ...]:
     """Return the bytes that each id adds to a text, by id; for special tokens, their names.
 
     Concatenated, these are the bytes of the text that was encoded to the ids, if the tokenizer is
     lossless. The library's decoder gives the same as text, with U+FFFD for parts of characters.
 
-    With `as_brought`, two more kinds of tokenizers are accepted. One adds a space before each text
+    With `lenient`, two more kinds of tokenizers are accepted. One adds a space before each text
     and removes it when decoding (Llama 2's): the result then begins with that space. The other has
     gaps between its ids: a missing id stands for no bytes.
 
     Raises DataError, naming the tokenizer by `where`, if there is a gap between ids, or if what the
     decoder makes of an id depends on its neighbours, so that an id has no bytes by itself.
     """
-    read = _make_reader(tokenizer.decoder, where, as_brought)
+    read = _make_reader(tokenizer.decoder, where, lenient)
     added = {
         number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()
     }
     entries = []
     count = tokenizer.get_vocab_size()
-    if as_brought:
+    if lenient:
         count = max(tokenizer.get_vocab().values(), default=-1) + 1
     for number in range(count):
         name = tokenizer.id_to_token(number)
-        if name is None and as_brought:
+        if name is None and lenient:
             entries.append(b"")
             continue
         if name is None:
@@ -87,12 +87,12 @@ def list_decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     return list(written["decoders"]) if written["type"] == "Sequence" else [written]
 
 
-def leading_space_is_stripped(decoder: Any) -> bool:
+def strips_leading_space(decoder: Any) -> bool:
     """Return whether a decoder removes a leading space, which its encoder adds to every text."""
-    return any(map(_strips_leading_space, list_decoder_steps(decoder)))
+    return any(map(_step_strips_leading_space, list_decoder_steps(decoder)))
 
 
-def _strips_leading_space(step: Mapping[str, Any]) -> bool:
+def _step_strips_leading_space(step: Mapping[str, Any]) -> bool:
     match step:
         case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
             return True
@@ -101,7 +101,7 @@ def _strips_leading_space(step: Mapping[str, Any]) -> bool:
     return False
 
 
-def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], bytes | None]:
+def _make_reader(decoder: Any, where: str, lenient: bool) -> Callable[[str], bytes | None]:
     """Return a function that gives the bytes of an entry, or None for an entry it cannot read."""
     replacements: list[tuple[str, str]] = []
     spelling: Callable[[str], bytes | None] | None = None
@@ -116,10 +116,10 @@ def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], 
                 spelling = _parse_plain
             case {"type": "Fuse"} if spelling:
                 pass
-            case {"type": "Metaspace", "replacement": mark} if as_brought and not spelling:
+            case {"type": "Metaspace", "replacement": mark} if lenient and not spelling:
                 replacements.append((mark, " "))
                 spelling = _parse_plain
-            case _ if as_brought and spelling and _strips_leading_space(step):
+            case _ if lenient and spelling and _step_strips_leading_space(step):
                 pass
             case _:
                 raise DataError(f"{where}: decoder {_describe_step(step)}: {_LOSSLESS}")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.encoding.probe import probe_texts
+from trainrig.tokens.encoding.probe import build_probe_texts
 
 EXAMPLES = 40  # entries shown of each kind
 POINTS = 200  # points of the rank-frequency curve
@@ -290,7 +290,7 @@ def _find_not_given_back(
         for text, some in zip(texts, ids, strict=True)
         if encoder.decode_bytes(some.tolist()) != text.text.encode()
     ]
-    probe = probe_texts()
+    probe = build_probe_texts()
     for number, some in enumerate(_encode_texts(encoder, probe)):
         if encoder.decode_bytes(some.tolist()) != probe[number].encode():
             wrong.append(f"probe {number}")
