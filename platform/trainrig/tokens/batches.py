@@ -224,7 +224,7 @@ class Corruption(Protocol):
 
 
 @runtime_checkable
-class DealtCorruption(Protocol):
+class MixedCorruption(Protocol):
     """A corruption that chooses one of several kinds for each row."""
 
     @property
@@ -235,7 +235,7 @@ class DealtCorruption(Protocol):
         """
         ...
 
-    def deal_by_sample(self) -> Corruption:
+    def choose_by_sample(self) -> Corruption:
         """Return a corruption of the same kinds in which each row's sample chooses its kind."""
         ...
 
@@ -346,7 +346,7 @@ class BatchSizes(Settings):
     seed: int = 0  # random seed of the order of the data
 
     @model_validator(mode="after")
-    def _divides(self) -> Self:
+    def _check_sizes(self) -> Self:
         check_divides(self.global_batch, self.micro_batch)
         return self
 

@@ -23,9 +23,9 @@ from trainrig.tokens.batches import (
     IGNORE,
     WEIGHTS,
     Corruption,
-    DealtCorruption,
     MicroBatch,
     MicroBatchSlot,
+    MixedCorruption,
     assign_micro_batches,
     build_token_arrays,
 )
@@ -128,8 +128,8 @@ class HeldOutSets:
     def corrupt(self, corruption: Corruption) -> "HeldOutSets":
         """The same rows as `corruption` makes them, each time alike; of several kinds, each row by
         itself, so that a few rows have all of them."""
-        if isinstance(corruption, DealtCorruption):
-            corruption = corruption.deal_by_sample()
+        if isinstance(corruption, MixedCorruption):
+            corruption = corruption.choose_by_sample()
         return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
 
     def _list_batches(self, source: str) -> Iterator[tuple[int, MicroBatch]]:

@@ -23,7 +23,7 @@ class Mixture:
     If no source is owed samples from before, each source has its share of the first k samples, to
     within one sample, for every k. Otherwise the owed samples are repaid as early as possible, as
     long as no source gets a whole sample more than its share. The table then repeats after a lead
-    of slots that occur only once. `spread` states the guarantees.
+    of slots that occur only once. `spread_slots` states the guarantees.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Mixture:
         self.sources = tuple(slots)
         self.slots = tuple(slots.values())
         self._owed = tuple((owed or {}).get(source, Fraction(0)) for source in self.sources)
-        self._table, self._lead = spread(self.slots, self._owed)
+        self._table, self._lead = spread_slots(self.slots, self._owed)
         self._before = np.empty_like(self._table)  # earlier slots of the same source
         for number in range(len(self.slots)):
             of = self._table == number
@@ -131,7 +131,9 @@ def carry_over(owed: Mapping[str, Fraction], weights: Mapping[str, float]) -> di
 
 
 @functools.lru_cache(maxsize=64)
-def spread(slots: tuple[int, ...], owed: tuple[Fraction, ...]) -> tuple[NDArray[np.int32], int]:
+def spread_slots(
+    slots: tuple[int, ...], owed: tuple[Fraction, ...]
+) -> tuple[NDArray[np.int32], int]:
     """Return (table, lead): the source index of each slot, spread as evenly as possible.
 
     Source i gets `slots[i]` of each L = sum(slots) slots. The first `lead` slots occur once; the L

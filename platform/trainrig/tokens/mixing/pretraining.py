@@ -21,8 +21,8 @@ from trainrig.tokens.batches import (
     IGNORE,
     TOKENS,
     Corruption,
-    DealtCorruption,
     MicroBatch,
+    MixedCorruption,
     build_token_arrays,
 )
 from trainrig.tokens.mixing import epoch_caps
@@ -263,7 +263,7 @@ class PretrainBatches:
         corruption = self.corruption
         return {
             **({} if corruption is None else {"corruption": dict(corruption.identity())}),
-            **self._find_dealt_before(samples),
+            **self._list_micro_batch_sizes(samples),
             "shards": self.shards.fingerprint,
             "packing": self.settings.packing.model_dump(mode="json"),
             "plan": self._layout.fingerprint,
@@ -275,9 +275,9 @@ class PretrainBatches:
             "segments": self.timeline.describe_segments(samples),
         }
 
-    def _find_dealt_before(self, samples: int) -> dict[str, Any]:
+    def _list_micro_batch_sizes(self, samples: int) -> dict[str, Any]:
         """Return the sizes of micro-batches before `samples`, if a corruption depends on them."""
-        if not isinstance(self.corruption, DealtCorruption) or not self.corruption.by_micro_batch:
+        if not isinstance(self.corruption, MixedCorruption) or not self.corruption.by_micro_batch:
             return {}
         stages = self.timeline.stages
         return {

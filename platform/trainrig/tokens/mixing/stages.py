@@ -32,7 +32,7 @@ class BatchStage(Settings):
     micro_batch: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _weighs_something(self) -> Self:
+    def _check_any_weight(self) -> Self:
         _check_weights(self.weights)
         return self
 
@@ -120,7 +120,7 @@ class BatchSettings(BatchSizes):
 
     @field_validator("epochs", mode="before")
     @classmethod
-    def _caps_are_numbers(cls, given: Any) -> Any:
+    def _check_cap_types(cls, given: Any) -> Any:
         """Check caps before pydantic does, whose message for a union names each member's error."""
         for source, cap in given.items() if isinstance(given, Mapping) else [("", given)]:
             if not isinstance(cap, int | float) or isinstance(cap, bool) or not cap > 0:
@@ -130,7 +130,7 @@ class BatchSettings(BatchSizes):
         return given
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> Self:
+    def _check_stages(self) -> Self:
         _check_weights(self.weights)
         for earlier, later in itertools.pairwise((0, *(s.from_step for s in self.stages))):
             if later <= earlier:
@@ -179,7 +179,7 @@ class BatchSettings(BatchSizes):
         first = self.ramp.start if self.ramp else self.global_batch
         last = StageSizes(0, 0, self.weights, self.sequence_length, first, self.micro_batch)
         found = [last]
-        for stage in self._with_ramp():
+        for stage in self._merge_ramp():
             steps = stage.from_step - last.from_step
             last = StageSizes(
                 from_step=stage.from_step,
@@ -192,7 +192,7 @@ class BatchSettings(BatchSizes):
             found.append(last)
         return tuple(found)
 
-    def _with_ramp(self) -> list[BatchStage]:
+    def _merge_ramp(self) -> list[BatchStage]:
         """Return `stages` merged with the ramp's stages, in the order of their steps."""
         if self.ramp is None:
             return list(self.stages)

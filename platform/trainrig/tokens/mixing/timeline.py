@@ -77,7 +77,7 @@ class Timeline:
             source_stages = {s: SourceStage(b, span, progress[s]) for s, b in blocks.items()}
             self._source_stages.append(source_stages)
             past = stages[number + 1].first_sample if number + 1 < len(stages) else None
-            rows, owed = self._divide(number, weights[number], owed, past)
+            rows, owed = self._append_segments(number, weights[number], owed, past)
             if self.end is not None:
                 break
             progress = {
@@ -85,7 +85,7 @@ class Timeline:
             }
         self._firsts = [segment.first for segment in self.segments]
 
-    def _divide(
+    def _append_segments(
         self,
         stage: int,
         weights: Mapping[str, float],

@@ -112,34 +112,34 @@ class SourceStage:
 
     blocks: WindowBlocks
     span: int  # base windows in a row
-    begun: ReadPosition
+    start_position: ReadPosition
 
     @functools.cached_property
-    def _left(self) -> tuple[Integers, WindowFlags]:
+    def _remaining(self) -> tuple[Integers, WindowFlags]:
         """Rows that remain of the group in which the stage begins, in the order of reading.
 
         Returns [R] the rows' numbers in the group, and [R, span] which windows were read before.
         """
-        count = self.begun.read.size // self.span
+        count = self.start_position.read.size // self.span
         order = self.blocks.group_order(
-            self.begun.epoch, self.begun.group, self.span, np.arange(count)
+            self.start_position.epoch, self.start_position.group, self.span, np.arange(count)
         )
-        read = self.begun.read.reshape(count, self.span)[order]
-        some_left = ~read.all(axis=1)
-        return order[some_left], read[some_left]
+        read = self.start_position.read.reshape(count, self.span)[order]
+        is_unread = ~read.all(axis=1)
+        return order[is_unread], read[is_unread]
 
     @functools.cached_property
-    def _new(self) -> Integers:
-        """[R + 1] Number of new base windows in the first rows of `_left`, cumulative from 0."""
-        return np.append(0, (~self._left[1]).sum(axis=1).cumsum())
+    def _new_windows(self) -> Integers:
+        """[R + 1] Cumulative number of new base windows in the first rows of `_remaining`."""
+        return np.append(0, (~self._remaining[1]).sum(axis=1).cumsum())
 
     def find_rows(self, ordinals: Integers) -> RowStarts:
         """Return the positions of the stage's rows `ordinals`."""
-        left, _ = self._left
+        left, _ = self._remaining
         late = ordinals >= len(left)
-        epochs, groups, numbers = self._locate_after_left(np.maximum(ordinals - len(left), 0))
-        epochs[~late] = self.begun.epoch
-        groups[~late] = self.begun.group
+        epochs, groups, numbers = self._locate_after_remaining(np.maximum(ordinals - len(left), 0))
+        epochs[~late] = self.start_position.epoch
+        groups[~late] = self.start_position.group
         numbers[~late] = left[ordinals[~late]]
         for epoch, group in np.unique(np.stack([epochs, groups])[:, late], axis=1).T.tolist():
             of = late & (epochs == epoch) & (groups == group)
@@ -150,16 +150,16 @@ class SourceStage:
 
     def _build_flags(self, ordinals: Integers, late: WindowFlags) -> WindowFlags:
         flags = np.zeros((len(ordinals), self.span), dtype=np.bool_)
-        flags[~late] = self._left[1][ordinals[~late]]
+        flags[~late] = self._remaining[1][ordinals[~late]]
         return flags
 
-    def _locate_after_left(self, ordinals: Integers) -> tuple[Integers, Integers, Integers]:
-        """Return [R] epochs, groups and places in the group of rows counted after `_left`."""
+    def _locate_after_remaining(self, ordinals: Integers) -> tuple[Integers, Integers, Integers]:
+        """Return [R] epochs, groups and places in the group of rows counted after `_remaining`."""
         per_block = self.blocks.length // self.span
         per_group = self.blocks.per_group * per_block
         per_epoch = self.blocks.count * per_block
-        begun_rows = self.begun.epoch * per_epoch
-        begun_rows += min((self.begun.group + 1) * per_group, per_epoch)
+        begun_rows = self.start_position.epoch * per_epoch
+        begun_rows += min((self.start_position.group + 1) * per_group, per_epoch)
         epochs, places = np.divmod(ordinals + begun_rows, per_epoch)
         return epochs, *np.divmod(places, per_group)
 
@@ -174,28 +174,28 @@ class SourceStage:
 
     def find_position_after(self, count: int) -> ReadPosition:
         """Return the position of the source after the first `count` rows of the stage."""
-        left, _ = self._left
+        left, _ = self._remaining
         if count < len(left):
-            return self._with(self.begun, left[:count])
+            return self._mark_read(self.start_position, left[:count])
         (epoch,), (group,), (place,) = (
-            array.tolist() for array in self._locate_after_left(np.array([count - len(left)]))
+            array.tolist() for array in self._locate_after_remaining(np.array([count - len(left)]))
         )
         fresh = ReadPosition.at(self.blocks, epoch, group)
         order = self.blocks.group_order(epoch, group, self.span, np.arange(place))
-        return self._with(fresh, order)
+        return self._mark_read(fresh, order)
 
-    def _with(self, progress: ReadPosition, rows: Integers) -> ReadPosition:
+    def _mark_read(self, progress: ReadPosition, rows: Integers) -> ReadPosition:
         read = progress.read.reshape(-1, self.span).copy()
         read[rows] = True
         return dataclasses.replace(progress, read=read.reshape(progress.read.shape))
 
     def count_windows_after(self, count: int) -> int:
         """Return the base windows trained on from the start of the run to `count` rows here."""
-        new = self._new
-        begun = self.begun.count_windows(self.blocks)
+        new = self._new_windows
+        read_before = self.start_position.count_windows(self.blocks)
         if count < len(new):
-            return begun + int(new[count])
-        return begun + int(new[-1]) + (count - len(new) + 1) * self.span
+            return read_before + int(new[count])
+        return read_before + int(new[-1]) + (count - len(new) + 1) * self.span
 
     def count_rows_within(self, epochs: float) -> int | None:
         """Return how many rows of the stage fit within `epochs` epochs since the run's start.
@@ -204,9 +204,11 @@ class SourceStage:
         """
         if math.isinf(epochs):
             return None
-        room = math.floor(epochs * self.blocks.windows) - self.begun.count_windows(self.blocks)
+        room = math.floor(epochs * self.blocks.windows) - self.start_position.count_windows(
+            self.blocks
+        )
         if room <= 0:
             return 0
-        if room < self._new[-1]:
-            return int(np.searchsorted(self._new, room, side="right")) - 1
-        return len(self._new) - 1 + (room - int(self._new[-1])) // self.span
+        if room < self._new_windows[-1]:
+            return int(np.searchsorted(self._new_windows, room, side="right")) - 1
+        return len(self._new_windows) - 1 + (room - int(self._new_windows[-1])) // self.span
