@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainrig.tokens.batches import MicroBatch
 
 Arrays = Mapping[str, NDArray[Any]]
-NONE: Arrays = MappingProxyType({})
+NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 class BatchMaker(ABC):
@@ -70,15 +70,15 @@ class RolloutMaker(BatchMaker):
     # Above 1, the waves of a run are numbered, and `fill` makes a batch of those sampled for it.
     waves: int = 1
     # Whether a batch leaves unfinished samples that the next batch continues.
-    leaves: bool = False
+    carries_over: bool = False
 
     @property
     def draws_waves(self) -> bool:
         """Return whether the `Waves` from `begin` decide how many units are sampled, and how."""
-        return self.waves > 1 or self.leaves
+        return self.waves > 1 or self.carries_over
 
     @abstractmethod
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
         """Return what `model` samples for unit `index` of batch or wave `number`.
 
         A unit is a micro-batch's worth of samples. `asked` is the input of a wave. The result is a
@@ -127,7 +127,7 @@ class Waves(ABC):
 
     def list_left(self) -> Arrays:
         """Return what a filled batch leaves for the next batch to continue."""
-        return NONE
+        return NO_ARRAYS
 
 
 class WholeWaves(Waves):
@@ -141,7 +141,7 @@ class WholeWaves(Waves):
 
     def next(self) -> tuple[int, Arrays]:
         """Return (number of micro-batches in the batch, no input) for each wave."""
-        return self._units, NONE
+        return self._units, NO_ARRAYS
 
     def take(self, units: Sequence[Arrays]) -> None:
         """Add the samples of the wave."""

@@ -66,7 +66,7 @@ STEP_LABELS = "step_labels"  # [B, T]
 STEPS = "steps"  # denominator
 
 # Arrays that are IGNORE at positions without a loss.
-ASKED = frozenset({TARGETS, CHOSEN_TARGETS, REJECTED_TARGETS, KL_TARGETS, STEP_LABELS})
+IGNORABLE = frozenset({TARGETS, CHOSEN_TARGETS, REJECTED_TARGETS, KL_TARGETS, STEP_LABELS})
 
 # Batches for classifying texts or pairs of texts, in addition to IDS and SEGMENTS, which is 1 for
 # tokens. Their denominator is EXAMPLES.

@@ -149,7 +149,7 @@ class Inspection:
     ) -> list[dict[str, Any]]:
         """Return `count` random documents with their id, URL, number of tokens and decoded text."""
         shards = self.splits[split]
-        numbers = _draw(shards.count_documents(source), count, seed)
+        numbers = _draw_numbers(shards.count_documents(source), count, seed)
         starts = shards.find_document_starts(source, numbers)
         found = []
         for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
@@ -167,7 +167,7 @@ class Inspection:
         """
         shards = self.splits[split]
         together = 2 if shards.rows == "pairs" else 1
-        drawn = _draw(shards.count_documents(source) // together, view.documents, view.seed)
+        drawn = _draw_numbers(shards.count_documents(source) // together, view.documents, view.seed)
         for number in (drawn[:, None] * together + np.arange(together)).ravel().tolist():
             document = shards.document(source, number)
             start = int(shards.find_document_starts(source, np.array([number]))[0])
@@ -176,7 +176,7 @@ class Inspection:
             shards.read_weights(source, start, weights)
             following = np.append(np.where(weights > 0, ids, IGNORE)[1:], IGNORE)
             title = name_place(document.corpus_file, document.corpus_row)
-            title += _answer_named(shards, source, number)
+            title += _describe_answer(shards, source, number)
             pieces = [RowPiece(0, title)]
             yield render_row(ids, following, pieces, self.encoder, borders=view.borders)
 
@@ -191,7 +191,7 @@ class Inspection:
             tokens = f"{shards.tokens(source):,} tokens are less than a row of"
             yield Text(f"no row: {tokens} {view.sequence_length + 1:,}; lower --sequence-length")
         ids, targets = np.empty((2, view.sequence_length), np.int64)
-        for window in _draw(windows, view.rows, view.seed).tolist():
+        for window in _draw_numbers(windows, view.rows, view.seed).tolist():
             pieces = [
                 RowPiece(place, name_document(shards, source, number))
                 for place, number in layout.read(source, window, 1, ids, targets).tolist()
@@ -202,7 +202,7 @@ class Inspection:
             )
 
 
-def _answer_named(shards: TokenShards, source: str, number: int) -> str:
+def _describe_answer(shards: TokenShards, source: str, number: int) -> str:
     """Return a suffix that says which answer a document is, in pairs and labelled answers."""
     if shards.rows == "pairs":
         return ", rejected" if number % 2 else ", chosen"
@@ -282,6 +282,6 @@ def name_document(shards: TokenShards, source: str, number: int) -> str:
     return document.url or document.id
 
 
-def _draw(size: int, count: int, seed: int) -> Integers:
+def _draw_numbers(size: int, count: int, seed: int) -> Integers:
     """Return `count` different random numbers below `size`, or all of them."""
     return permute_indices(np.arange(min(count, size), dtype=np.int64), size, f"{seed}\ninspect")

@@ -96,7 +96,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         map_splits(phase, splits, run.workers, progress)
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
-        _check(counts, run)
+        _check_counts(counts, run)
         plan_counts, plan_files = _plan_shards(run, encoder)
     storage.write(stage.build_path(TOKENIZER_FILE), encoder.text.encode())
     sums = {name: entry for record in records for name, entry in record.files.items()}
@@ -122,7 +122,7 @@ def _read_tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
     return TokenizerFiles(text, where=storage.join(folder, TOKENIZER_FILE)), made.content
 
 
-def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
+def _check_counts(counts: Mapping[str, Any], run: Tokenization) -> None:
     if not counts.get("train_tokens"):
         refused = (
             f" ({sum_counts([counts['refused']])} were refused)" if counts.get("refused") else ""

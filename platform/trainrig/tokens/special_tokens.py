@@ -274,7 +274,7 @@ class _Search:
             if text is not None and (token := self._find_token(text)):
                 return token
         for number in self._find_configured_ids(role):
-            return self._look_up_id(number)
+            return self._find_by_id(number)
         return None
 
     def _find_configured_ids(self, role: Role) -> Iterator[int]:
@@ -283,7 +283,7 @@ class _Search:
             given = self._files.parse_json(file).get(f"{_KEYS[role]}_id")
             for number in given if isinstance(given, list) else [given]:
                 # In published files, -1 and ids beyond the vocabulary mean "none".
-                if isinstance(number, int) and self._look_up_id(number):
+                if isinstance(number, int) and self._find_by_id(number):
                     yield number
 
     def _find_turn_end(self) -> SpecialToken | None:
@@ -342,7 +342,7 @@ class _Search:
         number = self._tokenizer.token_to_id(text)
         return None if number is None else SpecialToken(text, number)
 
-    def _look_up_id(self, number: int) -> SpecialToken | None:
+    def _find_by_id(self, number: int) -> SpecialToken | None:
         text = self._tokenizer.id_to_token(number) if number >= 0 else None
         return None if text is None else SpecialToken(text, number)
 

@@ -284,7 +284,7 @@ def _read_conversation(layout: WholeRows, source: str, number: int, window: int)
     """One conversation, no wider than it is."""
     ids, targets, weights = np.empty((3, 1, layout.length), dtype=np.int64)
     pieces = layout.read(source, window, 1, ids[0], targets[0])
-    layout.weigh(source, window, weights[0])
+    layout.read_target_weights(source, window, weights[0])
     width = int(np.flatnonzero(targets[0] != IGNORE)[-1]) + 1
     arrays = build_token_arrays(ids[:, :width], targets[:, :width]) | {WEIGHTS: weights[:, :width]}
     return MicroBatch(

@@ -45,7 +45,9 @@ class _OpenRows:
         self._begun = 0
         # space -> row numbers in the order in which they came to have this space, in batches
         self._queues: defaultdict[int, deque[Integers]] = defaultdict(deque)
-        self._any = np.zeros(capacity + 1, dtype=np.bool_)  # [space] whether a row has this space
+        self._has_space = np.zeros(
+            capacity + 1, dtype=np.bool_
+        )  # [space] whether a row has this space
 
     def fill(self, length: int, count: int) -> Integers:
         """Place up to `count` pieces of `length` into one batch of rows; return the row of each.
@@ -53,17 +55,17 @@ class _OpenRows:
         A row that received a piece has the least space in which another can fit, so further pieces
         go to the same row until it is full: each row of a batch takes space // length pieces.
         """
-        space = length + int(self._any[length:].argmax())
-        if not self._any[space]:
-            return self._begin(length, count)
+        space = length + int(self._has_space[length:].argmax())
+        if not self._has_space[space]:
+            return self._open_rows(length, count)
         rows = self._queues[space].popleft()
         needed = -(-count // (space // length))
         if needed < len(rows):
             self._queues[space].appendleft(rows[needed:])
-        self._any[space] = bool(self._queues[space])
+        self._has_space[space] = bool(self._queues[space])
         return self._put_pieces(rows[:needed], space, length, count)
 
-    def _begin(self, length: int, count: int) -> Integers:
+    def _open_rows(self, length: int, count: int) -> Integers:
         needed = -(-count // (self._capacity // length))
         rows = np.arange(self._begun, self._begun + needed)
         self._begun += needed
@@ -74,12 +76,12 @@ class _OpenRows:
         pieces_per_row = space // length
         taken = np.repeat(rows, pieces_per_row)[:count]
         full, rest = divmod(len(taken), pieces_per_row)
-        self._leave(rows[:full], space - pieces_per_row * length)
+        self._queue_rows(rows[:full], space - pieces_per_row * length)
         if rest:
-            self._leave(rows[full:], space - rest * length)
+            self._queue_rows(rows[full:], space - rest * length)
         return taken
 
-    def _leave(self, rows: Integers, space: int) -> None:
+    def _queue_rows(self, rows: Integers, space: int) -> None:
         if len(rows) and space:
             self._queues[space].append(rows)
-            self._any[space] = True
+            self._has_space[space] = True

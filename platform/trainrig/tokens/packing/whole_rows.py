@@ -140,11 +140,11 @@ class WholeRows:
         ids[:] = row[:-1]
         targets[:] = row[1:]
         weights = np.empty(self.length, dtype=np.int64)
-        self.weigh(source, window, weights)
+        self.read_target_weights(source, window, weights)
         targets[weights == 0] = IGNORE
         return np.stack([begins, numbers], axis=1)[begins < self.length]
 
-    def weigh(self, source: str, window: int, out: Integers) -> None:
+    def read_target_weights(self, source: str, window: int, out: Integers) -> None:
         """Fill `out` [T] with the weight of each target of the row, in hundredths."""
         weights = np.zeros(self.length + 1, dtype=np.int64)
         _, begins, ends, starts = self._find_places(source, window)
