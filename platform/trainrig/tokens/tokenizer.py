@@ -76,7 +76,7 @@ class TokenizerTraining(RunFile):
     report: Reporting = Reporting()  # settings of the report
 
     @model_validator(mode="after")
-    def _smaller_ones_are_part_of_it(self) -> Self:
+    def _check_smaller_sizes(self) -> Self:
         whole = self.tokenizer
         sizes = self.report.smaller or ()
         if sizes and not isinstance(whole, ByteLevelBPE):
@@ -105,23 +105,23 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        held_back = HeldBack(run.report)
-        sample = draw_sample(held_back.let_by(_iterate_rows(documents)), run.sample)
+        collector = HeldOutCollector(run.report)
+        sample = draw_sample(collector.filter_rows(_iterate_rows(documents)), run.sample)
         trained = train_tokenizer(run.tokenizer, sample.texts)
         encoder = Encoder(trained.decode(), stage.build_path(TOKENIZER_FILE))
     storage.write(stage.build_path(TOKENIZER_FILE), trained)
     others = [*_build_smaller(run, encoder), *others]
-    told = _build_report(run, encoder, sample, held_back.list_texts(), others)
-    storage.write(stage.build_path(REPORT), _serialise_report(told))
+    results = _build_report(run, encoder, sample, collector.list_texts(), others)
+    storage.write(stage.build_path(REPORT), _serialise_report(results))
     # Imported here: workers and `check` import this module, and must not load matplotlib.
     from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page
 
-    storage.write(stage.build_path(REPORT_PAGE), render_vocabulary_page(told).encode())
+    storage.write(stage.build_path(REPORT_PAGE), render_vocabulary_page(results).encode())
     counts = {
         "vocabulary": encoder.vocabulary_size,
         "sampled_documents": len(sample.texts),
         "sampled_bytes": sum(sample.bytes_of.values()),
-        "never_seen_entries": told.vocabulary.never_seen,
+        "never_seen_entries": results.vocabulary.never_seen,
     }
     files = {
         name: manifest.compute_file_sum(stage.build_path(name)) for name in (TOKENIZER_FILE, REPORT)
@@ -129,7 +129,7 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     return stage.finish(counts, files)
 
 
-class HeldBack:
+class HeldOutCollector:
     """Collector of the held-out documents that the report measures."""
 
     def __init__(self, report: Reporting) -> None:
@@ -137,11 +137,11 @@ class HeldBack:
         self._heap: list[tuple[int, str, MeasuredText]] = []  # the highest hash is first
         self._bytes = 0
 
-    def let_by(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    def filter_rows(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
         """Yield (id, source, text) of the documents that are not held out; collect the others."""
         for row in rows:
             if is_held_out(row["url"] or row["id"], self._report.held_out):
-                self._keep(row)
+                self._collect(row)
             else:
                 yield row["id"], row["source"], row["text"]
 
@@ -149,7 +149,7 @@ class HeldBack:
         """Return the collected texts, lowest hash first, independent of the documents' order."""
         return [text for _, _, text in sorted(self._heap, key=lambda item: (-item[0], item[1]))]
 
-    def _keep(self, row: Mapping[str, Any]) -> None:
+    def _collect(self, row: Mapping[str, Any]) -> None:
         text = MeasuredText(row["id"], row["source"], row["language"] or "", row["text"])
         place = int.from_bytes(hashlib.blake2b(text.id.encode(), digest_size=8).digest(), "big")
         heapq.heappush(self._heap, (-place, text.id, text))
@@ -205,6 +205,6 @@ def _build_report(
     )
 
 
-def _serialise_report(told: TokenizerReport) -> bytes:
-    facts = {"format": REPORT_FORMAT, **dataclasses.asdict(told)}
+def _serialise_report(results: TokenizerReport) -> bytes:
+    facts = {"format": REPORT_FORMAT, **dataclasses.asdict(results)}
     return json.dumps(facts, indent=1, ensure_ascii=False).encode()

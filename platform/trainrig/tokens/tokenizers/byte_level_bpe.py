@@ -7,7 +7,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.config import Field
-from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
+from trainrig.tokens.tokenizers.trained import (
+    CountedTexts,
+    Trained,
+    check_vocabulary_reached,
+    serialise_tokenizer,
+)
 from trainrig.tokens.tokenizers.words import WordsOrNone, make_word_splitter
 
 
@@ -40,7 +45,7 @@ class ByteLevelBPE(Trained):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        counted = Counted(texts)
+        counted = CountedTexts(texts)
         tokenizer.train_from_iterator(iter(counted), trainer)
-        check_reached(self, tokenizer.get_vocab_size(), counted)
-        return as_file(tokenizer)
+        check_vocabulary_reached(self, tokenizer.get_vocab_size(), counted)
+        return serialise_tokenizer(tokenizer)

@@ -12,7 +12,7 @@ from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import DataError
 from trainrig.tokens.special import SPECIAL_TOKENS, find_role_id
 from trainrig.tokens.tokenizers.entries import list_entry_bytes
-from trainrig.tokens.tokenizers.space_mark import SPACE_MARK, spaces_are_marked, with_spaces
+from trainrig.tokens.tokenizers.space_mark import SPACE_MARK, marks_spaces, replace_space_marks
 
 # Texts that reveal a lossy tokenizer: all bytes of UTF-8, white space, characters that normalizers
 # change, and text that looks like the names of entries.
@@ -60,8 +60,8 @@ class Imported(Settings):
         description |= {"truncation": None, "padding": None}  # either would silently change texts
         # Let the library rewrite the file, which adds missing keys and updates older formats.
         description = json.loads(_parse_tokenizer(description, self.path).to_str())
-        if spaces_are_marked(description):
-            description = with_spaces(description)
+        if marks_spaces(description):
+            description = replace_space_marks(description)
         elif self.drop_normalizer:
             description["normalizer"] = None
         tokenizer = _parse_tokenizer(description, self.path)

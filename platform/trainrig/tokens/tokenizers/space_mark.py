@@ -15,7 +15,7 @@ _TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK
 _TO_SPACE = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
 
 
-def spaces_are_marked(description: Mapping[str, Any]) -> bool:
+def marks_spaces(description: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer only replaces spaces by marks before its model.
 
     `description` is its tokenizer.json as the library writes it. False for a tokenizer that also
@@ -26,14 +26,14 @@ def spaces_are_marked(description: Mapping[str, Any]) -> bool:
     return (
         description.get("normalizer") == _TO_MARK
         and _TO_SPACE in (description.get("decoder") or {}).get("decoders", [])
-        and _cuts_nothing(description.get("pre_tokenizer"))
+        and _never_splits(description.get("pre_tokenizer"))
         and bool(entries)
         and not any(" " in entry for entry in entries)
         and all(token["content"] in entries for token in _find_marked(description))
     )
 
 
-def with_spaces(description: Mapping[str, Any]) -> dict[str, Any]:
+def replace_space_marks(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokenizer.json of `description` with spaces instead of marks in its entries."""
     model = dict(description["model"])
     if model["type"] == "BPE":
@@ -72,7 +72,7 @@ def _find_marked(description: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _cuts_nothing(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+def _never_splits(pre_tokenizer: Mapping[str, Any] | None) -> bool:
     """Return whether a pre-tokenizer never splits: there is none, or it splits at spaces (Gemma).
 
     Spaces have already been replaced by marks at this point.

@@ -35,7 +35,7 @@ class Trained(Settings):
     extra: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _has_room_for_any_text(self) -> Self:
+    def _check_vocabulary_size(self) -> Self:
         names = self.special
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"extra: {twice!r} is a special token already; leave it out")
@@ -61,7 +61,7 @@ class Trained(Settings):
         return list_special_tokens(self.reserved, self.sentinels, self.extra)
 
 
-class Counted:
+class CountedTexts:
     """Iterable over texts that counts the texts and their bytes."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -76,7 +76,7 @@ class Counted:
             yield text
 
 
-def check_reached(settings: Trained, reached: int, counted: Counted) -> None:
+def check_vocabulary_reached(settings: Trained, reached: int, counted: CountedTexts) -> None:
     """Raise DataError if `reached`, the entries that the texts allow, is less than requested."""
     if reached < settings.vocabulary:
         raise DataError(
@@ -86,7 +86,9 @@ def check_reached(settings: Trained, reached: int, counted: Counted) -> None:
         )
 
 
-def as_file(tokenizer: tokenizers.Tokenizer, changes: Mapping[str, Any] | None = None) -> bytes:
+def serialise_tokenizer(
+    tokenizer: tokenizers.Tokenizer, changes: Mapping[str, Any] | None = None
+) -> bytes:
     """Return the `tokenizer.json` of `tokenizer` as bytes, with top-level `changes` applied."""
     text = tokenizer.to_str()
     if changes:

@@ -8,7 +8,12 @@ import tokenizers
 from tokenizers import decoders, models
 
 from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES
-from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
+from trainrig.tokens.tokenizers.trained import (
+    CountedTexts,
+    Trained,
+    check_vocabulary_reached,
+    serialise_tokenizer,
+)
 from trainrig.tokens.tokenizers.unigram_em import choose_pieces
 from trainrig.tokens.tokenizers.words import Words, make_plain_splitter
 
@@ -43,17 +48,17 @@ class Unigram(Trained):
 
     def train(self, texts: Iterable[str]) -> bytes:
         """Return the `tokenizer.json`; raise DataError if `texts` have too few pieces."""
-        counted = Counted(texts)
+        counted = CountedTexts(texts)
         cut = make_plain_splitter(self.words)
         count_of: Counter[str] = Counter()
         for text in counted:
             count_of.update(word for word, _ in cut.pre_tokenize_str(text))
         named = [*self.special, *BYTE_ENTRIES]
         scores = choose_pieces(count_of, self.vocabulary - len(named), PRINTABLE_ASCII)
-        check_reached(self, len(named) + len(scores), counted)
+        check_vocabulary_reached(self, len(named) + len(scores), counted)
         entries = [(name, NEVER_CHOSEN) for name in named] + list(scores.items())
         tokenizer = tokenizers.Tokenizer(models.Unigram(entries, unk_id=0, byte_fallback=True))
         tokenizer.add_special_tokens(self.special)
         tokenizer.pre_tokenizer = cut
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-        return as_file(tokenizer)
+        return serialise_tokenizer(tokenizer)

@@ -58,7 +58,7 @@ def choose_pieces(count_of: Mapping[str, int], wanted: int, always: str) -> dict
     alphabet = _choose_alphabet(words, wanted, always)
     candidates = _Candidates.of(words, alphabet, CANDIDATES * wanted)
     unseen = [c for c in always if c not in set(candidates.pieces)]
-    pieces, probability = _shrink(words, candidates, wanted - len(unseen))
+    pieces, probability = _drop_candidates(words, candidates, wanted - len(unseen))
     scores = dict(zip(pieces, np.log(probability).tolist(), strict=True))
     scores |= dict.fromkeys(unseen, float(np.log(FLOOR)))
     return dict(sorted(scores.items(), key=lambda piece: (-piece[1], piece[0])))
@@ -187,7 +187,9 @@ def _find_substrings(
     return found
 
 
-def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[str], Floats]:
+def _drop_candidates(
+    words: _Words, candidates: _Candidates, wanted: int
+) -> tuple[list[str], Floats]:
     """Drop candidates round by round, down to `wanted`; return the rest and [P] probabilities."""
     total = len(candidates.pieces)
     uses = np.bincount(
@@ -218,8 +220,8 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
         kept = np.argsort(-loss, kind="stable")[: max(wanted, int(size * KEPT_BY_A_ROUND))]
         alive[:] = False
         alive[kept] = True
-        corpus = corpus.of_pieces(alive)
-        inside = inside.of_pieces(alive)
+        corpus = corpus.keep_pieces(alive)
+        inside = inside.keep_pieces(alive)
 
 
 def _build_lattice(words: _Words, candidates: _Candidates) -> Lattice:

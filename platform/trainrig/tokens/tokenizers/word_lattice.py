@@ -57,7 +57,7 @@ class Lattice:
             pieces,
         )
 
-    def of_pieces(self, alive: NDArray[np.bool_]) -> Self:
+    def keep_pieces(self, alive: NDArray[np.bool_]) -> Self:
         """Return the lattice without the edges of pieces for which `alive` [P] is false."""
         kept = alive[self.piece]
         return replace(

@@ -9,7 +9,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.config import Field
 from trainrig.tokens.tokenizers.entries import list_byte_characters
-from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
+from trainrig.tokens.tokenizers.trained import (
+    CountedTexts,
+    Trained,
+    check_vocabulary_reached,
+    serialise_tokenizer,
+)
 from trainrig.tokens.tokenizers.words import Words, make_word_splitter
 
 # Prefix of entries that continue a word. BERT's "##" may also be text. This character never occurs
@@ -57,8 +62,8 @@ class WordPiece(Trained):
             continuing_subword_prefix=CONTINUES,
             show_progress=False,
         )
-        counted = Counted(texts)
+        counted = CountedTexts(texts)
         tokenizer.train_from_iterator(iter(counted), trainer)
-        check_reached(self, tokenizer.get_vocab_size(), counted)
+        check_vocabulary_reached(self, tokenizer.get_vocab_size(), counted)
         added = json.loads(tokenizer.to_str())["added_tokens"]
-        return as_file(tokenizer, {"added_tokens": added[: len(self.special)]})
+        return serialise_tokenizer(tokenizer, {"added_tokens": added[: len(self.special)]})

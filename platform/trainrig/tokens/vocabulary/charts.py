@@ -25,9 +25,9 @@ MOST_ROWS = 12  # rows in a chart; its table has all
 LONGEST_DRAWN = 16  # bytes; longer entries share one bar
 
 
-def build_compression_chart(told: TokenizerReport) -> Chart:
+def build_compression_chart(results: TokenizerReport) -> Chart:
     """Build the chart of bytes per token by source."""
-    sources = told.vocabulary.sources
+    sources = results.vocabulary.sources
     best = max(sources, key=lambda name: sources[name].bytes_per_token)
     worst = min(sources, key=lambda name: sources[name].bytes_per_token)
     title = f"A token of {best} is {sources[best].bytes_per_token:.2f} bytes"
@@ -41,34 +41,34 @@ def build_compression_chart(told: TokenizerReport) -> Chart:
         title,
         _draw_bars(rows, "bytes per token"),
         label="Bars of bytes per token by source.",
-        caption=f"n = {format_count(told.vocabulary.total.documents, 'document')}, "
-        f"{format_short(told.vocabulary.total.bytes)} bytes. {_describe_texts(told)} "
+        caption=f"n = {format_count(results.vocabulary.total.documents, 'document')}, "
+        f"{format_short(results.vocabulary.total.bytes)} bytes. {_describe_texts(results)} "
         f"{_describe_rest(sources, 'source')}",
         table=_build_amounts_table("Text and tokens by source", "source", sources),
     )
 
 
-def _describe_texts(told: TokenizerReport) -> str:
-    if told.held_out:
+def _describe_texts(results: TokenizerReport) -> str:
+    if results.held_out:
         return "Documents held out by the hash of their URL, which training did not see."
     return "The text it was trained on, for want of documents held out."
 
 
-def build_rivals_chart(told: TokenizerReport) -> Chart:
+def build_rivals_chart(results: TokenizerReport) -> Chart:
     """Build the chart of bytes per token of several vocabularies against embedding parameters."""
-    rivals = told.rivals
+    rivals = results.rivals
     fewest = min(rivals, key=lambda one: one.amount.tokens)
     title = (
         f"{fewest.name[0].upper()}{fewest.name[1:]} needs the fewest tokens: "
         f"{format_short(fewest.amount.tokens)}"
     )
-    formula = "entries × channels" + ("" if told.tied else " × 2, embedding and head")
+    formula = "entries × channels" + ("" if results.tied else " × 2, embedding and head")
     return Chart(
         title,
         figures.draw(partial(_plot_rivals, rivals=rivals), 250),
         label="Points of bytes per token against embedding parameters, one a vocabulary.",
         caption=f"n = {format_count(rivals[0].amount.documents, 'document')}, the same for each. "
-        f"Parameters: {formula}, at {told.channels:,} channels.",
+        f"Parameters: {formula}, at {results.channels:,} channels.",
         table=ReportTable(
             "Vocabularies on the same text",
             ("vocabulary", "entries", "tokens", "bytes per token", "embedding parameters"),

@@ -143,7 +143,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
     never_seen = [number for number in entries if not seen[number]]
     by_use = sorted((number for number in entries if used[number]), key=lambda n: (-used[n], n))
     by_length = sorted(entries, key=lambda n: (-len(content[n]), n))
-    cut_text, cut_ids = _to_show(texts, ids)
+    cut_text, cut_ids = _choose_shown_text(texts, ids)
     return MeasuredVocabulary(
         entries=encoder.vocabulary_size,
         fingerprint=encoder.fingerprint,
@@ -162,7 +162,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
         frequencies=_thin_ranks([int(used[n]) for n in by_use]),
         commonest=[(format_entry(content[n]), int(used[n])) for n in by_use[:EXAMPLES]],
         longest=[format_entry(content[n]) for n in by_length[:EXAMPLES]],
-        not_given_back=_find_not_given_back(encoder, texts, ids),
+        not_given_back=_find_changed_texts(encoder, texts, ids),
         cut=[encoder.decode_bytes([n]).decode(errors="backslashreplace") for n in cut_ids],
         cut_id=cut_text.id,
     )
@@ -272,7 +272,7 @@ def _thin_ranks(counts: Sequence[int]) -> list[tuple[int, int]]:
     return [(int(rank), counts[rank - 1]) for rank in ranks]
 
 
-def _to_show(
+def _choose_shown_text(
     texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
 ) -> tuple[MeasuredText, list[int]]:
     """Return the first text that is long enough, or the longest, and the ids of its beginning."""
@@ -282,7 +282,7 @@ def _to_show(
     return texts[number], ids[number][:CUT_TOKENS].tolist()
 
 
-def _find_not_given_back(
+def _find_changed_texts(
     encoder: Encoder, texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
 ) -> list[str]:
     wrong = [
