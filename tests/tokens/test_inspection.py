@@ -174,7 +174,7 @@ def test_one_split_alone_can_be_opened(folder: str) -> None:
 
 
 def test_json_holds_the_counts_and_the_samples(folder: str) -> None:
-    found = Inspection.open(folder).as_json(view(documents=1), ("web",))
+    found = Inspection.open(folder).build_json(view(documents=1), ("web",))
     assert found["train"]["web"]["documents"] == 4
     assert len(found["held_out"]["web"]["samples"]) == 1
 

@@ -131,14 +131,14 @@ def test_order_and_files_of_the_documents_change_nothing(folder, tmp_path):
 
 @pytest.mark.parametrize("limit", [1, 300, 10**6])
 def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
-    def collector(rows: list[Row]) -> list[str]:
+    def held_back(rows: list[Row]) -> list[str]:
         back = HeldOutCollector(Reporting(held_out=0.5, bytes=limit))
         passed = [identity for identity, _, _ in back.filter_rows(rows)]
         assert passed == [each["id"] for each in rows if not is_held_out(each["url"], 0.5)]
         return [text.id for text in back.list_texts()]
 
-    chosen = collector(ROWS)
-    assert chosen == collector(ROWS[::-1])
+    chosen = held_back(ROWS)
+    assert chosen == held_back(ROWS[::-1])
     sizes = {each["id"]: len(each["text"].encode()) for each in ROWS}
     out = [each["id"] for each in ROWS if is_held_out(each["url"], 0.5)]
     by_hash = sorted(out, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())

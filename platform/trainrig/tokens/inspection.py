@@ -120,7 +120,7 @@ class Inspection:
             if split != HELD_OUT and self.splits[split].rows == "documents":
                 yield from self.render_rows(split, source, view)
 
-    def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
+    def build_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
         """Return counts and sampled documents by split, then by source, as JSON values."""
         found: dict[str, Any] = {}
         for split, source, counts in self._choose_sources(sources):

@@ -70,7 +70,7 @@ def inspect(
     )
     inspected = Inspection.open(shards, verify)
     if as_json:
-        print(json.dumps(inspected.as_json(view, source or ())))
+        print(json.dumps(inspected.build_json(view, source or ())))
         return
     console = Console(highlight=False, soft_wrap=True)
     for text in inspected.render_texts(view, source or ()):

@@ -46,7 +46,7 @@ def lattice_of(words: list[str], counts: list[int]) -> Lattice:
     lengths = np.array([len(w) for w in words])
     begin = np.cumsum(lengths) - lengths
     numbers = np.arange(len(words))
-    return Lattice.of(
+    return Lattice.from_edges(
         place + word,
         place + word + length,
         place - begin[word] + length,

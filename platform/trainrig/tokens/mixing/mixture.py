@@ -44,7 +44,7 @@ class Mixture:
             self._before[of] = np.arange(of.sum())
 
     @classmethod
-    def of(
+    def from_weights(
         cls, weights: Mapping[str, float], owed: Mapping[str, Fraction] | None = None
     ) -> "Mixture":
         """Return the mixture closest to `weights`, which are at least 0 and not all 0.

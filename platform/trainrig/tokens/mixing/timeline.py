@@ -106,7 +106,7 @@ class Timeline:
             if not left:
                 self.end = first
                 return rows, owed
-            mixture = Mixture.of(left, carry_over(owed, left))
+            mixture = Mixture.from_weights(left, carry_over(owed, left))
             self.segments.append(Segment(first, stage, mixture, dict(rows)))
             ends = [
                 first + mixture.find_sample(source, limit - rows[source])

@@ -54,9 +54,9 @@ def choose_pieces(count_of: Mapping[str, int], wanted: int, always: str) -> dict
     """
     if not count_of:
         return dict.fromkeys(always, float(np.log(FLOOR)))
-    words = _Words.of(count_of)
+    words = _Words.from_counts(count_of)
     alphabet = _choose_alphabet(words, wanted, always)
-    candidates = _Candidates.of(words, alphabet, CANDIDATES * wanted)
+    candidates = _Candidates.from_words(words, alphabet, CANDIDATES * wanted)
     unseen = [c for c in always if c not in set(candidates.pieces)]
     pieces, probability = _drop_candidates(words, candidates, wanted - len(unseen))
     scores = dict(zip(pieces, np.log(probability).tolist(), strict=True))
@@ -75,7 +75,7 @@ class _Words:
     count: Integers  # [N] occurrences of the character's word
 
     @classmethod
-    def of(cls, count_of: Mapping[str, int]) -> "_Words":
+    def from_counts(cls, count_of: Mapping[str, int]) -> "_Words":
         pieces = [
             (word[start : start + WORD_LIMIT], count)
             for word, count in sorted(count_of.items())
@@ -116,7 +116,7 @@ class _Candidates:
     piece: Integers  # [E]
 
     @classmethod
-    def of(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":
+    def from_words(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":
         """Choose the characters of `alphabet` that occur, and the strings that save the most.
 
         Together they are at most `limit`, unless the characters alone are more.
@@ -233,7 +233,7 @@ def _build_lattice(words: _Words, candidates: _Candidates) -> Lattice:
     word = np.searchsorted(firsts, candidates.start, side="right") - 1
     start = candidates.start + word
     lengths = words.end[firsts] - firsts
-    return Lattice.of(
+    return Lattice.from_edges(
         start,
         start + candidates.length,
         candidates.start - firsts[word] + candidates.length,

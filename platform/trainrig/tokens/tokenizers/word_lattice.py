@@ -32,7 +32,7 @@ class Lattice:
     pieces: int
 
     @classmethod
-    def of(
+    def from_edges(
         cls,
         start: Integers,
         end: Integers,
@@ -138,7 +138,7 @@ def find_inner_spans(
     offset = offset[inside]
     depth = depth[inside]
     first = np.cumsum(length + 1) - (length + 1)
-    return Lattice.of(
+    return Lattice.from_edges(
         first[word] + offset,
         first[word] + depth,
         depth,
