@@ -239,6 +239,6 @@ def test_what_is_not_there_is_named(folder: str) -> None:
     assert {line.partition(";")[0] for line in lines if "row" in line} == {no_row, "row 0 of 1"}
     with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):
         choose_packing("BestFi", shuffled=False)
-    with pytest.raises(ConfigError, match="best-fit rows have no order of documents"):
+    with pytest.raises(ConfigError, match="best-fit rows ignore the shuffle plan"):
         choose_packing("BestFit", shuffled=True)
     assert choose_packing("Concatenate", shuffled=True) == Concatenate(shuffle_documents=True)

@@ -200,9 +200,9 @@ def test_another_kind_has_a_report_too(table, tmp_path):
 @pytest.mark.parametrize(
     ("tokenizer", "smaller", "message"),
     [
-        (SMALL, (262,), "262 entries; the smaller ones of this tokenizer have from 263 to 319"),
-        (SMALL, (300, 320), "320 entries; the smaller ones of this tokenizer have from 263 to 319"),
-        (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not a part of this one"),
+        (SMALL, (262,), "262 entries are impossible; set sizes from 263 to 319"),
+        (SMALL, (300, 320), "320 entries are impossible; set sizes from 263 to 319"),
+        (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not part of a larger one"),
     ],
 )
 def test_smaller_vocabularies_that_are_none_are_refused_before_training(
@@ -245,7 +245,7 @@ def test_a_damaged_tokenizer_or_document_file_leaves_no_claimed_output(table, tm
     assert storage.list_files(str(tmp_path / "out")) == []
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
     damaged = Parquet(paths=(f"{tmp_path}/a.parquet",), source="s")
-    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or torn"):
+    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or damaged"):
         make_tokenizer(training(damaged, tmp_path / "out"))
     assert storage.list_files(str(tmp_path / "out")) == []
 

@@ -90,8 +90,8 @@ class Inspection:
         for split, shards in opened.items():
             if shards.vocabulary.fingerprint != encoder.fingerprint:
                 raise DataError(
-                    f"{folder}: {split} was made with another tokenizer than the tokenizer.json "
-                    f"beside it; tokenize again"
+                    f"{folder}: {split} was made with a tokenizer other than the tokenizer.json "
+                    f"in the folder; tokenize again"
                 )
         return cls(folder, opened, encoder)
 
@@ -221,7 +221,7 @@ def choose_packing(kind: str, shuffled: bool) -> Packing:
     if kind not in kinds:
         raise ConfigError(f"--packing: no packing '{kind}'{suggest_choice(kind, kinds)}")
     if shuffled and kind == "BestFit":
-        raise ConfigError("--shuffled: best-fit rows have no order of documents; leave it out")
+        raise ConfigError("--shuffled: best-fit rows ignore the shuffle plan; leave it out")
     return kinds[kind]
 
 

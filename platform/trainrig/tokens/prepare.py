@@ -128,12 +128,12 @@ def _check_counts(counts: Mapping[str, Any], run: Tokenization) -> None:
             f" ({sum_counts([counts['refused']])} were refused)" if counts.get("refused") else ""
         )
         raise DataError(
-            f"documents: not one document to train on{refused}; give more, or hold out less"
+            f"documents: no document is left to train on{refused}; add some, or lower held_out"
         )
     if run.held_out and not counts["held_out_tokens"]:
         log.warning(
-            "%s: nothing is held out, for the share %g of %d documents met none; evaluation will "
-            "find nothing to read",
+            "%s: no document is held out, because the share %g of %d documents selects none; "
+            "evaluation will have nothing to read",
             run.output,
             run.held_out,
             counts["train_documents"],

@@ -60,7 +60,7 @@ def render_row(
         colour = COLOURS[number % len(COLOURS)]
         untaught = int((~trained[piece.place : end]).sum())
         counted = f"{end - piece.place:,} tokens at {piece.place:,}"
-        masked = f", {untaught:,} no target" if untaught else ""
+        masked = f", {untaught:,} not trained on" if untaught else ""
         text.append(
             f"┃ {escape_invisible(piece.title)}: {counted}{masked}\n", style=f"bold {colour}"
         )
@@ -72,7 +72,7 @@ def render_row(
             )
         text.append("\n")
     if unfilled:
-        text.append(f"┃ {unfilled:,} of padding\n", style="bold")
+        text.append(f"┃ {unfilled:,} tokens of padding\n", style="bold")
     if targets[-1] != IGNORE:
         last = escape_invisible(encoder.decode([int(targets[-1])]))
         text.append(f"┃ last target: {last}\n", style="bold")

@@ -88,7 +88,7 @@ class TokenizerFiles:
         if text is None:
             raise DataError(
                 f"{where}: no such file; `trainrig tokenizer` makes one, and `save_pretrained` of "
-                "Transformers' AutoTokenizer writes one of any published tokenizer"
+                "Transformers' AutoTokenizer writes that of any published tokenizer"
             )
         brought = _read_text(storage.join(folder, BROUGHT))
         if brought is not None:
@@ -261,8 +261,8 @@ class _Search:
             if token is None:
                 there = ", ".join(list(self._special)[:12]) or "none"
                 raise DataError(
-                    f"{self._files.where}: no token {text!r} to be {role!r}; special tokens there "
-                    f"are: {there}"
+                    f"{self._files.where}: token {text!r} for the role {role!r} does not exist; "
+                    f"the special tokens are: {there}"
                 )
             roles[role] = token
         return roles

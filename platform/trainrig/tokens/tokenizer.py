@@ -81,14 +81,14 @@ class TokenizerTraining(RunFile):
         sizes = self.report.smaller or ()
         if sizes and not isinstance(whole, ByteLevelBPE):
             raise ValueError(
-                f"report.smaller: a smaller {whole.kind} is not a part of this one; leave it out, "
-                "train it, and name its tokenizer.json in report.compare"
+                f"report.smaller: a smaller {whole.kind} is not part of a larger one; leave it "
+                "out, train the smaller one, and name its tokenizer.json in report.compare"
             )
         for size in sizes:
             if isinstance(whole, ByteLevelBPE) and not whole.least <= size < whole.vocabulary:
                 raise ValueError(
-                    f"report.smaller: {size} entries; the smaller ones of this tokenizer have "
-                    f"from {whole.least} to {whole.vocabulary - 1}"
+                    f"report.smaller: {size} entries are impossible; set sizes from {whole.least} "
+                    f"to {whole.vocabulary - 1}"
                 )
         return self
 

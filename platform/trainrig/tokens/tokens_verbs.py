@@ -28,13 +28,13 @@ def inspect(
         typer.Option(metavar="NAME", help="Show only this source; repeatable.  [default: all]"),
     ] = None,
     documents: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Documents to decode, of each source.")
+        int, typer.Option(metavar="N", min=0, help="Documents to decode from each source.")
     ] = 2,
     rows: Annotated[
         int, typer.Option(metavar="N", min=0, help="Rows to show with boundaries and masks.")
     ] = 1,
     sequence_length: Annotated[
-        int, typer.Option(metavar="TOKENS", min=1, help="Length of those rows, in tokens.")
+        int, typer.Option(metavar="TOKENS", min=1, help="Length of the rows shown, in tokens.")
     ] = 256,
     packing: Annotated[
         str,
@@ -48,7 +48,7 @@ def inspect(
         bool, typer.Option("--shuffled", help="Order documents by the shuffle plan.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Random seed of what is shown.")
+        int, typer.Option(metavar="N", min=0, help="Random seed that selects documents and rows.")
     ] = 0,
     borders: Borders = False,
     mask: Annotated[

@@ -229,8 +229,8 @@ def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[
     if piece.whole and refused and not usable:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.most_common(3))
         raise DataError(
-            f"{piece.path}: none of its {refused.total():,} rows is a document ({reasons}); see "
-            f"that `text` ('{table.text}') names the column of the text, or leave the file out"
+            f"{piece.path}: none of its {refused.total():,} rows is a usable document ({reasons}); "
+            f"set `text` ('{table.text}') to the column with the text, or leave the file out"
         )
 
 

@@ -67,7 +67,7 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
     wanted = pattern if "/" in pattern else f"./{pattern}"
     found = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
     if not found:
-        raise DataError(f"{pattern}: matches none of the {len(names)} files below {folder}")
+        raise DataError(f"{pattern}: matches none of the {len(names)} files in {folder}")
     return found
 
 
@@ -77,15 +77,17 @@ def _list_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str
     # Leave out the results of past computations that `datasets` caches beside the data.
     found = [name for name in found if not re.search(r"/(cache|tmp)-[^/]*\.arrow$", name)]
     if not found:
-        there = f"a folder of {len(names)} files, none of them {endings}" if names else "not there"
-        raise DataError(f"{folder}: {there}; `paths` names files or folders, * is wild")
+        problem = (
+            f"none of its {len(names)} files is named {endings}" if names else "does not exist"
+        )
+        raise DataError(f"{folder}: {problem}; set `paths` to files, folders or patterns with *")
     splits = sorted(
         {split for name in found for split in _parse_hub_split(name.removeprefix(folder))}
     )
     if len(splits) > 1:
         raise DataError(
-            f"{folder}: holds the splits {', '.join(splits)}, of which some are for testing; name "
-            f"the files of one"
+            f"{folder}: contains the splits {', '.join(splits)}, some of which are for testing; "
+            f"set `paths` to the files of one split"
         )
     return found
 

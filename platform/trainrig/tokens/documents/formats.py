@@ -101,12 +101,14 @@ def _report_damage(path: str, kind: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path}: gone since the stage began") from None
+        raise DataError(f"{path}: deleted since the stage began; restore the file") from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         if getattr(error, "errno", None):  # an error of the disk or the network
             raise
         found = " ".join(str(error).split())
-        raise DataError(f"{path}: not {kind}, or torn ({found}); get or write it again") from None
+        raise DataError(
+            f"{path}: not {kind}, or damaged ({found}); download or write the file again"
+        ) from None
 
 
 # Parquet
@@ -178,7 +180,7 @@ def iterate_rows(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
     Raises DataError, naming `path`, for damage that Arrow does not detect: text is decoded here.
     """
     names = batch.schema.names
-    with _report_damage(path, "whole"):
+    with _report_damage(path, "complete"):
         # Converting each column is three times as fast as `to_pylist` of the whole batch.
         columns = [column.to_pylist() for column in batch.columns]
     for values in zip(*columns, strict=True):
@@ -303,7 +305,7 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
                 yield place, line if fits else None
                 place += length
     except FileNotFoundError:
-        raise DataError(f"{piece.path}: gone since the stage began") from None
+        raise DataError(f"{piece.path}: deleted since the stage began; restore the file") from None
 
 
 def _skip_line(stream: BinaryIO) -> int:

@@ -165,6 +165,6 @@ class Encoder:
         pieces = []
         for number in ids:
             if not 0 <= number < len(self._bytes):
-                raise IndexError(f"{number} is no id of a vocabulary of {len(self._bytes)}")
+                raise IndexError(f"{number} is not an id in a vocabulary of {len(self._bytes)}")
             pieces.append(self._bytes[number])
         return b"".join(pieces)

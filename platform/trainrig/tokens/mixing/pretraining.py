@@ -341,8 +341,8 @@ def _resolve_weights(
     for source, count in counts.items():
         if source not in stage.weights:
             raise ConfigError(
-                f"{where}weights: nothing said of source '{source}' of {shards.folder}; to leave "
-                "it out, give it the weight 0"
+                f"{where}weights: source '{source}' of {shards.folder} has no weight; give it "
+                "one, or 0 to leave it out"
             )
         if stage.weights[source] and not count:
             raise DataError(

@@ -58,8 +58,8 @@ class BatchRamp(Settings):
         """Raise ValueError unless the ramp reaches `full` in multiples of `micro_batch`."""
         if self.start >= full or (full - self.start) % self.increment:
             raise ValueError(
-                f"ramp: from {self.start} by {self.increment} no step has global_batch ({full}) "
-                "sequences; the difference must be a multiple of increment"
+                f"ramp: start ({self.start}) cannot reach global_batch ({full}) in increments of "
+                f"{self.increment}; the difference must be a positive multiple of increment"
             )
         if self.start % micro_batch or self.increment % micro_batch:
             raise ValueError(
@@ -69,8 +69,8 @@ class BatchRamp(Settings):
         rises = (full - self.start) // self.increment
         if rises > self.steps:
             raise ValueError(
-                f"ramp: {rises} increments in {self.steps} steps; give it {rises} or more, or a "
-                "larger increment"
+                f"ramp: {rises} increments do not fit in {self.steps} steps; set steps to {rises} "
+                "or more, or use a larger increment"
             )
 
 
@@ -125,7 +125,7 @@ class BatchSettings(BatchSizes):
         for source, cap in given.items() if isinstance(given, Mapping) else [("", given)]:
             if not isinstance(cap, int | float) or isinstance(cap, bool) or not cap > 0:
                 of = f"of '{source}' " if source else ""
-                table = "" if source else ", or a table of such by source"
+                table = "" if source else ", or a table of numbers by source"
                 raise ValueError(f"{of}should be a number greater than 0{table}, found {cap!r}")
         return given
 
@@ -135,16 +135,16 @@ class BatchSettings(BatchSizes):
         for earlier, later in itertools.pairwise((0, *(s.from_step for s in self.stages))):
             if later <= earlier:
                 raise ValueError(
-                    f"stages: one from step {later} after one from step {earlier}; put them in the "
-                    "order of their steps"
+                    f"stages: from_step {later} follows from_step {earlier}; list stages in "
+                    "ascending order of from_step"
                 )
         if self.ramp:
             self.ramp.check(self.global_batch, self.micro_batch)
             for given in self.stages:
                 if given.from_step < self.ramp.steps and (given.global_batch or given.micro_batch):
                     raise ValueError(
-                        f"stages: one from step {given.from_step} sets the size of batches, which "
-                        f"grow up to step {self.ramp.steps}; begin it there, or leave ramp out"
+                        f"stages: the stage from step {given.from_step} sets the batch size during "
+                        f"the ramp; begin it at step {self.ramp.steps}, or leave ramp out"
                     )
         for stage in self.resolve_stages():
             try:
@@ -219,7 +219,7 @@ class BatchSettings(BatchSizes):
 
 def _check_weights(weights: Weights | None) -> None:
     if weights is not None and not any(weights.values()):
-        raise ValueError("weights: all are 0 or none is given; give one above 0, or leave out")
+        raise ValueError("weights: no weight is above 0; set one, or leave weights out")
 
 
 def _check_lengths(lengths: set[int], base: int, longest: int) -> None:

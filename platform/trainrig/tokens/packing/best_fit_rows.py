@@ -95,7 +95,7 @@ class BestFitRows:
         if span != 1:
             raise ConfigError(
                 f"packing: BestFit has rows of one length ({self._length}), but a row of "
-                f"{span * self._length} is asked for; use one sequence_length, or Concatenate"
+                f"{span * self._length} is needed; use one sequence_length, or Concatenate"
             )
 
 
@@ -107,7 +107,7 @@ def _suggest_remedy(folder: str, sequence_length: int) -> str:
         for path in storage.list_files(storage.join(folder, PLANS), suffix)
         if path.startswith(prefix)
     ]
-    planned = f"planned are {', '.join(sorted(there, key=int))}; " if there else ""
+    planned = f"there are plans for {', '.join(sorted(there, key=int))}; " if there else ""
     return (
         f"{planned}tokenize with {sequence_length} in `best_fit` under `[plans]`, or use the "
         f"packing Concatenate"

@@ -109,7 +109,7 @@ class Shuffled(Concatenated):
             found = (
                 f"{source}: documents {first} to {last} end at tokens {bounds[1]} to {bounds[-1]}"
             )
-            raise self._plan.make_impossible_error("ends", f"{found}, of {tokens}, or fall")
+            raise self._plan.make_impossible_error("ends", f"{found}, of {tokens}, or descend")
         starts = self._plan.read("starts", source, first, last + 1)
         if starts.min() < 0 or (starts > tokens - np.diff(bounds)).any():
             found = f"{source}: documents that begin at tokens {starts.min()} to {starts.max()}"

@@ -107,7 +107,7 @@ class PackingPlanFiles:
         path = storage.join(shards.folder, PLANS, name)
         self.head = _read_head(path + HEAD, remedy)
         if self.head.shards != shards.fingerprint:
-            raise DataError(f"{path + HEAD}: made for other shards than lie here; tokenize again")
+            raise DataError(f"{path + HEAD}: made for shards other than these; tokenize again")
         self._arrays = {
             array: _open_array(f"{path}.{array}", dtype, self.head.files[array], cache)
             for array, dtype in arrays.items()
@@ -147,23 +147,24 @@ def _read_head(path: str, remedy: str) -> PlanHead:
     try:
         data = storage.read(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such plan was made; {remedy}") from None
+        raise ConfigError(f"{path}: the plan does not exist; {remedy}") from None
     try:
         found = json.loads(data)
         number = found["format"]
         right = found.pop("sum", None)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: torn or not ours: {error}") from None
+        raise DataError(f"{path}: damaged, or not a packing plan: {error}") from None
     if number != FORMAT:
         raise DataError(
-            f"{path}: a plan of format {number}; this trainrig reads {FORMAT}; tokenize again"
+            f"{path}: has format {number}, but this trainrig reads {FORMAT}; tokenize again"
         )
     if right != manifest.digest(found):
-        raise DataError(f"{path}: damaged: other bytes than were written; tokenize again")
+        raise DataError(f"{path}: damaged: it has changed since it was written; tokenize again")
     try:
         return PlanHead.model_validate(found)
     except ValidationError as error:
-        raise DataError(f"{path}: torn or not ours: {error.errors()[0]['msg']}") from None
+        message = error.errors()[0]["msg"]
+        raise DataError(f"{path}: damaged, or not a packing plan: {message}") from None
 
 
 def _open_array(
@@ -172,7 +173,7 @@ def _open_array(
     found = storage.measure_size(path) if storage.exists(path) else None
     if found != expected.bytes:
         raise DataError(
-            f"{path}: {'missing' if found is None else f'{found} bytes'}, but its plan tells of "
+            f"{path}: {'missing' if found is None else f'{found} bytes'}, but its plan records "
             f"{expected.bytes} bytes; tokenize again"
         )
     return FlatArray(path, dtype, found // dtype.itemsize, cache)

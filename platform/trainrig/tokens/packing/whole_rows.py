@@ -58,7 +58,7 @@ def write_whole_plan(
                     numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, count))
                     lengths = _compute_lengths(shards, source, numbers)
                     if lengths.max() > sequence_length + 1:
-                        raise ValueError(f"{source}: a document of {lengths.max()} ids in one row")
+                        raise ValueError(f"{source}: {lengths.max()} ids do not fit in one row")
                     row_of = pack_best_fit(lengths, sequence_length + 1)
                     found = {
                         "row_ends": np.cumsum(np.bincount(row_of)) + entries[source]["documents"],
@@ -169,8 +169,8 @@ class WholeRows:
                 raise self._plan.make_impossible_error("documents", found)
             raise DataError(
                 f"{self._shards.folder}: {source}: a conversation of {ends[-1]} ids is longer than "
-                f"the {self.length + 1} of a row; raise sequence_length, or run `conversations` "
-                "with this one"
+                f"a row of {self.length + 1}; raise sequence_length, or run `conversations` with "
+                "this sequence_length"
             )
         return numbers, np.append(0, ends[:-1]), ends, starts
 
@@ -208,4 +208,4 @@ def _compute_lengths(shards: TokenShards, source: str, numbers: Integers) -> Int
 
 def _check_span(span: int, length: int) -> None:
     if span != 1:
-        raise ConfigError(f"batches: rows of conversations have one length, {length}")
+        raise ConfigError(f"batches: all rows of conversations have the same length, {length}")

@@ -112,7 +112,7 @@ class BlockCache(Settings):
 @functools.cache
 def _warn_once(folder: str, problem: str) -> None:
     log.warning(
-        "%s: blocks of S3 cannot be kept (%s); reading on, with a GET each time", folder, problem
+        "%s: blocks of S3 cannot be cached (%s); each read fetches them again", folder, problem
     )
 
 
@@ -121,11 +121,11 @@ def _fetch_block(path: str, number: int, size: int) -> bytes:
     try:
         block = storage.read_range(path, first, first + size)
     except FileNotFoundError:
-        raise DataError(f"{path}: gone since it was opened") from None
+        raise DataError(f"{path}: deleted since it was opened; restore it") from None
     if len(block) != size:
         raise DataError(
-            f"{path}: {len(block)} bytes from byte {first}, not the {size} there were when it was "
-            f"opened; the object has changed"
+            f"{path}: {len(block)} bytes from byte {first}, but {size} when it was opened; the "
+            f"object has changed since"
         )
     return block
 

@@ -109,7 +109,7 @@ class FlatArray:
         end = self._length if end is None else end
         wanted = values.astype(self.dtype)  # numpy would otherwise convert the whole array
         if (wanted != values).any():
-            raise OverflowError(f"{self.path}: a value to search for is no {self.dtype}")
+            raise OverflowError(f"{self.path}: a value to search for does not fit {self.dtype}")
         if not 0 <= begin <= end <= self._length:
             raise IndexError(f"{self.path}: elements {begin} to {end} of {self._length}")
         if not self.path.startswith(storage.S3):
@@ -188,7 +188,7 @@ class FlatArray:
             else:
                 data = storage.read_range(path, first * width, past * width)
         except FileNotFoundError:
-            raise DataError(f"{path}: gone since it was opened") from None
+            raise DataError(f"{path}: deleted since it was opened; restore it") from None
         if len(data) != (past - first) * width:
             raise DataError(f"{path}: ends before block {past}; tokenize again")
         return np.frombuffer(data, SUM_DTYPE)
@@ -204,8 +204,8 @@ class FlatArray:
         end = min(begin + SUMMED, self._length * self.dtype.itemsize)
         sums = self.path.rpartition("/")[2] + SUMS
         return DataError(
-            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) has another sum than "
-            f"was written ({sums}); restore the file, or tokenize again"
+            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) does not match its "
+            f"checksum in {sums}; restore the file, or tokenize again"
         )
 
     @functools.cached_property
@@ -242,7 +242,7 @@ class FlatArray:
             )
 
     def _make_gone_error(self) -> DataError:
-        return DataError(f"{self.path}: gone since it was opened")
+        return DataError(f"{self.path}: deleted since it was opened; restore it")
 
 
 class _Map:

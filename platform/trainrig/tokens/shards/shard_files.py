@@ -112,7 +112,7 @@ class ShardHeader(BaseModel):
         documents = sum(documents for _, documents, _ in self.runs)
         tokens = sum(tokens for _, _, tokens in self.runs)
         if (documents, tokens) != (self.documents, self.tokens):
-            raise ValueError(f"the runs hold {documents} documents and {tokens} tokens")
+            raise ValueError(f"its runs have {documents} documents and {tokens} tokens in all")
         return self
 
     @property
@@ -163,20 +163,20 @@ class ShardHeader(BaseModel):
                 f"tokenize again"
             ) from None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{path}: not the head of a token shard ({error})") from None
+            raise DataError(f"{path}: not the header of a token shard ({error})") from None
         if number != FORMAT:
             raise DataError(
-                f"{path}: a shard of format {number}; this trainrig reads {FORMAT}"
-                + ("; tokenize again" if number in range(FORMAT) else "; upgrade it")
+                f"{path}: has format {number}, but this trainrig reads {FORMAT}"
+                + ("; tokenize again" if number in range(FORMAT) else "; upgrade trainrig")
             )
         if found.pop("sum", None) != digest(found):
-            raise DataError(f"{path}: damaged: other bytes than were written; tokenize again")
+            raise DataError(f"{path}: damaged: it has changed since it was written; tokenize again")
         try:
             return cls.model_validate(found)
         except ValidationError as error:
             first = error.errors()[0]
             problem = ".".join(map(str, first["loc"])) + ": " + first["msg"]
-            raise DataError(f"{path}: not the head of a token shard ({problem})") from None
+            raise DataError(f"{path}: not the header of a token shard ({problem})") from None
 
 
 def find_array_dtype(name: str) -> np.dtype[Any]:
@@ -246,7 +246,7 @@ class Shard:
                         found += map(_parse_indexed, table.slice(low, high - low).to_pylist())
                     first += rows
         except FileNotFoundError:
-            raise DataError(f"{path}: gone since it was opened") from None
+            raise DataError(f"{path}: deleted since it was opened; restore it") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path}: not the index of a token shard ({error})") from None
         return found
@@ -272,5 +272,5 @@ def _check_size(path: str, size: int, what: str) -> None:
         raise DataError(f"{path}: missing, though its shard is finished; tokenize again") from None
     if found != size:
         raise DataError(
-            f"{path}: {found} bytes, but its head tells of {what}, {size} bytes; tokenize again"
+            f"{path}: {found} bytes, but its header records {what}, {size} bytes; tokenize again"
         )

@@ -128,7 +128,7 @@ def _raise_unknown_id(
                 f"document {document.id} has ids from {low} to {high}, beyond a vocabulary of "
                 f"{vocabulary.size}"
             )
-    raise AssertionError("one of them has such an id")
+    raise AssertionError("all documents have valid ids, but their concatenation has not")
 
 
 class ShardBuilder:
@@ -151,7 +151,7 @@ class ShardBuilder:
         if (document.weights is None) != (self._rows == "documents") or (
             document.weights is not None and len(document.weights) != len(document.ids)
         ):
-            raise ValueError(f"document {document.id}: {self._rows} want a weight for each id")
+            raise ValueError(f"document {document.id}: {self._rows} need one weight for each id")
         self._runs[document.source].waiting.append(document)
         self._waiting += len(document.ids)
         if self._waiting >= PACKED_TOKENS:

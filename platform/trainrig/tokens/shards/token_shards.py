@@ -67,12 +67,12 @@ class TokenShards:
         for path, shard in zip(paths, shards, strict=True):
             if shard.head.tokenizer != first.tokenizer:
                 raise DataError(
-                    f"{path}: made with another tokenizer than {paths[0]}; tokenize both alike"
+                    f"{path}: made with another tokenizer than {paths[0]}; tokenize both with one"
                 )
             if shard.head.rows != first.rows:
                 raise DataError(
                     f"{path}: holds {shard.head.rows}, but {paths[0]} holds {first.rows}; keep "
-                    "them in folders of their own"
+                    "them in separate folders"
                 )
         return cls(
             folder,
@@ -136,8 +136,8 @@ class TokenShards:
             largest = ids.max()
             if largest >= self.vocabulary.size:
                 raise DataError(
-                    f"{self._shards[shard].path}{TOKENS}: id {largest} among its tokens {begin} to "
-                    f"{end}, but its vocabulary has {self.vocabulary.size}; tokenize again"
+                    f"{self._shards[shard].path}{TOKENS}: id {largest} in tokens {begin} to {end}, "
+                    f"but its vocabulary has {self.vocabulary.size} entries; tokenize again"
                 )
             out[at : at + end - begin] = ids
             at += end - begin
@@ -296,8 +296,8 @@ class TokenShards:
             at = int(wrong.argmax()) if wrong.any() else int(falls.argmax()) + 1
             path = self._shards[runs.shards[run]].path + ENDS
             raise DataError(
-                f"{path}: a document ends at token {ends[at]}, as none can of {count} documents "
-                f"with {tokens} tokens; tokenize again"
+                f"{path}: a document ends at token {ends[at]}, which is impossible for {count} "
+                f"documents with {tokens} tokens; tokenize again"
             )
 
     def _check_window(self, source: str, start: int, length: int) -> None:

@@ -22,7 +22,7 @@ from trainrig.errors import DataError
 BYTE_ENTRIES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # plain spelling of each byte
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder loses nothing"
+_LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder is lossless"
 
 
 def list_entry_bytes(
@@ -137,8 +137,8 @@ def _make_reader(decoder: Any, where: str, lenient: bool) -> Callable[[str], byt
 
 def _describe_step(step: Mapping[str, Any]) -> str:
     if step["type"] == "Strip":
-        return "Strip takes off spaces that text may have had"
-    return f"{step['type']} is none whose entries have bytes of their own"
+        return "Strip removes spaces that may be part of the text"
+    return f"{step['type']} does not give each entry fixed bytes"
 
 
 def _make_byte_level_reader() -> Callable[[str], bytes | None]:

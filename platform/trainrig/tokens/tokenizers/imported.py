@@ -80,7 +80,7 @@ def _read(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DataError(f"{path}: not JSON, so this is no tokenizer.json") from None
     if not isinstance(description, dict) or "model" not in description:
-        raise DataError(f"{path}: not a tokenizer.json: it describes no model")
+        raise DataError(f"{path}: not a tokenizer.json: it has no model")
     return description
 
 
@@ -89,7 +89,7 @@ def _parse_tokenizer(description: Mapping[str, Any], where: str) -> tokenizers.T
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises no more specific error
         found = " ".join(str(error).split())
-        raise DataError(f"{where}: not a tokenizer.json: {found}; get it again") from None
+        raise DataError(f"{where}: not a tokenizer.json: {found}; download it again") from None
     # This setting is not saved in tokenizer.json.
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -114,14 +114,14 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
         made = sorted(set(ids) & set(special.values()))
         if made:
             raise DataError(
-                f"{where}: the text {text!r} makes the special token {made[0]} "
-                f"({tokenizer.id_to_token(made[0])}); use a tokenizer whose special tokens no "
-                f"text makes"
+                f"{where}: the text {text!r} is encoded with the special token {made[0]} "
+                f"({tokenizer.id_to_token(made[0])}); use a tokenizer that never encodes text "
+                f"with special tokens"
             )
         back = b"".join(entries[i] for i in ids).decode("utf-8", errors="replace")
         if back != text:
             raise DataError(
-                f"{where}: gives text back changed: {_describe_difference(text, back)}; use a "
+                f"{where}: changes text when decoding: {_describe_difference(text, back)}; use a "
                 f"byte-level tokenizer{_suggest_fix(tokenizer)}"
             )
 

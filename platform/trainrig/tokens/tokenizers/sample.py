@@ -176,8 +176,8 @@ def _check_weights(weights: Mapping[str, float] | None) -> dict[str, Fraction]:
     shares = {source: Fraction(weight) for source, weight in sorted(weights.items()) if weight}
     if not shares:
         raise ConfigError(
-            "sample.weights: they sum to 0, so there is nothing to train on; give one source a "
-            "weight above 0, or leave weights out to take documents as they come"
+            "sample.weights: all are 0, so there is nothing to train on; give one source a weight "
+            "above 0, or leave weights out to draw documents of all sources"
         )
     return shares
 

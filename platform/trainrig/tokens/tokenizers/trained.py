@@ -40,7 +40,7 @@ class Trained(Settings):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"extra: {twice!r} is a special token already; leave it out")
         if "" in self.extra:
-            raise ValueError("extra: a special token has a name of at least one character")
+            raise ValueError("extra: a special token has an empty name; leave it out")
         if self.vocabulary < self.least:
             entries, what = self.always
             raise ValueError(
