@@ -331,10 +331,10 @@ def read_local_batch(
     see `assign_micro_batches`.
     """
     count = batches.micro_batches(step)
-    there = world if virtual is None else min(virtual, count)
-    slots = assign_micro_batches(count, there, rank, world, peers)
+    virtual_workers = world if virtual is None else min(virtual, count)
+    slots = assign_micro_batches(count, virtual_workers, rank, world, peers)
     assigned = [(batches.micro_batch(step, slot.index), slot.real) for slot in slots]
-    return LocalBatch(assigned, slots, count, there, batches.denominators(step))
+    return LocalBatch(assigned, slots, count, virtual_workers, batches.denominators(step))
 
 
 class BatchSizes(Settings):

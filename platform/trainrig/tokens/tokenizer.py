@@ -77,18 +77,21 @@ class TokenizerTraining(RunFile):
 
     @model_validator(mode="after")
     def _check_smaller_sizes(self) -> Self:
-        whole = self.tokenizer
+        tokenizer = self.tokenizer
         sizes = self.report.smaller or ()
-        if sizes and not isinstance(whole, ByteLevelBPE):
+        if sizes and not isinstance(tokenizer, ByteLevelBPE):
             raise ValueError(
-                f"report.smaller: a smaller {whole.kind} is not part of a larger one; leave it "
+                f"report.smaller: a smaller {tokenizer.kind} is not part of a larger one; leave it "
                 "out, train the smaller one, and name its tokenizer.json in report.compare"
             )
         for size in sizes:
-            if isinstance(whole, ByteLevelBPE) and not whole.least <= size < whole.vocabulary:
+            if (
+                isinstance(tokenizer, ByteLevelBPE)
+                and not tokenizer.least <= size < tokenizer.vocabulary
+            ):
                 raise ValueError(
-                    f"report.smaller: {size} entries are impossible; set sizes from {whole.least} "
-                    f"to {whole.vocabulary - 1}"
+                    f"report.smaller: {size} entries are impossible; set sizes from "
+                    f"{tokenizer.least} to {tokenizer.vocabulary - 1}"
                 )
         return self
 
@@ -165,13 +168,13 @@ def _iterate_rows(documents: DocumentSet) -> Iterator[Mapping[str, Any]]:
 
 def _build_smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encoder]]:
     """Return smaller vocabularies from the same training, each with its name for the report."""
-    whole = run.tokenizer
-    if not isinstance(whole, ByteLevelBPE):
+    tokenizer = run.tokenizer
+    if not isinstance(tokenizer, ByteLevelBPE):
         return []
-    parts = [whole.vocabulary // 2, whole.vocabulary // 4, whole.vocabulary // 8]
+    parts = [tokenizer.vocabulary // 2, tokenizer.vocabulary // 4, tokenizer.vocabulary // 8]
     sizes = run.report.smaller
     if sizes is None:
-        sizes = tuple(size for size in parts if size >= whole.least)
+        sizes = tuple(size for size in parts if size >= tokenizer.least)
     return [
         (f"its first {size:,} entries", Encoder(keep_first_entries(encoder.text, size)))
         for size in sizes

@@ -36,7 +36,7 @@ def name_files(paths: Sequence[str]) -> list[str]:
     kinds = sorted({kind for kind, _ in places})
     folders = {
         kind: os.path.commonpath(
-            [path.rpartition("/")[0] or "/" for of, path in places if of == kind]
+            [path.rpartition("/")[0] or "/" for location, path in places if location == kind]
         )
         for kind in kinds
     }

@@ -25,7 +25,7 @@ BROUGHT_BY = {TOKENIZER_CONFIG, MAP}  # files that come with a tokenizer of Tran
 class EncodedTexts:
     """The tokens of one text, or of a pair."""
 
-    ids: Integers  # [T]
+    ids: Integers  # [T] token ids
     segments: Integers  # [T] token type: 0, or 1 where the tokenizer assigns the second segment
     of_second: NDArray[np.bool_]  # [T] whether the token is in the second text; special tokens: no
     characters: Integers  # [T, 2] begin and end of each token in its text, in characters

@@ -40,8 +40,8 @@ class Mixture:
         self._table, self._lead = spread_slots(self.slots, self._owed)
         self._before = np.empty_like(self._table)  # earlier slots of the same source
         for number in range(len(self.slots)):
-            of = self._table == number
-            self._before[of] = np.arange(of.sum())
+            is_source = self._table == number
+            self._before[is_source] = np.arange(is_source.sum())
 
     @classmethod
     def from_weights(

@@ -154,7 +154,7 @@ class PretrainBatches:
         samples = np.arange(first, first + stage.global_batch, dtype=np.int64)
         places = self.timeline.find_places(samples)
         counts = np.zeros(len(samples), dtype=np.int64)
-        for source, of, rows in self._iterate_rows(places):
+        for source, mask, rows in self._iterate_rows(places):
             span = rows.read.shape[1]
             found = self._layout.targets(source, rows.windows, span)
             if rows.read.any():
@@ -162,7 +162,7 @@ class PretrainBatches:
                 repeated = np.zeros(rows.read.shape, dtype=np.int64)
                 repeated[rows.read] = self._layout.targets(source, again, 1)
                 found = found - repeated.sum(1)
-            counts[of] = found
+            counts[mask] = found
         return samples, counts
 
     def targets(self, step: int) -> int:
@@ -215,17 +215,19 @@ class PretrainBatches:
         """
         samples, places = self._locate_samples(step, index)
         windows: list[tuple[str, int]] = [("", 0)] * len(samples)
-        for source, of, rows in self._iterate_rows(places):
-            for row, window in zip(np.flatnonzero(of), rows.windows.tolist(), strict=True):
+        for source, mask, rows in self._iterate_rows(places):
+            for row, window in zip(np.flatnonzero(mask), rows.windows.tolist(), strict=True):
                 windows[row] = source, window
         return samples, places, windows
 
     def _read(self, places: Places, ids_BT: Integers, targets_BT: Integers) -> Integers:
         """Fill the rows of a micro-batch; return its pieces of documents [P, 3]."""
         pieces: list[Integers] = [np.empty((0, 2), dtype=np.int64)] * len(ids_BT)
-        for source, of, rows in self._iterate_rows(places):
+        for source, mask, rows in self._iterate_rows(places):
             span = rows.read.shape[1]
-            for row, window, read in zip(np.flatnonzero(of), rows.windows, rows.read, strict=True):
+            for row, window, read in zip(
+                np.flatnonzero(mask), rows.windows, rows.read, strict=True
+            ):
                 pieces[row] = self._layout.read(
                     source, int(window), span, ids_BT[row], targets_BT[row]
                 )
@@ -299,10 +301,10 @@ class PretrainBatches:
     def _iterate_rows(self, places: Places) -> Iterator[tuple[str, Any, RowStarts]]:
         """Yield (source, mask of the samples that are of it, their rows) for each source."""
         for number in np.unique(places.sources):
-            of = places.sources == number
+            mask = places.sources == number
             source = self.sources[number]
             source_stage = self.timeline.find_source_stage(places.stage, source)
-            yield source, of, source_stage.find_rows(places.ordinals[of])
+            yield source, mask, source_stage.find_rows(places.ordinals[mask])
 
 
 def _compute_positions(pieces: Integers, shape: tuple[int, ...]) -> Integers:

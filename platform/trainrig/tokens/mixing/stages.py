@@ -124,9 +124,11 @@ class BatchSettings(BatchSizes):
         """Check caps before pydantic does, whose message for a union names each member's error."""
         for source, cap in given.items() if isinstance(given, Mapping) else [("", given)]:
             if not isinstance(cap, int | float) or isinstance(cap, bool) or not cap > 0:
-                of = f"of '{source}' " if source else ""
+                subject = f"of '{source}' " if source else ""
                 table = "" if source else ", or a table of numbers by source"
-                raise ValueError(f"{of}should be a number greater than 0{table}, found {cap!r}")
+                raise ValueError(
+                    f"{subject}should be a number greater than 0{table}, found {cap!r}"
+                )
         return given
 
     @model_validator(mode="after")
@@ -198,9 +200,9 @@ class BatchSettings(BatchSizes):
             return list(self.stages)
         by_step = {stage.from_step: stage for stage in self.stages}
         for step, size in self.ramp.iterate_sizes(self.global_batch):
-            there = by_step.get(step, BatchStage(from_step=step))
-            size = there.global_batch or size  # a stage at the ramp's last step may change the size
-            by_step[step] = there.model_copy(update={"global_batch": size})
+            stage = by_step.get(step, BatchStage(from_step=step))
+            size = stage.global_batch or size  # a stage at the ramp's last step may change the size
+            by_step[step] = stage.model_copy(update={"global_batch": size})
         return [by_step[step] for step in sorted(by_step)]
 
     def count_positions(self, steps: int) -> int:

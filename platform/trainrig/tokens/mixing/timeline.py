@@ -159,11 +159,13 @@ class Timeline:
         for number in range(first, last + 1):
             segment = self.segments[number]
             past = self._firsts[number + 1] if number < last else math.inf
-            of = (samples >= segment.first) & (samples < past)
-            chosen, counted = segment.mixture.find_places(samples[of] - segment.first)
+            in_segment = (samples >= segment.first) & (samples < past)
+            chosen, counted = segment.mixture.find_places(samples[in_segment] - segment.first)
             names = segment.mixture.sources
-            sources[of] = np.array([self._numbers[name] for name in names])[chosen]
-            ordinals[of] = np.array([segment.before[name] for name in names])[chosen] + counted
+            sources[in_segment] = np.array([self._numbers[name] for name in names])[chosen]
+            ordinals[in_segment] = (
+                np.array([segment.before[name] for name in names])[chosen] + counted
+            )
         return Places(self.segments[last].stage, sources, ordinals)
 
     def describe_last_read(self) -> str:
@@ -195,7 +197,7 @@ class Timeline:
     def find_first_beyond(self, source: str, epochs: float) -> int:
         """Return the first sample with which `source` exceeds `epochs` epochs.
 
-        Raises ValueError if there is none; `count_epochs_read` tells whether there is.
+        Call it only if `count_epochs_read` says that the run exceeds `epochs`.
         """
         for number, segment in enumerate(self.segments):
             limit = self.find_source_stage(segment.stage, source).count_rows_within(epochs)

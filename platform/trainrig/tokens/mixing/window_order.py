@@ -101,7 +101,7 @@ class ReadPosition:
 class RowStarts:
     """The positions of R rows of a source."""
 
-    epochs: Integers  # [R]
+    epochs: Integers  # [R] epoch of each row
     windows: Integers  # [R] first base window of each row
     read: WindowFlags  # [R, span] windows that an earlier row of the epoch has trained on
 
@@ -142,8 +142,8 @@ class SourceStage:
         groups[~late] = self.start_position.group
         numbers[~late] = left[ordinals[~late]]
         for epoch, group in np.unique(np.stack([epochs, groups])[:, late], axis=1).T.tolist():
-            of = late & (epochs == epoch) & (groups == group)
-            numbers[of] = self.blocks.group_order(epoch, group, self.span, numbers[of])
+            selected = late & (epochs == epoch) & (groups == group)
+            numbers[selected] = self.blocks.group_order(epoch, group, self.span, numbers[selected])
         return RowStarts(
             epochs, self._find_windows(epochs, groups, numbers), self._build_flags(ordinals, late)
         )
@@ -167,8 +167,8 @@ class SourceStage:
         blocks, parts = np.divmod(numbers, self.blocks.length // self.span)
         blocks += groups * self.blocks.per_group
         for epoch in set(epochs.tolist()):
-            of = epochs == epoch
-            blocks[of] = self.blocks.permute_blocks(epoch, blocks[of])
+            selected = epochs == epoch
+            blocks[selected] = self.blocks.permute_blocks(epoch, blocks[selected])
         windows: Integers = blocks * self.blocks.length + parts * self.span
         return windows
 

@@ -109,8 +109,8 @@ def pack_block(bounds: Integers, sequence_length: int) -> PackedRows:
     """Return the rows of N documents; `bounds` [N + 1] has their starts and the end of the last."""
     lengths = np.diff(bounds)
     filled = (lengths - 1) // sequence_length  # rows that each document fills alone
-    of = np.repeat(np.arange(len(lengths)), filled)
-    nth = np.arange(len(of)) - np.repeat(np.cumsum(filled) - filled, filled)
+    document = np.repeat(np.arange(len(lengths)), filled)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(filled) - filled, filled)
     # If `filled`, the first id of the rest is a target in the row before.
     rest = lengths - filled * sequence_length
     left = (filled == 0) | (rest > 1)
@@ -121,10 +121,10 @@ def pack_block(bounds: Integers, sequence_length: int) -> PackedRows:
         sequence_length,
     )
     return PackedRows(
-        np.append(np.arange(1, len(of) + 1), len(of) + shared.row_ends),
-        np.append(np.full(len(of), sequence_length), shared.row_targets),
-        np.append(bounds[of] + nth * sequence_length, shared.starts),
-        np.append(np.full(len(of), sequence_length + 1), shared.lengths),
+        np.append(np.arange(1, len(document) + 1), len(document) + shared.row_ends),
+        np.append(np.full(len(document), sequence_length), shared.row_targets),
+        np.append(bounds[document] + number * sequence_length, shared.starts),
+        np.append(np.full(len(document), sequence_length + 1), shared.lengths),
     )
 
 

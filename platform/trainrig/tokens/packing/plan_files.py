@@ -181,8 +181,8 @@ def _open_array(
 
 def _find_first_entries(entries: Entries, array: str) -> dict[str, int]:
     first = {}
-    at = 0
+    position = 0
     for source in sorted(entries):
-        first[source] = at
-        at += entries[source][array]
+        first[source] = position
+        position += entries[source][array]
     return first

@@ -64,7 +64,7 @@ class FlatArray:
         data = self._read_blocks(first, past)
         damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None and self.path.startswith(storage.S3):
-            # The copies on this machine may be what is damaged: what lies in the bucket counts.
+            # Perhaps only the cached copy is damaged: fetch the blocks from the bucket again.
             self._invalidate(first, past)
             data = self._read_blocks(first, past)
             damaged = find_damaged(data, self._read_sums(first, past))
@@ -229,9 +229,9 @@ class FlatArray:
 
     def _get_map(self) -> "_Map":
         # A read beyond the end of a mapped file would kill the process: check the size each time.
-        there = _MAPS.of(self)
-        self._check(there.file.size())
-        return there
+        opened = _MAPS.of(self)
+        self._check(opened.file.size())
+        return opened
 
     def _check(self, found: int) -> None:
         expected = self._length * self.dtype.itemsize

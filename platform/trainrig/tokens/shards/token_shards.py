@@ -130,7 +130,7 @@ class TokenShards:
 
         Raises IndexError if the source ends earlier, DataError for an id outside the vocabulary.
         """
-        at = 0
+        filled = 0
         for shard, begin, end in self._iterate_pieces(source, start, len(out)):
             ids = self._shards[shard].ids.read(begin, end)
             largest = ids.max()
@@ -139,8 +139,8 @@ class TokenShards:
                     f"{self._shards[shard].path}{TOKENS}: id {largest} in tokens {begin} to {end}, "
                     f"but its vocabulary has {self.vocabulary.size} entries; tokenize again"
                 )
-            out[at : at + end - begin] = ids
-            at += end - begin
+            out[filled : filled + end - begin] = ids
+            filled += end - begin
 
     def read_weights(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
         """Fill `out` with the target weights of the ids of `source` from `start` on.
@@ -151,10 +151,12 @@ class TokenShards:
         if self.rows == "documents":
             out[:] = FULL_WEIGHT
             return
-        at = 0
+        filled = 0
         for shard, begin, end in self._iterate_pieces(source, start, len(out)):
-            out[at : at + end - begin] = self._shards[shard].arrays[WEIGHTS].read(begin, end)
-            at += end - begin
+            out[filled : filled + end - begin] = (
+                self._shards[shard].arrays[WEIGHTS].read(begin, end)
+            )
+            filled += end - begin
 
     def read_document_values(self, array: str, source: str, numbers: Integers) -> Integers:
         """Return the values of the per-document array `array` for the given documents of `source`.

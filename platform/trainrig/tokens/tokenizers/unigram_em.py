@@ -69,7 +69,7 @@ class _Words:
     """The words in sorted order, concatenated, with facts about the word of each character."""
 
     text: str
-    points: Integers  # [N] code points
+    points: Integers  # [N] code point of each character
     begin: Integers  # [N] where the character's word begins
     end: Integers  # [N] where the character's word ends
     count: Integers  # [N] occurrences of the character's word
@@ -112,8 +112,8 @@ class _Candidates:
     characters: int  # number of single characters
     example: Integers  # [P] position of one occurrence of each piece
     start: Integers  # [E] position of each occurrence, ascending
-    length: Integers  # [E]
-    piece: Integers  # [E]
+    length: Integers  # [E] characters of each occurrence
+    piece: Integers  # [E] number of its piece
 
     @classmethod
     def from_words(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":

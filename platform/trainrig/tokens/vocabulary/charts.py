@@ -89,8 +89,8 @@ def build_rivals_chart(results: TokenizerReport) -> Chart:
 def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
     """Plot bytes per token against embedding parameters, as one named point a vocabulary."""
     for index, one in enumerate(rivals):
-        at = (float(one.embedding_parameters), one.amount.bytes_per_token)
-        ax.plot(*at, "o", markersize=9 if index == 0 else 7, color=C1 if index == 0 else C2)
+        point = (float(one.embedding_parameters), one.amount.bytes_per_token)
+        ax.plot(*point, "o", markersize=9 if index == 0 else 7, color=C1 if index == 0 else C2)
     middle = float(np.median([one.embedding_parameters for one in rivals]))
     for one in rivals:
         is_right = one.embedding_parameters > middle

@@ -134,7 +134,9 @@ class TokenizerReport:
 def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> MeasuredVocabulary:
     """Measure `encoder` on `texts`; `seen` [entries] are occurrences in its training text."""
     ids = _encode_texts(encoder, [text.text for text in texts])
-    amounts = [_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
+    amounts = [
+        _measure_text(text.text, len(text_ids)) for text, text_ids in zip(texts, ids, strict=True)
+    ]
     used = _count(ids, encoder.vocabulary_size)
     special = set(encoder.special_ids.values())
     entries = [number for number in range(encoder.vocabulary_size) if number not in special]
@@ -173,7 +175,9 @@ def measure_rival(
 ) -> Rival:
     """Measure `encoder` on `texts`, with `parameters` of embedding and head for each entry."""
     ids = _encode_texts(encoder, [text.text for text in texts])
-    amounts = (_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
+    amounts = (
+        _measure_text(text.text, len(text_ids)) for text, text_ids in zip(texts, ids, strict=True)
+    )
     cost = encoder.vocabulary_size * parameters
     return Rival(name, encoder.vocabulary_size, sum(amounts, Amount()), cost)
 
@@ -287,11 +291,11 @@ def _find_changed_texts(
 ) -> list[str]:
     wrong = [
         text.id
-        for text, some in zip(texts, ids, strict=True)
-        if encoder.decode_bytes(some.tolist()) != text.text.encode()
+        for text, text_ids in zip(texts, ids, strict=True)
+        if encoder.decode_bytes(text_ids.tolist()) != text.text.encode()
     ]
     probe = build_probe_texts()
-    for number, some in enumerate(_encode_texts(encoder, probe)):
-        if encoder.decode_bytes(some.tolist()) != probe[number].encode():
+    for number, text_ids in enumerate(_encode_texts(encoder, probe)):
+        if encoder.decode_bytes(text_ids.tolist()) != probe[number].encode():
             wrong.append(f"probe {number}")
     return wrong

@@ -174,12 +174,12 @@ def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
     )
     yield Details("The commonest entries", (counts,))
     yield Details("The longest entries", (_list_entries("by bytes", vocabulary.longest),))
-    for where, count, some in (
+    for where, count, examples in (
         ("not used in the measured text", vocabulary.unused, vocabulary.unused_examples),
         ("never seen in training", vocabulary.never_seen, vocabulary.never_seen_examples),
     ):
         if count:
-            first = _list_entries(f"the {len(some)} of the lowest ids", some)
+            first = _list_entries(f"the {len(examples)} of the lowest ids", examples)
             yield Details(f"{format_count(count, 'entry')} {where}", (first,))
 
 
