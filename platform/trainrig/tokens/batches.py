@@ -260,9 +260,11 @@ def assign_micro_batches(
     """Return the micro-batches, of `count` in a step, that worker `rank` of `world` processes.
 
     Each worker has consecutive micro-batches; the numbers of any two workers differ by at most one.
-    The micro-batches of a virtual worker are consecutive too, and are added up in order. A worker
-    that has the first ones of a virtual worker adds them up locally; a worker that has only later
-    ones keeps them separate.
+
+    `virtual` is the number of virtual workers: parts of the step's micro-batches that stay the same
+    for any number of workers, so that gradients are always added in the same order. A worker that
+    has the first micro-batches of a part adds them up locally; a worker that has only later ones
+    keeps them separate.
 
     `peers` is the number of consecutive workers that add up each round of micro-batches together.
     They take turns with the micro-batches of their group, and no worker adds up any locally.

@@ -287,7 +287,7 @@ class _Search:
                     yield number
 
     def _find_turn_end(self) -> SpecialToken | None:
-        """Return the first special token that the chat template puts after an answer."""
+        """Return the first added token that the chat template puts after an answer, or None."""
         template = self._files.chat_template
         if template is None:
             return None
