@@ -124,9 +124,8 @@ def _read_tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
 
 def _check_counts(counts: Mapping[str, Any], run: Tokenization) -> None:
     if not counts.get("train_tokens"):
-        refused = (
-            f" ({sum_counts([counts['refused']])} were refused)" if counts.get("refused") else ""
-        )
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.get("refused", {}).items())
+        refused = f" (unusable rows: {reasons})" if reasons else ""
         raise DataError(
             f"documents: no document is left to train on{refused}; add some, or lower held_out"
         )
