@@ -199,12 +199,12 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
 def test_building_mixtures_costs_tenths_of_a_second():
     dice = random.Random(0)
     weights = {f"source-{number}": dice.random() + 0.01 for number in range(30)}
-    plain = cpu_seconds(lambda n: Mixture.of(weights | {"other": 0.5 + n / 1000}), 5)
-    owed = Mixture.of(weights).compute_owed_after(12_345)
+    plain = cpu_seconds(lambda n: Mixture.from_weights(weights | {"other": 0.5 + n / 1000}), 5)
+    owed = Mixture.from_weights(weights).compute_owed_after(12_345)
 
     def changed(number):
         new = {source: weight + number / 997 for source, weight in weights.items()}
-        return Mixture.of(new, carry_over(owed, new))
+        return Mixture.from_weights(new, carry_over(owed, new))
 
     tell(
         benchmark="a mixture of 30 sources, 100,000 slots: CPU seconds to build",

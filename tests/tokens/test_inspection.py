@@ -174,7 +174,7 @@ def test_one_split_alone_can_be_opened(folder: str) -> None:
 
 
 def test_json_holds_the_counts_and_the_samples(folder: str) -> None:
-    found = Inspection.open(folder).as_json(view(documents=1), ("web",))
+    found = Inspection.open(folder).build_json(view(documents=1), ("web",))
     assert found["train"]["web"]["documents"] == 4
     assert len(found["held_out"]["web"]["samples"]) == 1
 
@@ -239,6 +239,6 @@ def test_what_is_not_there_is_named(folder: str) -> None:
     assert {line.partition(";")[0] for line in lines if "row" in line} == {no_row, "row 0 of 1"}
     with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):
         choose_packing("BestFi", shuffled=False)
-    with pytest.raises(ConfigError, match="best-fit rows have no order of documents"):
+    with pytest.raises(ConfigError, match="best-fit rows ignore the shuffle plan"):
         choose_packing("BestFit", shuffled=True)
     assert choose_packing("Concatenate", shuffled=True) == Concatenate(shuffle_documents=True)

@@ -294,7 +294,7 @@ def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
 
 def test_when_everything_is_held_out_nothing_is_left(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/tokens"
-    with pytest.raises(DataError, match="documents: not one document to train on; give more"):
+    with pytest.raises(DataError, match="documents: no document is left to train on; add some"):
         tokenize(tokenization(folder, output=output, held_out=0.999999))
     assert storage.list_files(output) == []
 
@@ -314,8 +314,9 @@ def test_a_share_that_meets_no_document_is_told(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenize(tokenization(folder, output=f"{tmp_path}/tokens", held_out=1e-9))
-    assert f"nothing is held out, for the share 1e-09 of {sum(map(len, FILES.values()))}" in (
-        caplog.text
+    assert (
+        f"no document is held out, because the share 1e-09 of {sum(map(len, FILES.values()))}"
+        in (caplog.text)
     )
 
 
@@ -375,7 +376,9 @@ def test_a_damaged_file_is_named_and_leaves_no_claimed_output(folder: str, tmp_p
     path.write_bytes(damaged)
     documents = (Parquet(paths=(str(path),), source="notes"),)
     run = tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
-    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or torn .*; get or write it ag"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: not Parquet, or damaged .*; download or write"
+    ):
         tokenize(run)
     assert storage.list_files(run.output) == []
 

@@ -34,7 +34,7 @@ def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target(
     row = np.concatenate([ids_of("a cat"), ids_of("dogs")])
     second = len(ids_of("a cat"))
     text = shown(row, [RowPiece(0, "https://a.example"), RowPiece(second, "https://b.example")])
-    first = f"┃ https://a.example: {second} tokens at 0, 1 no target"
+    first = f"┃ https://a.example: {second} tokens at 0, 1 not trained on"
     then = f"┃ https://b.example: {len(row) - second} tokens at {second}"
     assert text == f"{first}\n‹a› cat\n{then}\ndogs\n"
 
@@ -48,14 +48,14 @@ def test_tokens_that_are_no_target_stand_between_marks():
 def test_the_last_target_is_in_no_place_and_has_a_line_of_its_own():
     row = ids_of("xyzx")
     text = render_row(row[:-1], row[1:], [RowPiece(0, "d")], encoder()).plain
-    assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ last target: x\n"
+    assert text == "┃ d: 3 tokens at 0, 1 not trained on\n‹x›yz\n┃ last target: x\n"
 
 
 def test_padding_is_counted_and_is_no_documents_token():
     pad = encoder().find_special(PAD)
     row = np.concatenate([ids_of("xyz"), [pad, pad]])
     text = shown(row, [RowPiece(0, "d")], untrained=(3, 4))
-    assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ 2 of padding\n"
+    assert text == "┃ d: 3 tokens at 0, 1 not trained on\n‹x›yz\n┃ 2 tokens of padding\n"
     assert [count_padding(each, encoder()) for each in (row, row[:3], row[3:])] == [2, 0, 2]
 
 

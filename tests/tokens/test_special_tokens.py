@@ -82,7 +82,7 @@ def test_a_role_that_no_file_tells_is_asked_for_in_one_line():
         found.of("end")
     assert "\n" not in str(told.value)
     assert find_special_tokens(bare.with_roles({"end": "<|fin|>"})).of("end").text == "<|fin|>"
-    with pytest.raises(DataError, match="no token '<eof>' to be 'end'"):
+    with pytest.raises(DataError, match="token '<eof>' for the role 'end' does not exist"):
         find_special_tokens(bare.with_roles({"end": "<eof>"}))
     with pytest.raises(DataError, match="no role 'eos'; there are: begin, end, pad"):
         bare.with_roles({"eos": "x"})

@@ -16,7 +16,7 @@ from trainrig.tokens.tokenizer import (
     REPORT,
     REPORT_PAGE,
     TOKENIZER_FILE,
-    HeldBack,
+    HeldOutCollector,
     Reporting,
     TokenizerTraining,
     make_tokenizer,
@@ -132,8 +132,8 @@ def test_order_and_files_of_the_documents_change_nothing(folder, tmp_path):
 @pytest.mark.parametrize("limit", [1, 300, 10**6])
 def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
     def held_back(rows: list[Row]) -> list[str]:
-        back = HeldBack(Reporting(held_out=0.5, bytes=limit))
-        passed = [identity for identity, _, _ in back.let_by(rows)]
+        back = HeldOutCollector(Reporting(held_out=0.5, bytes=limit))
+        passed = [identity for identity, _, _ in back.filter_rows(rows)]
         assert passed == [each["id"] for each in rows if not is_held_out(each["url"], 0.5)]
         return [text.id for text in back.list_texts()]
 
@@ -200,9 +200,9 @@ def test_another_kind_has_a_report_too(table, tmp_path):
 @pytest.mark.parametrize(
     ("tokenizer", "smaller", "message"),
     [
-        (SMALL, (262,), "262 entries; the smaller ones of this tokenizer have from 263 to 319"),
-        (SMALL, (300, 320), "320 entries; the smaller ones of this tokenizer have from 263 to 319"),
-        (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not a part of this one"),
+        (SMALL, (262,), "262 entries are impossible; set sizes from 263 to 319"),
+        (SMALL, (300, 320), "320 entries are impossible; set sizes from 263 to 319"),
+        (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not part of a larger one"),
     ],
 )
 def test_smaller_vocabularies_that_are_none_are_refused_before_training(
@@ -245,7 +245,7 @@ def test_a_damaged_tokenizer_or_document_file_leaves_no_claimed_output(table, tm
     assert storage.list_files(str(tmp_path / "out")) == []
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
     damaged = Parquet(paths=(f"{tmp_path}/a.parquet",), source="s")
-    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or torn"):
+    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or damaged"):
         make_tokenizer(training(damaged, tmp_path / "out"))
     assert storage.list_files(str(tmp_path / "out")) == []
 

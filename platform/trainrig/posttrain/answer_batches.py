@@ -62,7 +62,7 @@ class Answers:
         """[B] targets of all answers of each row."""
         assert span == 1
         numbers = windows[:, None] * self._each + np.arange(self._each)
-        found = self._shards.read_of_documents(DOCUMENT_TARGETS, source, numbers.ravel())
+        found = self._shards.read_document_values(DOCUMENT_TARGETS, source, numbers.ravel())
         counts: Integers = found.reshape(numbers.shape).sum(axis=1)
         return counts
 
@@ -152,7 +152,9 @@ class PairBatches(_AnswerBatches):
         """Targets of both answers, pairs, and targets of the chosen, of the global batch."""
         chosen = tokens = pairs = 0
         for source, numbers in self._list_rows(step):
-            of_chosen = self._token_shards.read_of_documents(DOCUMENT_TARGETS, source, numbers * 2)
+            of_chosen = self._token_shards.read_document_values(
+                DOCUMENT_TARGETS, source, numbers * 2
+            )
             tokens += int(self._answers.targets(source, numbers, 1).sum())
             chosen, pairs = chosen + int(of_chosen.sum()), pairs + len(numbers)
         return {TOKENS: tokens, PAIRS: pairs, CHOSEN_TOKENS: chosen}
@@ -216,7 +218,7 @@ class LabelledBatches(_AnswerBatches):
         arrays[IDS], arrays[TARGETS] = self._fill_rows(answers, width)
         arrays[KL_IDS], arrays[KL_TARGETS] = self._fill_rows(mixed, width)
         labels = [
-            self._token_shards.read_of_documents(LABEL_ARRAY, source, np.array([number]))
+            self._token_shards.read_document_values(LABEL_ARRAY, source, np.array([number]))
             for source, number in rows
         ]
         arrays[LABELS] = np.concatenate(labels)

@@ -218,7 +218,7 @@ class ConversationBatches(PretrainBatches):
         weights_BT = np.zeros_like(targets_BT)
         for row, (source, window) in enumerate(windows):
             if source in self._conversations:
-                self._whole.weigh(source, window, weights_BT[row])
+                self._whole.read_target_weights(source, window, weights_BT[row])
             else:  # text: no document's first id is told by another document
                 begun = np.flatnonzero(arrays[POSITIONS][row] == 0)
                 targets_BT[row, begun[begun > 0] - 1] = IGNORE

@@ -35,7 +35,7 @@ from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat.rows import Example, parse_example
 from trainrig.tokens.chat.samples import SampleRules, Samples, build_samples
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.documents.document_set import OPENERS, deal
+from trainrig.tokens.documents.document_set import OPENERS, group_parts
 from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
 from trainrig.tokens.held_out import is_held_out
@@ -160,7 +160,7 @@ def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
         parts = [part for cut in cuts for part in cut.result()]
     return [
         Split(name, {"name": name, "parts": [asdict(part) for part in dealt]})
-        for number, dealt in enumerate(deal(parts, split_bytes))
+        for number, dealt in enumerate(group_parts(parts, split_bytes))
         for name in [f"rows-{number:05d}"]
     ]
 

@@ -180,7 +180,9 @@ class HeldOutAnswers:
                 ((IDS, TARGETS), own),
                 ((KL_IDS, KL_TARGETS), build_mismatched(own, after, self.sequence_length)),
             )
-            return arrays | {LABELS: shards.read_of_documents(LABEL_ARRAY, source, np.array([row]))}
+            return arrays | {
+                LABELS: shards.read_document_values(LABEL_ARRAY, source, np.array([row]))
+            }
         arrays = self._fill_arrays(
             ((CHOSEN_IDS, CHOSEN_TARGETS), answers.read_answer(source, 2 * row)),
             ((REJECTED_IDS, REJECTED_TARGETS), answers.read_answer(source, 2 * row + 1)),

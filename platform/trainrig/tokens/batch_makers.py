@@ -1,4 +1,4 @@
-"""What makes batches as a run goes on: from the weights that the step before left."""
+"""Interfaces of batches that are made during a run, from the weights after the step before."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,131 +10,143 @@ from numpy.typing import NDArray
 from trainrig.tokens.batches import MicroBatch
 
 Arrays = Mapping[str, NDArray[Any]]
-NONE: Arrays = MappingProxyType({})
+NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 class BatchMaker(ABC):
-    """The second source of batches: each is made from the weights that the step before left, and
-    stored before it is trained on (train/online_batches.py). Travels to the workers by pickle."""
+    """A source of batches that are made from the current weights, such as rollouts.
 
-    sources: Sequence[str]  # names that the `sources` of micro-batches number
-    updates: int = 1  # steps that each batch is trained on, one after another
-    # What the objective carries to the batch that is made now (objectives/contract.py).
+    Each batch is made from the weights after the step before, and stored before it is trained on
+    (train/online_batches.py). The maker is pickled to the workers.
+    """
+
+    sources: Sequence[str]  # source names, which the `sources` of micro-batches index
+    updates: int = 1  # number of consecutive steps that train on each batch
+    # Values that the objective carries from batch to batch (objectives/contract.py), as of now.
     carried: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
-        """All that its batches depend on beside the weights, as JSON has it."""
+        """Return all that the batches depend on besides the weights, as JSON values."""
 
     @abstractmethod
     def micro_batches(self, number: int) -> int:
-        """How many micro-batches make up batch `number` (from 0)."""
+        """Return the number of micro-batches in batch `number` (from 0)."""
 
     @abstractmethod
     def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of batch `number`, a function of these and the weights alone.
+        """Return micro-batch `index` of batch `number`, a function of these and the weights alone.
 
-        `others`: the models beside the trained one, by name. `model` is gathered: its forward
-        passes send nothing.
+        `others` holds the models besides the trained one, by name. The weights of `model` are
+        gathered: its forward passes need no communication.
 
-        Runs without gradients; every rank calls it at the same time, each for its own micro-batch,
-        and has to call each of `others` as often as the rest do.
+        Runs without gradients. Every rank calls it at the same time, each for its own micro-batch,
+        and must call each of `others` as often as all other ranks do.
         """
 
     @abstractmethod
     def denominators(self, micro: MicroBatch) -> Mapping[str, int]:
-        """What `micro` adds to each denominator of the batch: TOKENS and those that the objective's
-        terms name."""
+        """Return what `micro` adds to each denominator of the batch.
+
+        These are TOKENS and the denominators that the terms of the objective name.
+        """
 
     def data_before(self, step: int) -> dict[str, Any]:
-        """The cursor that a checkpoint holds, and what it counts: see DataHistory."""
+        """Return the cursor for the checkpoint and what it counts, as in `DataHistory`."""
         batch, update = divmod(step, self.updates)
         return {"online": dict(self.identity()), "batch": batch, "update": update}
 
 
 class RolloutMaker(BatchMaker):
-    """Batches in two parts: what is sampled, by the trainer's workers or by processes beside them
-    (train/rollout_pool/), and what the workers make of it."""
+    """A maker of batches in two parts: sampling, and completion on the trainer's workers.
 
-    # Batches by which sampling is ahead: batch n is sampled from the weights that batch n - lag is
-    # trained on from; the first ones from those of the beginning.
+    Sampling runs on the trainer's workers or in separate processes (train/rollout_pool/).
+    """
+
+    # Number of batches by which sampling is ahead. Batch n is sampled from the weights with which
+    # training on batch n - lag begins; the first `lag` batches from the initial weights.
     lag: int = 0
-    # Waves of sampling that a batch takes at most, each of as many units as it has micro-batches.
-    # Above 1 all waves of a run are numbered, and a batch is what `fill` makes of those it drew.
+    # Maximum waves of sampling for a batch; each has as many units as the batch has micro-batches.
+    # Above 1, the waves of a run are numbered, and `fill` makes a batch of those sampled for it.
     waves: int = 1
-    # Whether a batch leaves something that the next one goes on with.
-    leaves: bool = False
+    # Whether a batch leaves unfinished samples that the next batch continues.
+    carries_over: bool = False
 
     @property
     def draws_waves(self) -> bool:
-        """Whether a batch is made of waves: then what `begin` gives says how many and of what."""
-        return self.waves > 1 or self.leaves
+        """Return whether the `Waves` from `begin` decide how many units are sampled, and how."""
+        return self.waves > 1 or self.carries_over
 
     @abstractmethod
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
-        """What `model` says for micro-batch `index` of batch `number`, or of the wave of that
-        number, which is `asked` that: the unit of sampling, a function of these and the weights
-        alone. Runs without gradients, with `model` gathered."""
+    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
+        """Return what `model` samples for unit `index` of batch or wave `number`.
+
+        A unit is a micro-batch's worth of samples. `asked` is the input of a wave. The result is a
+        function of these and the weights alone. Runs without gradients, with `model` gathered.
+        """
 
     def begin(self, number: int, left: Arrays) -> "Waves":
-        """What fills batch `number` by waves; the one before left `left`."""
+        """Return the waves of batch `number`; `left` is what the batch before left unfinished."""
         return WholeWaves(self, number)
 
     def take_weights(self) -> None:
-        """The weights of the model that `sample` gets are others than at its last call."""
+        """Handle a change of weights: called before `sample` gets a model with other weights."""
 
     def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
-        """The micro-batches, sampled, of a batch of which those waves were drawn, each with its
-        units; None: another wave is to be drawn. The last wave fills any batch."""
+        """Choose the sampled micro-batches of a batch from the waves in `drawn` (lists of units).
+
+        None requests another wave. The last possible wave must fill the batch.
+        """
         return drawn[0]
 
     @abstractmethod
     def complete(
         self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
     ) -> MicroBatch:
-        """The micro-batch that `sampled` becomes; otherwise as `make`."""
+        """Return the micro-batch made of `sampled`; for the other parameters see `make`."""
 
     def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
-        """See BatchMaker."""
+        """Sample micro-batch `index` and complete it; see `BatchMaker.make`."""
         return self.complete(model, others, number, index, self.sample(model, number, index))
 
 
 class Waves(ABC):
-    """The waves of sampling of one batch, from the first to that which fills it."""
+    """The waves of sampling for one batch, from the first to the one that fills it."""
 
     @abstractmethod
     def next(self) -> tuple[int, Arrays]:
-        """The units of the next wave, and what it is asked beside its number."""
+        """Return the number of units of the next wave, and the input for sampling them."""
 
     @abstractmethod
     def take(self, units: Sequence[Arrays]) -> None:
-        """What was sampled for that wave."""
+        """Receive the samples of the wave that `next` described."""
 
     @abstractmethod
     def find_filled(self) -> Sequence[Arrays] | None:
-        """The micro-batches, sampled; None: another wave is to be drawn."""
+        """Return the sampled micro-batches of the batch, or None to request another wave."""
 
     def list_left(self) -> Arrays:
-        """What a filled batch leaves for the next."""
-        return NONE
+        """Return what a filled batch leaves for the next batch to continue."""
+        return NO_ARRAYS
 
 
 class WholeWaves(Waves):
-    """Waves of which each draws what a batch has; `RolloutMaker.fill` chooses among them."""
+    """Waves of a full batch each, from which `RolloutMaker.fill` chooses."""
 
     def __init__(self, maker: RolloutMaker, number: int) -> None:
-        """Of batch `number` of `maker`."""
-        self._maker, self._units = maker, maker.micro_batches(number)
+        """Prepare the waves of batch `number` of `maker`."""
+        self._maker = maker
+        self._units = maker.micro_batches(number)
         self._drawn: list[Sequence[Arrays]] = []
 
     def next(self) -> tuple[int, Arrays]:
-        """See Waves."""
-        return self._units, NONE
+        """Return (number of micro-batches in the batch, no input) for each wave."""
+        return self._units, NO_ARRAYS
 
     def take(self, units: Sequence[Arrays]) -> None:
-        """See Waves."""
+        """Add the samples of the wave."""
         self._drawn.append(units)
 
     def find_filled(self) -> Sequence[Arrays] | None:
-        """See Waves."""
+        """Return what `RolloutMaker.fill` chooses from the waves so far, or None."""
         return self._maker.fill(self._drawn) if self._drawn else None

@@ -1,6 +1,6 @@
-"""The interface of batches: the global batch of a step, for any caller in any order.
+"""The interface of batches: the global batch of any step, in any order of requests.
 
-Shapes: B sequences of a micro-batch, T positions, P pieces of documents in all rows of it.
+Shapes: B sequences of a micro-batch, T positions, P pieces of documents in all its rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,250 +13,271 @@ from pydantic import model_validator
 from trainrig.config import Field, Settings
 from trainrig.tokens.permutation import Integers
 
-IGNORE = -100  # a target that is not trained on
+IGNORE = -100  # target of a position that is not trained on
 
 
-# Names of arrays of a micro-batch that models and token objectives read.
+# Names of a micro-batch's arrays that models and token objectives read.
 IDS = "ids"  # [B, T]
 TARGETS = "targets"  # [B, T], IGNORE where not trained on
-POSITIONS = "positions"  # [B, T] place of each id in its own document
-PREFIXES = "prefixes"  # [B, T] whether all of its own document sees each id
-# Denominator that every batch has: targets trained on. Progress and tokens/s count by it.
+POSITIONS = "positions"  # [B, T] position of each id in its own document
+PREFIXES = "prefixes"  # [B, T] whether all ids of the same document may attend to the id
+# Denominator of every batch: number of targets trained on. Progress and tokens/s count by it.
 TOKENS = "tokens"
-# Of batches of conversations: what each target counts, in hundredths, and the sum of that.
-WEIGHTS = "weights"  # [B, T]; also a denominator
+# Batches of conversations: weight of each target in hundredths, and as a denominator their sum.
+WEIGHTS = "weights"  # [B, T]
 
-# Of batches in which a generator replaces some tokens: whether each place is one of text, and in
-# [0, 1) what the token there is drawn by, where one is; below 0 elsewhere.
-TEXT_PLACES, DRAWS = "text_places", "draws"  # [B, T], [B, T] float64
-PLACES = "places"  # denominator: places of text
+# Batches in which a generator replaces tokens.
+TEXT_PLACES = "text_places"  # [B, T] whether each position is text
+# [B, T] float64 in [0, 1), random number that selects the replacement of a token; below 0 where no
+# token is replaced.
+DRAWS = "draws"
+PLACES = "places"  # denominator: positions of text
 
-# Of batches for an encoder and a decoder, beside IDS [B, S], what is encoded, and TARGETS [B, T].
-DECODER_IDS = "decoder_ids"  # [B, T] what the decoder reads: each target stands one place later
-# The document of each place, ascending from 1; 0 where there is padding. No place sees another's.
-SEGMENTS, DECODER_SEGMENTS = "segments", "decoder_segments"  # [B, S], [B, T]
+# Batches for an encoder and a decoder: IDS [B, S] is the encoder's input, TARGETS [B, T] the
+# decoder's output.
+DECODER_IDS = "decoder_ids"  # [B, T] input of the decoder: the targets, shifted by one position
+# Document of each position, ascending from 1; 0 for padding. Attention is limited to a document.
+SEGMENTS = "segments"  # [B, S]
+DECODER_SEGMENTS = "decoder_segments"  # [B, T]
 
-# Of batches of pairs, an answer preferred to another. Targets are IGNORE outside the completion.
-CHOSEN_IDS, CHOSEN_TARGETS = "chosen_ids", "chosen_targets"  # [B, T]
-REJECTED_IDS, REJECTED_TARGETS = "rejected_ids", "rejected_targets"  # [B, T]
-# [B] float64 sums of the log-probabilities of each completion under the reference model.
-CHOSEN_REFERENCE, REJECTED_REFERENCE = "chosen_reference", "rejected_reference"
-MARGINS = "margins"  # [B] float64, by how much the chosen answer is the better one
-PAIRS, CHOSEN_TOKENS = "pairs", "chosen_tokens"  # denominators
+# Batches of preference pairs. Targets are IGNORE outside the completion.
+CHOSEN_IDS = "chosen_ids"  # [B, T]
+CHOSEN_TARGETS = "chosen_targets"  # [B, T]
+REJECTED_IDS = "rejected_ids"  # [B, T]
+REJECTED_TARGETS = "rejected_targets"  # [B, T]
+# [B] float64 sum of the log-probabilities of each completion under the reference model.
+CHOSEN_REFERENCE = "chosen_reference"
+REJECTED_REFERENCE = "rejected_reference"
+MARGINS = "margins"  # [B] float64, difference in quality between the chosen and the rejected answer
+PAIRS = "pairs"  # denominator
+CHOSEN_TOKENS = "chosen_tokens"  # denominator
 
-# Of batches of completions that are wanted or not, beside IDS and TARGETS.
-LABELS = "labels"  # [B] 1: wanted, 0: not
-KL_IDS, KL_TARGETS = "kl_ids", "kl_targets"  # [B, T] prompts with another row's completion
-REFERENCE, KL_REFERENCE = "reference", "kl_reference"  # [B] float64, as CHOSEN_REFERENCE
+# Batches of completions labelled as desirable or undesirable, in addition to IDS and TARGETS.
+LABELS = "labels"  # [B] 1: desirable, 0: undesirable
+KL_IDS = "kl_ids"  # [B, T] prompts with the completion of another row
+KL_TARGETS = "kl_targets"  # [B, T]
+REFERENCE = "reference"  # [B] float64, like CHOSEN_REFERENCE
+KL_REFERENCE = "kl_reference"  # [B] float64, the same for KL_TARGETS
 EXAMPLES = "examples"  # denominator
 
-# Of batches of solutions in steps, beside IDS: at the last token of a step 1, it is right, or 0, it
-# is not; IGNORE elsewhere.
+# Batches of solutions divided into steps, in addition to IDS. At the last token of a step: 1 if the
+# step is right, 0 if it is wrong; IGNORE elsewhere.
 STEP_LABELS = "step_labels"  # [B, T]
 STEPS = "steps"  # denominator
 
-# Arrays that are IGNORE where nothing is asked.
-ASKED = frozenset({TARGETS, CHOSEN_TARGETS, REJECTED_TARGETS, KL_TARGETS, STEP_LABELS})
+# Arrays that are IGNORE at positions without a loss.
+IGNORABLE = frozenset({TARGETS, CHOSEN_TARGETS, REJECTED_TARGETS, KL_TARGETS, STEP_LABELS})
 
-# Of batches of whole texts, alone or in pairs, beside IDS and SEGMENTS, which is 1 where there is a
-# token: which text of a pair each is of, and the class of each row. EXAMPLES is their denominator.
-TEXTS, CLASSES = "texts", "classes"  # [B, T], [B]
-# Of questions, each with a text: whether a place is of that, and the answer's first and last place.
-CONTEXT = "context"  # [B, T]
-ANSWER_STARTS, ANSWER_ENDS = "answer_starts", "answer_ends"  # [B]
+# Batches for classifying texts or pairs of texts, in addition to IDS and SEGMENTS, which is 1 for
+# tokens. Their denominator is EXAMPLES.
+TEXTS = "texts"  # [B, T] the text of the pair that each position belongs to
+CLASSES = "classes"  # [B] class of each row
+# Batches of questions about a text.
+CONTEXT = "context"  # [B, T] whether each position is in the text
+ANSWER_STARTS = "answer_starts"  # [B] first position of the answer
+ANSWER_ENDS = "answer_ends"  # [B] last position of the answer
 
-# Of batches of conversations that a teacher has read: what it expects at each place that has a
-# target, E entries of the vocabulary, the likeliest first; 0 elsewhere.
+# Batches of conversations for distillation: the teacher's E most probable entries of the vocabulary
+# at each position with a target, most probable first; 0 elsewhere.
 TEACHER_IDS = "teacher_ids"  # [B, T, E] int32
 TEACHER_LOG = "teacher_log_probabilities"  # [B, T, E] float32
-TEACHER_REST = "teacher_rest"  # [B, T] float32, the log-probability of all other entries together
+TEACHER_REST = "teacher_rest"  # [B, T] float32, log-probability of all other entries together
 
-# Of batches of rollouts, beside IDS and TARGETS: completions with what they are worth.
+# Batches of rollouts, in addition to IDS and TARGETS: sampled completions and their rewards.
 ADVANTAGES = "advantages"  # [B] float32
-REWARDS = "rewards"  # [B] float32, the weighted sum; parts are named REWARD_PART + name
+REWARDS = "rewards"  # [B] float32, the weighted sum; its parts are named REWARD_PART + name
 REWARD_PART = "reward."
-DIVERGENCE_WEIGHT = "divergence_weight"  # [B] float32, of what holds to the reference, if it moves
-# [B, T] float32, of tokens, where there is a critic: its values when the batch was made, what they
-# should have been, and advantages of their own.
-VALUES, RETURNS, TOKEN_ADVANTAGES = "values", "returns", "token_advantages"
-REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion of the unit
-FLAT = "flat"  # [B] 1 where all completions of a prompt got the same reward: nothing is learnt
-WAVES = "waves"  # [B] float32, waves of prompts that were drawn until the batch was full
-TURNS = "turns"  # [B] times that the model spoke, where there is an environment
-FINISHED = "finished"  # [B] 1 where the model ended its answer, 0 where the limit did
-# [B, T] float32 log-probabilities of the targets, 0 where there is none: by the weights that
-# sampled, read as training reads; as they were when sampled; and under the reference.
-OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
-# [B, T] float32, where the weights that sampled are not those of the update: log-probabilities by
-# the former, read as training reads (OLD is by the weights when the batch was made), and what the
-# loss of each token is weighed with for it, which is [B] IMPORTANCE_LIMIT at most.
-BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT = "behaviour", "importance", "importance_limit"
-# [B, T] batches by which the weights that sampled a token are behind those of its batch, 0 outside
-# the targets; and [B] float32 completions that were left unfinished, for each of the batch: where
-# completions are left off and gone on with.
-STALENESS, UNFINISHED = "staleness", "unfinished"
-TEACHER_TOKENS = "teacher_tokens"  # [B, T] the same under the teacher, where tokens learn of one
-LIMIT_TOKENS = "limit_tokens"  # [B] tokens that each may have; also a denominator
-TEMPERATURE = "temperature"  # [B] float32, that all were sampled with
-ENTRIES = "entries"  # [B] entries of the vocabulary that are drawn from; later ones only pad it
+# [B] float32, weight of the divergence from the reference, if it adapts during the run.
+DIVERGENCE_WEIGHT = "divergence_weight"
+# With a critic:
+VALUES = "values"  # [B, T] float32, the critic's values when the batch was made
+RETURNS = "returns"  # [B, T] float32, the returns that the critic should predict
+TOKEN_ADVANTAGES = "token_advantages"  # [B, T] float32
+REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion sampled with it
+FLAT = "flat"  # [B] 1 if all completions of the prompt have the same reward: no learning signal
+WAVES = "waves"  # [B] float32, waves of prompts that were sampled until the batch was full
+TURNS = "turns"  # [B] number of the model's turns, with an environment
+FINISHED = "finished"  # [B] 1 if the model ended its answer, 0 if it was cut off at the limit
+# [B, T] float32 log-probabilities of the targets, 0 elsewhere:
+OLD = "old"  # under the weights when the batch was made, computed as in training
+SAMPLED = "sampled"  # reported by the sampler
+REFERENCE_TOKENS = "reference_tokens"  # under the reference model
+# If other weights sampled than those that the batch updates:
+BEHAVIOUR = "behaviour"  # [B, T] float32, like OLD, but under the weights that sampled
+IMPORTANCE = "importance"  # [B, T] float32, importance weight of each token's loss
+IMPORTANCE_LIMIT = "importance_limit"  # [B] maximum of IMPORTANCE
+# If unfinished completions are continued in later batches:
+STALENESS = "staleness"  # [B, T] age, in batches, of the weights that sampled each token; else 0
+UNFINISHED = "unfinished"  # [B] float32, unfinished completions per completion of the batch
+TEACHER_TOKENS = "teacher_tokens"  # [B, T] log-probabilities under a teacher, for distillation
+LIMIT_TOKENS = "limit_tokens"  # [B] maximum tokens of a completion; as a denominator, their sum
+TEMPERATURE = "temperature"  # [B] float32, sampling temperature, the same in all rows
+ENTRIES = "entries"  # [B] entries of the vocabulary that can be sampled; later ones are padding
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass sees; the unit that no number of workers changes.
+    """The rows of one forward and backward pass, which no number of workers changes.
 
-    A mapping of named arrays, each with a first dimension of B rows, and the identity of each row.
-    What the names mean is between the batches and the objective: the loop passes them on.
+    It has named arrays, each with a first dimension of B rows, and the identity of each row. The
+    batches and the objective agree on the names; the training loop only passes the arrays on.
     """
 
     arrays: Mapping[str, NDArray[Any]]
-    samples: Integers  # [B] global sample numbers, the keys of RNG and trace
-    sources: Integers  # [B] number of each row's source among the `sources` of the batches
-    pieces: Integers  # [P, 3] (row, place in it, number of the document in its source), ascending
+    samples: Integers  # [B] global sample numbers, the keys of random numbers and of the trace
+    sources: Integers  # [B] index of each row's source in the `sources` of the batches
+    pieces: Integers  # [P, 3] (row, position in it, document's number in its source), ascending
 
     @property
     def ids(self) -> Integers:
-        """[B, T] token ids."""
+        """Token ids [B, T]."""
         return self.arrays[IDS]
 
     @property
     def targets(self) -> Integers:
-        """[B, T] the id to predict at each place, IGNORE where not trained on."""
+        """The id to predict at each position [B, T], IGNORE where not trained on."""
         return self.arrays[TARGETS]
 
     @property
     def positions(self) -> Integers | None:
-        """[B, T] place of each id in its own document; None: attention crosses documents."""
+        """Position of each id in its document [B, T]; None: attention crosses documents."""
         return self.arrays.get(POSITIONS)
 
 
 def build_token_arrays(
     ids_BT: Integers, targets_BT: Integers, positions_BT: Integers | None = None
 ) -> dict[str, Integers]:
-    """The arrays of a micro-batch of which each next token is predicted."""
+    """Return the arrays of a micro-batch for next-token prediction."""
     arrays = {IDS: ids_BT, TARGETS: targets_BT}
     return arrays if positions_BT is None else arrays | {POSITIONS: positions_BT}
 
 
 class DataHistory(Protocol):
-    """What a run was trained on so far."""
+    """The interface of a data source that describes the data used so far in a run."""
 
     def data_before(self, step: int) -> Mapping[str, Any]:
-        """All that the batches before `step` depend on, by name, as JSON has it.
+        """Return all that the batches before `step` depend on, by name, as JSON values.
 
-        Two runs that agree in it have trained on the same samples up to `step`.
+        Two runs with equal results have trained on the same samples up to `step`.
         """
         ...
 
 
 class Batches(DataHistory, Protocol):
-    """Where a training loop has its batches from: pure functions of the step.
+    """The interface of a data source for the training loop: batches are pure functions of the step.
 
-    Nothing but `assign_micro_batches` knows how many workers there are.
+    Only `assign_micro_batches` depends on the number of workers.
     """
 
     @property
     def sources(self) -> Sequence[str]:
-        """Names that the `sources` of micro-batches number."""
+        """Source names, which the `sources` of micro-batches index."""
         ...
 
     def micro_batches(self, step: int) -> int:
-        """How many micro-batches make up the global batch of `step` (from 0)."""
+        """Return the number of micro-batches in the global batch of `step` (from 0)."""
         ...
 
     def denominators(self, step: int) -> Mapping[str, int]:
-        """What sums over the whole global batch of `step` are divided by, by name, without reading
-        it: TOKENS always, and whatever else an objective's terms name."""
+        """Return the denominators of the global batch of `step`, by name, without reading rows.
+
+        TOKENS is always there, in addition to the names that the terms of the objective use.
+        """
         ...
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`."""
+        """Return micro-batch `index` of `step`."""
         ...
 
 
 class Corruption(Protocol):
-    """What an objective makes of the rows of pretraining before a model sees them: a masked or a
-    rearranged text, say. Travels to the workers by pickle and is applied there, one micro-batch at
-    a time; it holds nothing of torch.
+    """A transformation that an objective applies to the rows of pretraining, such as masking.
 
-    What becomes of a row is a function of its ids, its sample number and the step alone, drawn by
-    `trainrig.randomness`. How much each row counts is known without its ids: `denominators` is
-    asked before any row is read.
+    It is pickled to the workers and applied there, to one micro-batch at a time; it does not depend
+    on torch. The result for a row is a function of its ids, its sample number and the step alone,
+    with random numbers from `trainrig.randomness`. The weight of each row is known without its ids:
+    `denominators` is called before any row is read.
 
-    The text of a row is what next-token prediction would be trained on: its targets, IGNORE left
-    out. So each token of an epoch is in one row once.
+    The text of a row is its targets for next-token prediction, without IGNORE. So each token of an
+    epoch is in exactly one row.
     """
 
     def identity(self) -> Mapping[str, Any]:
-        """All that its rows depend on beside the text, as JSON has it."""
+        """Return all that the result depends on besides the text, as JSON values."""
         ...
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """What a micro-batch of `step` adds to what sums over the global batch are divided by, once
-        it is corrupted.
+        """Return the contribution of a transformed micro-batch of `step` to each denominator.
 
-        `samples` [R], `targets` [R]: each row, and its next-token targets before. TOKENS is among
-        them, and counts the targets that are left.
+        `samples` [R] are the rows, `targets` [R] their numbers of next-token targets before the
+        transformation. The result has TOKENS, the number of targets that are left.
         """
         ...
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro` with its rows corrupted; samples, sources and the numbers of pieces stay.
+        """Return `micro` with its rows transformed, its samples, sources and document numbers kept.
 
-        `pieces` says where in the rows of IDS each begins. Held-out rows are asked for at step 0,
-        whatever the step of the run, so that two figures differ by the model alone.
+        The result's `pieces` give the positions in its IDS. Held-out rows are requested at step 0,
+        whatever the step of the run, so that losses differ because of the model alone.
         """
         ...
 
 
 @runtime_checkable
-class DealtCorruption(Protocol):
-    """A corruption of several kinds, of which each row gets one."""
+class MixedCorruption(Protocol):
+    """A corruption that chooses one of several kinds for each row."""
 
     @property
     def by_micro_batch(self) -> bool:
-        """Whether all rows of a micro-batch get the same one: then what becomes of a row depends on
-        the first sample of its micro-batch too."""
+        """Return whether all rows of a micro-batch get the same kind.
+
+        Then the result for a row depends also on the first sample of its micro-batch.
+        """
         ...
 
-    def deal_by_sample(self) -> Corruption:
-        """The same kinds, each row's chosen by its own sample."""
+    def choose_by_sample(self) -> Corruption:
+        """Return a corruption of the same kinds in which each row's sample chooses its kind."""
         ...
 
 
 @dataclass(frozen=True)
 class MicroBatchSlot:
-    """A micro-batch of a step, assigned to a worker."""
+    """A micro-batch of a step in the list of one worker.
 
-    index: int  # of the micro-batch
-    real: bool  # else what comes of it is dropped: it is another's
-    first: int  # of the micro-batches that are added up, one after another, up to this one
-    closes: bool  # it is the last of those; their sum takes its place in the tree
+    Gradients of consecutive micro-batches are added up on the worker; the sums of these runs are
+    the leaves of the reduction over all workers.
+    """
+
+    index: int  # index of the micro-batch in the global batch
+    real: bool  # False for padding: another worker has the micro-batch, and this result is dropped
+    first: int  # index of the first micro-batch of the run that is added up
+    closes: bool  # True for the last micro-batch of the run; then the sum enters the reduction
 
 
 def assign_micro_batches(
     count: int, virtual: int, rank: int, world: int, peers: int = 1
 ) -> list[MicroBatchSlot]:
-    """What worker `rank` out of `world` does with the `count` micro-batches of a step.
+    """Return the micro-batches, of `count` in a step, that worker `rank` of `world` processes.
 
-    Each worker has neighbouring micro-batches, as many as any other or one fewer. Those of a
-    virtual worker, which are neighbours too, are added one after another: a worker that begins
-    with its first ones adds them up itself, and one that has later ones keeps them apart.
+    Each worker has consecutive micro-batches; the numbers of any two workers differ by at most one.
 
-    `peers`: so many neighbouring workers add up each round of micro-batches together; of those that
-    they have between them each takes one in turn, and none are added up by a worker itself.
+    `virtual` is the number of virtual workers: parts of the step's micro-batches that stay the same
+    for any number of workers, so that gradients are always added in the same order. A worker that
+    has the first micro-batches of a part adds them up locally; a worker that has only later ones
+    keeps them separate.
 
-    All workers have the same number of slots, so that all join every collective; one that lacks a
-    micro-batch repeats another, whose result it drops.
+    `peers` is the number of consecutive workers that add up each round of micro-batches together.
+    They take turns with the micro-batches of their group, and no worker adds up any locally.
+
+    All workers get equally long lists, so that all of them join every collective operation. A
+    worker with fewer micro-batches repeats micro-batch 0 and drops the result.
     """
     if not 0 <= rank < world:
         raise ValueError(f"no rank {rank} among {world} workers")
     rounds = -(-count // world)
     groups = world // peers
-    begin, end = (
-        _find_part_begin(count, rank // peers, groups),
-        _find_part_begin(count, rank // peers + 1, groups),
-    )
+    begin = _find_part_begin(count, rank // peers, groups)
+    end = _find_part_begin(count, rank // peers + 1, groups)
     if peers > 1:
         own = range(begin + rank % peers, end, peers)
         real = [MicroBatchSlot(index, True, index, closes=True) for index in own]
@@ -266,34 +287,36 @@ def assign_micro_batches(
 
 
 def _build_slot(index: int, begin: int, end: int, count: int, virtual: int) -> MicroBatchSlot:
-    """Micro-batch `index`, of a worker that has those from `begin` to `end`."""
+    """Return the slot of micro-batch `index` on a worker that has those from `begin` to `end`."""
     first, last = find_virtual_worker(index, count, virtual)
-    if first < begin:  # what comes before it is another's
+    if first < begin:  # another worker has the earlier micro-batches of the virtual worker
         return MicroBatchSlot(index, True, index, closes=True)
     return MicroBatchSlot(index, True, first, closes=index == min(last, end) - 1)
 
 
 def find_virtual_worker(index: int, count: int, virtual: int) -> tuple[int, int]:
-    """The first of `count` micro-batches that are of the same one of `virtual` virtual workers as
-    micro-batch `index`, and that after the last."""
+    """Return the first micro-batch, and the one after the last, of a virtual worker.
+
+    It is the one of `virtual` virtual workers that has micro-batch `index` of `count`.
+    """
     number = ((index + 1) * virtual - 1) // count
     return _find_part_begin(count, number, virtual), _find_part_begin(count, number + 1, virtual)
 
 
 def _find_part_begin(count: int, part: int, parts: int) -> int:
-    """Where part number `part` of `count` things begins, cut into `parts` as even as can be."""
+    """Return where part `part` begins if `count` things are divided as evenly as possible."""
     return count * part // parts
 
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """What one worker has to do of one step."""
+    """The work of one worker in one step."""
 
-    assigned: Sequence[tuple[MicroBatch, bool]]  # each with whether it is real
-    slots: Sequence[MicroBatchSlot]  # of each of `assigned`
-    micro_batches: int  # in the whole global batch
-    virtual: int  # virtual workers of this step
-    denominators: Mapping[str, int]  # of the whole global batch: what losses are divided by
+    assigned: Sequence[tuple[MicroBatch, bool]]  # (micro-batch, whether it is real)
+    slots: Sequence[MicroBatchSlot]  # the slot of each of `assigned`
+    micro_batches: int  # number of micro-batches in the whole global batch
+    virtual: int  # number of virtual workers in this step
+    denominators: Mapping[str, int]  # denominators of losses, for the whole global batch
 
 
 def read_local_batch(
@@ -304,28 +327,28 @@ def read_local_batch(
     virtual: int | None = None,
     peers: int = 1,
 ) -> LocalBatch:
-    """The micro-batches that worker `rank` out of `world` has in `step`; no other's is read.
+    """Read the micro-batches of worker `rank` of `world` in `step`, and no others.
 
-    `virtual`: how many virtual workers there are at most; None: as many as workers. `peers`: see
-    `assign_micro_batches`.
+    `virtual` is the maximum number of virtual workers; None means one for each worker. For `peers`
+    see `assign_micro_batches`.
     """
     count = batches.micro_batches(step)
-    there = world if virtual is None else min(virtual, count)
-    slots = assign_micro_batches(count, there, rank, world, peers)
+    virtual_workers = world if virtual is None else min(virtual, count)
+    slots = assign_micro_batches(count, virtual_workers, rank, world, peers)
     assigned = [(batches.micro_batch(step, slot.index), slot.real) for slot in slots]
-    return LocalBatch(assigned, slots, count, there, batches.denominators(step))
+    return LocalBatch(assigned, slots, count, virtual_workers, batches.denominators(step))
 
 
 class BatchSizes(Settings):
-    """How many sequences make up the batch of each step, how long, and in what order."""
+    """Settings for the size and the random order of batches."""
 
-    sequence_length: int = Field(ge=1)  # tokens of a sequence
-    global_batch: int = Field(ge=1)  # sequences of a step, over all workers
-    micro_batch: int = Field(ge=1)  # sequences of one forward pass; more take more memory
-    seed: int = 0  # random seed of the order of data
+    sequence_length: int = Field(ge=1)  # tokens in a sequence
+    global_batch: int = Field(ge=1)  # sequences in a step, over all workers
+    micro_batch: int = Field(ge=1)  # sequences in one forward pass; more need more memory
+    seed: int = 0  # random seed of the order of the data
 
     @model_validator(mode="after")
-    def _divides(self) -> Self:
+    def _check_sizes(self) -> Self:
         check_divides(self.global_batch, self.micro_batch)
         return self
 

@@ -1,4 +1,4 @@
-"""Which documents are held out of training."""
+"""The rule that selects the documents which are held out of training."""
 
 import hashlib
 import re
@@ -6,11 +6,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 def is_held_out(url: str, share: float) -> bool:
-    """Whether the document at `url` is held out of training.
+    """Return whether the document at `url` is held out of training, if `share` of all are.
 
-    Goes by the hash of the normalised URL alone: a document keeps its side when others are added,
-    when it is fetched again, and when `share` rises (whoever was held out stays so). A document
-    without a URL needs something else of its own here, such as its id.
+    Depends only on the hash of the normalised URL. A document stays in training or held out if
+    other documents are added and if it is fetched again; a held-out document also stays held out if
+    `share` rises. For a document without a URL, pass another unique string, such as its id.
     """
     if share == 0:
         return False
@@ -18,16 +18,16 @@ def is_held_out(url: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-# What most URLs are, which need no parsing: only slashes at the end can go.
+# Pattern of most URLs, which need no parsing: only slashes at the end are removed.
 _PLAIN = re.compile(r"https?://[a-z0-9.-]+(?:/[!\"$->@-~]*)?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def normalise_url(url: str) -> str:
-    """`url` as its other spellings have it too.
+    """Return a normal form of `url`, which is the same for other spellings of it.
 
-    Scheme and host in lower case; no default port, no fragment, no slash at the end; the query's
-    parameters sorted. What cannot be parsed stays as it is.
+    Scheme and host are in lower case; there is no default port, no fragment and no slash at the
+    end; the query's parameters are sorted. A URL that cannot be parsed is returned unchanged.
     """
     if _PLAIN.fullmatch(url):
         scheme, _, rest = url.partition("://")

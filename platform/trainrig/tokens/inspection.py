@@ -1,7 +1,7 @@
-"""What is in a folder of token shards: `trainrig tokens inspect`.
+"""Content of a folder of token shards, for `trainrig tokens inspect`.
 
-Counts and lengths are exact and come from the arrays that training reads, some documents at a
-time; of the texts a few are shown, drawn by a seed.
+Counts and lengths are exact. They come from the arrays that training reads, of which only a part is
+in memory at a time. A few texts, chosen by a random seed, are shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,43 +24,43 @@ from trainrig.tokens.row_view import RowPiece, render_row
 from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
-CHUNK = 2**20  # documents whose lengths are held at a time: 8 MiB
+CHUNK = 2**20  # documents whose lengths are in memory at a time: 8 MiB
 BAR = 40  # characters of the longest bar
-SHOWN_TOKENS = 60  # of each end of a text, in samples and rows
+SHOWN_TOKENS = 60  # tokens shown at each end of a text, in samples and rows
 
 
 @dataclass(frozen=True)
 class View:
-    """What to show beside the counts, of each source of each split."""
+    """Options for what is shown of each source of each split, in addition to its counts."""
 
-    documents: int  # decoded
-    rows: int  # with boundaries and masks
+    documents: int  # number of decoded documents
+    rows: int  # number of rows with boundaries and masks
     sequence_length: int
     packing: Packing
     seed: int
-    borders: bool  # where each token of a row ends
-    mask: bool = False  # the documents with what of them is trained on, in place of their text
+    borders: bool  # mark where each token of a row ends
+    mask: bool = False  # show documents with their loss mask instead of as text
 
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """One source of one split. Lengths are in tokens, end-of-text among them."""
+    """Counts of one source of one split; lengths are in tokens and include end-of-text."""
 
     documents: int
     tokens: int
     shortest: int
     longest: int
-    lengths: tuple[int, ...]  # entry i: documents of 2^i up to 2^(i+1) - 1 tokens
+    lengths: tuple[int, ...]  # entry i: number of documents of 2^i to 2^(i+1) - 1 tokens
 
     @property
     def mean(self) -> float:
-        """Tokens a document."""
+        """Mean number of tokens of a document."""
         return self.tokens / self.documents
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A folder of tokens, opened: its splits, and the tokenizer they were made with."""
+    """An opened folder of token shards: its splits, and the tokenizer that made them."""
 
     folder: str
     splits: Mapping[str, TokenShards]
@@ -68,16 +68,16 @@ class Inspection:
 
     @classmethod
     def open(cls, folder: str, verify: bool = False) -> "Inspection":
-        """`folder` is what `tokenize` or `conversations` wrote, or one split in it.
+        """Open a folder that `tokenize` or `conversations` wrote, or one split in it.
 
-        `verify`: read all of it and compare with the sums in its manifest. Raises DataError for
-        what is missing, has another size, or, if verified, other bytes.
+        `verify` reads all files and compares them with the checksums in the manifest. Raises
+        DataError if a file is missing, has the wrong size or, with `verify`, wrong content.
         """
         below = [
             name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
         ]
         name = folder.rstrip("/").rpartition("/")[2]
-        opened = {each: TokenShards.open(storage.join(folder, each)) for each in below} or {
+        opened = {split: TokenShards.open(storage.join(folder, split)) for split in below} or {
             name: TokenShards.open(folder)
         }
         base = folder if below else folder.rstrip("/").rpartition("/")[0] or "."
@@ -85,27 +85,27 @@ class Inspection:
         written = manifest.read_input(base, "tokenize" if made == "documents" else "conversations")
         if verify:
             manifest.verify_files(base, written)
-        manifest.read_file(base, "tokenizer.json")  # compared with its sum
+        manifest.read_file(base, "tokenizer.json")  # checks its sum
         encoder = Encoder.load(storage.join(base, "tokenizer.json"))
         for split, shards in opened.items():
             if shards.vocabulary.fingerprint != encoder.fingerprint:
                 raise DataError(
-                    f"{folder}: {split} was made with another tokenizer than the tokenizer.json "
-                    f"beside it; tokenize again"
+                    f"{folder}: {split} was made with a tokenizer other than the tokenizer.json "
+                    f"in the folder; tokenize again"
                 )
         return cls(folder, opened, encoder)
 
     def count_sources(self) -> dict[str, dict[str, SourceCounts]]:
-        """By split, by source."""
+        """Return the counts by split, then by source."""
         return {
             split: {source: count_source(shards, source) for source in shards.sources}
             for split, shards in self.splits.items()
         }
 
     def render_texts(self, view: "View", sources: Sequence[str] = ()) -> Iterator[Text]:
-        """All of it as a person reads it; `sources`: of these alone.
+        """Yield all that `view` selects as text for a terminal; `sources` limits it to these.
 
-        Rows are those of the split that is trained on: the other has no plans.
+        Rows are shown only for the training split, because the held-out split has no plans.
         """
         for split, source, counts in self._choose_sources(sources):
             yield Text(_format_headline(split, source, counts, self.splits[split]), style="bold")
@@ -120,8 +120,8 @@ class Inspection:
             if split != HELD_OUT and self.splits[split].rows == "documents":
                 yield from self.render_rows(split, source, view)
 
-    def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
-        """Counts and sampled documents, by split, by source."""
+    def build_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
+        """Return counts and sampled documents by split, then by source, as JSON values."""
         found: dict[str, Any] = {}
         for split, source, counts in self._choose_sources(sources):
             samples = self.sample_documents(split, source, view.documents, view.seed)
@@ -129,27 +129,27 @@ class Inspection:
         return found
 
     def _choose_sources(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
-        """Each split and source to show. Raises ConfigError for a source that no split has."""
+        """Return the splits and sources to show; raise ConfigError if a source does not exist."""
         counts = self.count_sources()
-        there = sorted({source for of in counts.values() for source in of})
+        there = sorted({source for by_source in counts.values() for source in by_source})
         for source in sources:
             if source not in there:
                 raise ConfigError(
                     f"{self.folder}: no source '{source}'{suggest_choice(source, there)}"
                 )
         return [
-            (split, source, each)
-            for split, of in counts.items()
-            for source, each in of.items()
+            (split, source, source_counts)
+            for split, by_source in counts.items()
+            for source, source_counts in by_source.items()
             if not sources or source in sources
         ]
 
     def sample_documents(
         self, split: str, source: str, count: int, seed: int
     ) -> list[dict[str, Any]]:
-        """Some documents, whole: id, URL, tokens and decoded text."""
+        """Return `count` random documents with their id, URL, number of tokens and decoded text."""
         shards = self.splits[split]
-        numbers = _draw(shards.count_documents(source), count, seed)
+        numbers = _draw_numbers(shards.count_documents(source), count, seed)
         starts = shards.find_document_starts(source, numbers)
         found = []
         for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
@@ -161,11 +161,13 @@ class Inspection:
         return found
 
     def show_loss_mask(self, split: str, source: str, view: "View") -> Iterator[Text]:
-        """Some documents, whole: what is trained on in colour, the rest between ‹ and ›. Of pairs,
-        the chosen answer is followed by the rejected one."""
+        """Yield random documents with what is trained on in colour, the rest between ‹ and ›.
+
+        In shards of pairs, each chosen answer is followed by its rejected answer.
+        """
         shards = self.splits[split]
         together = 2 if shards.rows == "pairs" else 1
-        drawn = _draw(shards.count_documents(source) // together, view.documents, view.seed)
+        drawn = _draw_numbers(shards.count_documents(source) // together, view.documents, view.seed)
         for number in (drawn[:, None] * together + np.arange(together)).ravel().tolist():
             document = shards.document(source, number)
             start = int(shards.find_document_starts(source, np.array([number]))[0])
@@ -174,12 +176,12 @@ class Inspection:
             shards.read_weights(source, start, weights)
             following = np.append(np.where(weights > 0, ids, IGNORE)[1:], IGNORE)
             title = name_place(document.corpus_file, document.corpus_row)
-            title += _answer_named(shards, source, number)
+            title += _describe_answer(shards, source, number)
             pieces = [RowPiece(0, title)]
             yield render_row(ids, following, pieces, self.encoder, borders=view.borders)
 
     def render_rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
-        """Some rows as training would see them, with their boundaries and masks."""
+        """Yield random rows as training would read them, with their boundaries and masks."""
         if not view.rows:
             return
         shards = self.splits[split]
@@ -189,7 +191,7 @@ class Inspection:
             tokens = f"{shards.tokens(source):,} tokens are less than a row of"
             yield Text(f"no row: {tokens} {view.sequence_length + 1:,}; lower --sequence-length")
         ids, targets = np.empty((2, view.sequence_length), np.int64)
-        for window in _draw(windows, view.rows, view.seed).tolist():
+        for window in _draw_numbers(windows, view.rows, view.seed).tolist():
             pieces = [
                 RowPiece(place, name_document(shards, source, number))
                 for place, number in layout.read(source, window, 1, ids, targets).tolist()
@@ -200,18 +202,18 @@ class Inspection:
             )
 
 
-def _answer_named(shards: TokenShards, source: str, number: int) -> str:
-    """Which answer a document is, of pairs and labelled answers."""
+def _describe_answer(shards: TokenShards, source: str, number: int) -> str:
+    """Return a suffix that says which answer a document is, in pairs and labelled answers."""
     if shards.rows == "pairs":
         return ", rejected" if number % 2 else ", chosen"
     if shards.rows == "labelled":
-        liked = shards.read_of_documents(LABELS, source, np.array([number]))[0]
+        liked = shards.read_document_values(LABELS, source, np.array([number]))[0]
         return ", liked" if liked else ", not liked"
     return ""
 
 
 def choose_packing(kind: str, shuffled: bool) -> Packing:
-    """The packing of this `kind`. Raises ConfigError if there is none such."""
+    """Return the packing of this `kind`; raise ConfigError if there is none."""
     kinds: dict[str, Packing] = {
         "Concatenate": Concatenate(shuffle_documents=shuffled),
         "BestFit": BestFit(),
@@ -219,21 +221,23 @@ def choose_packing(kind: str, shuffled: bool) -> Packing:
     if kind not in kinds:
         raise ConfigError(f"--packing: no packing '{kind}'{suggest_choice(kind, kinds)}")
     if shuffled and kind == "BestFit":
-        raise ConfigError("--shuffled: best-fit rows have no order of documents; leave it out")
+        raise ConfigError("--shuffled: best-fit rows ignore the shuffle plan; leave it out")
     return kinds[kind]
 
 
 def count_source(shards: TokenShards, source: str) -> SourceCounts:
-    """Exact, in one pass over where the documents of `source` begin."""
+    """Count documents and lengths exactly, in one pass over the starts of the documents."""
     documents = shards.count_documents(source)
     lengths = np.zeros(64, np.int64)
-    shortest, longest = shards.tokens(source), 0
+    shortest = shards.tokens(source)
+    longest = 0
     for first in range(0, documents, CHUNK):
         numbers = np.arange(first, min(first + CHUNK, documents) + 1, dtype=np.int64)
         found = np.diff(shards.find_document_starts(source, numbers))
-        # The exponent of the float is exact: lengths are far below 2^53.
+        # The exponent of the float is exact, because lengths are far below 2^53.
         lengths += np.bincount(np.frexp(found)[1] - 1, minlength=64)
-        shortest, longest = min(shortest, int(found.min())), max(longest, int(found.max()))
+        shortest = min(shortest, int(found.min()))
+        longest = max(longest, int(found.max()))
     filled = int(np.flatnonzero(lengths)[-1]) + 1
     return SourceCounts(
         documents, shards.tokens(source), shortest, longest, tuple(lengths[:filled].tolist())
@@ -241,7 +245,7 @@ def count_source(shards: TokenShards, source: str) -> SourceCounts:
 
 
 def _format_headline(split: str, source: str, counts: SourceCounts, shards: TokenShards) -> str:
-    share = counts.tokens / sum(shards.tokens(each) for each in shards.sources)
+    share = counts.tokens / sum(shards.tokens(source) for source in shards.sources)
     return (
         f"{split} · {source}: {counts.documents:,} documents, {counts.tokens:,} tokens "
         f"({share:.1%}), {counts.mean:,.0f} a document ({counts.shortest:,} to {counts.longest:,})"
@@ -249,7 +253,7 @@ def _format_headline(split: str, source: str, counts: SourceCounts, shards: Toke
 
 
 def render_histogram(counts: SourceCounts) -> str:
-    """The lengths of the documents as bars, one line for each doubling."""
+    """Return the distribution of lengths as text bars, one line for each power of two."""
     first = next(index for index, documents in enumerate(counts.lengths) if documents)
     most = max(counts.lengths)
     lines = []
@@ -262,21 +266,22 @@ def render_histogram(counts: SourceCounts) -> str:
 
 
 def cut_excerpt(text: str, characters: int = 400) -> str:
-    """The beginning and the end of `text`, its control characters visible."""
+    """Return the beginning and the end of `text`, with control characters made visible."""
     if len(text) <= characters:
         return escape_invisible(text)
     half = characters // 2
     left_out = len(text) - 2 * half
-    begin, end = escape_invisible(text[:half]), escape_invisible(text[-half:])
+    begin = escape_invisible(text[:half])
+    end = escape_invisible(text[-half:])
     return f"{begin} … {left_out:,} characters … {end}"
 
 
 def name_document(shards: TokenShards, source: str, number: int) -> str:
-    """How a document is called where its tokens are shown."""
+    """Return the URL or the id of a document, as its title."""
     document = shards.document(source, number)
     return document.url or document.id
 
 
-def _draw(size: int, count: int, seed: int) -> Integers:
-    """`count` different numbers below `size`, or all of them."""
+def _draw_numbers(size: int, count: int, seed: int) -> Integers:
+    """Return `count` different random numbers below `size`, or all of them."""
     return permute_indices(np.arange(min(count, size), dtype=np.int64), size, f"{seed}\ninspect")

@@ -1,4 +1,4 @@
-"""The stage `tokenize`: documents to token shards.
+"""The stage `tokenize`, which encodes documents into token shards.
 
 TOKENS/  tokenizer.json  train/documents-00000.{bin,ends,index.parquet,json} …  train/plans/…
          held_out/…  quarantine/documents-00000.jsonl …
@@ -37,47 +37,47 @@ from trainrig.tokens.special_tokens import BROUGHT, TokenizerFiles
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 
 QUARANTINE = "quarantine"
-BATCH_ROWS = 256  # documents encoded at a time: enough to keep the tokenizer's loop in Rust
+BATCH_ROWS = 256  # documents encoded at a time: enough to spend the time in the library's Rust code
 
 log = logging.getLogger(__name__)
 
 
 class Tokenization(RunFile):
-    """`trainrig tokenize`: documents to token shards."""
+    """Run file of `trainrig tokenize`, which encodes documents into token shards."""
 
     verb: ClassVar[str] = "tokenize"
     resumes: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["tokenize"] = "tokenize"
-    # Documents to encode: the folder of `curate`, or files as `[[documents]]` tables.
+    # Documents to encode: a folder that `curate` wrote, or files as `[[documents]]` tables.
     documents: Documents
-    # Folder that `tokenizer` wrote; or a Hugging Face folder, or any tokenizer.json, that of a
-    # checkpoint say, which is then used as it was brought.
+    # Folder that `trainrig tokenizer` wrote. Alternatively a Hugging Face folder or any
+    # tokenizer.json, for example from a checkpoint, which is then used unchanged.
     tokenizer: Annotated[str, NOT_IDENTITY]
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # Worker processes; 0: work in this process, without Ray.
+    # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
-    # Share of documents to hold out for evaluation, by hash of URL or id.
+    # Share of documents to hold out for evaluation, selected by hash of URL or id.
     held_out: float = Field(default=0.01, ge=0, lt=1)
-    # Whether each document begins with begin-of-text; it always ends with end-of-text.
+    # Whether each document begins with begin-of-text. Documents always end with end-of-text.
     begin_of_text: bool = False
-    # Bytes of text in a shard, about: small files share one, large ones are cut; also what one
-    # worker does at a time.
+    # Approximate bytes of text in a shard: small files share a shard, large ones are cut. One
+    # worker processes a shard at a time.
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
-    plans: PackingPlan = PackingPlan()  # packing plans to make beside the shards
+    plans: PackingPlan = PackingPlan()  # packing plans to write beside the shards
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Return a request for CPU cores, one for each worker."""
         return ResourceRequest.on_cores(self.workers)
 
 
 def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
-    """Write the token shards that `run` describes; the manifest of their folder.
+    """Write the token shards that `run` describes; return the manifest of their folder.
 
-    The same bytes at any number of workers: a shard is made from one split of the documents, and
-    those depend on the files alone. Raises DataError for what is no document or no tokenizer, and
-    if nothing is left to train on.
+    The output is byte-identical for any number of workers: each shard is made from one split of the
+    documents, and splits depend on the files alone. Raises DataError if the documents or the
+    tokenizer cannot be used, or if no document is left to train on.
     """
     documents = open_documents(run.documents)
     files, content = _read_tokenizer(run.tokenizer)
@@ -96,7 +96,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         map_splits(phase, splits, run.workers, progress)
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
-        _check(counts, run)
+        _check_counts(counts, run)
         plan_counts, plan_files = _plan_shards(run, encoder)
     storage.write(stage.build_path(TOKENIZER_FILE), encoder.text.encode())
     sums = {name: entry for record in records for name, entry in record.files.items()}
@@ -110,7 +110,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
 
 
 def _read_tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
-    """The tokenizer of `folder`, and the fingerprint of what it is. Raises DataError."""
+    """Return the tokenizer in `folder` and its fingerprint; raise DataError if there is none."""
     brought = storage.exists(storage.join(folder, TOKENIZER_FILE)) and not storage.exists(
         storage.join(folder, manifest.MANIFEST)
     )
@@ -122,18 +122,17 @@ def _read_tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
     return TokenizerFiles(text, where=storage.join(folder, TOKENIZER_FILE)), made.content
 
 
-def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
+def _check_counts(counts: Mapping[str, Any], run: Tokenization) -> None:
     if not counts.get("train_tokens"):
-        refused = (
-            f" ({sum_counts([counts['refused']])} were refused)" if counts.get("refused") else ""
-        )
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.get("refused", {}).items())
+        refused = f" (unusable rows: {reasons})" if reasons else ""
         raise DataError(
-            f"documents: not one document to train on{refused}; give more, or hold out less"
+            f"documents: no document is left to train on{refused}; add some, or lower held_out"
         )
     if run.held_out and not counts["held_out_tokens"]:
         log.warning(
-            "%s: nothing is held out, for the share %g of %d documents met none; evaluation will "
-            "find nothing to read",
+            "%s: no document is held out, because the share %g of %d documents selects none; "
+            "evaluation will have nothing to read",
             run.output,
             run.held_out,
             counts["train_documents"],
@@ -141,14 +140,14 @@ def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
 
 
 def _plan_shards(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """The plans of the shards that are trained on; their files by path below the output."""
+    """Write the packing plans of the training shards; return counts, and files by relative path."""
     padding = encoder.special_tokens.padding if run.plans.best_fit else encoder.end_of_text
     counts, files = write_plans(storage.join(run.output, TRAIN), run.plans, padding=padding)
     return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
 
 
 def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
-    """The work on one split of the documents: a shard to train on, and one held out."""
+    """Return the function that encodes one split into a training shard and a held-out shard."""
     vocabulary = ShardVocabulary(encoder.vocabulary_size, encoder.fingerprint)
     before = [encoder.find_special(BEGIN_OF_TEXT)] if run.begin_of_text else []
 
@@ -163,8 +162,8 @@ def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> W
             shards[HELD_OUT if held else TRAIN].add(document)
             ids[document.id] += 1
         counts: dict[str, Any] = {
-            "refused": dict(Counter(each.reason for each in refused)),
-            # In one shard: to find those of the whole is deduplication, which is `curate`'s.
+            "refused": dict(Counter(row.reason for row in refused)),
+            # Only within one shard: finding all repeats is deduplication, which `curate` does.
             "repeated_ids": ids.total() - len(ids),
         }
         files = _quarantine(run.output, task["name"], refused)
@@ -183,7 +182,7 @@ def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> W
 def _encode_rows(
     rows: Iterator[Mapping[str, Any]], encoder: Encoder, before: Iterable[int]
 ) -> Iterator[tuple[Mapping[str, Any], EncodedDocument]]:
-    """Each row with its document, which has `before` before its text and end-of-text after."""
+    """Yield each row with its document: the ids `before`, the ids of the text, and end-of-text."""
     first = np.array(before, dtype=np.uint32)
     last = np.array([encoder.end_of_text], dtype=np.uint32)
     while batch := list(itertools.islice(rows, BATCH_ROWS)):
@@ -204,8 +203,8 @@ def _encode_rows(
 
 
 def _quarantine(output: str, name: str, refused: Iterable[RefusedRow]) -> dict[str, FileSum]:
-    """Say which rows of a split were no documents; the file that does, if there were any."""
-    lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
+    """Write the refused rows of a split to quarantine; return the sum of the file, if any."""
+    lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in refused]
     if not lines:
         return {}
     below = f"{QUARANTINE}/{name}.jsonl"

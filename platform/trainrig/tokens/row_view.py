@@ -1,7 +1,7 @@
-"""Rows of ids as a person reads them: where documents meet, and what is trained on.
+"""Rendering of rows of token ids for people: where documents begin, and what is trained on.
 
-A row is shown document by document, each piece under a line that names it. Tokens that are no
-target stand between ‹ and ›, so that the view says the same without colours.
+A row is shown document by document, under a line with the document's name. Tokens that are not
+targets are enclosed in ‹ and ›, so that the view can be read without colours.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from trainrig.report import escape_invisible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 
-COLOURS = ("cyan", "yellow", "green", "magenta")  # of neighbouring pieces, in turns
+COLOURS = ("cyan", "yellow", "green", "magenta")  # adjacent pieces use them in rotation
 UNTRAINED = ("‹", "›")
-BORDER = "·"  # between two tokens, where borders are asked for
+BORDER = "·"  # between two tokens, if borders are shown
 
 
 @dataclass(frozen=True)
 class RowPiece:
-    """A stretch of one document in a row."""
+    """The part of a document that is in a row."""
 
-    place: int  # of its first id in the row
+    place: int  # position of its first id in the row
     title: str
 
 
 def count_padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
-    """How many ids at the end of a row are padding."""
+    """Return the number of padding ids at the end of a row."""
     token = encoder.special_tokens.pad
     pad = token.id if token else None
     text = np.flatnonzero(ids != (-1 if pad is None else pad))
@@ -46,10 +46,11 @@ def render_row(
     tokens: int | None = None,
     borders: bool = False,
 ) -> Text:
-    """The row of `ids` [T] whose targets are `targets` [T]: at place t, the id to predict there.
+    """Render the row of `ids` [T] with its targets [T], the id to predict at each position.
 
-    `tokens`: of each piece, at most so many of the first and of the last; None: all. `borders`:
-    show where each token ends. What strangers wrote is shown with its control characters visible.
+    `tokens` limits each piece to that many of its first and of its last tokens; None shows all.
+    `borders` marks where each token ends. Control characters in the text are made visible, because
+    the text comes from untrusted pages.
     """
     trained = np.concatenate(([False], targets[:-1] != IGNORE))
     unfilled = count_padding(ids, encoder)
@@ -59,7 +60,7 @@ def render_row(
         colour = COLOURS[number % len(COLOURS)]
         untaught = int((~trained[piece.place : end]).sum())
         counted = f"{end - piece.place:,} tokens at {piece.place:,}"
-        masked = f", {untaught:,} no target" if untaught else ""
+        masked = f", {untaught:,} not trained on" if untaught else ""
         text.append(
             f"┃ {escape_invisible(piece.title)}: {counted}{masked}\n", style=f"bold {colour}"
         )
@@ -71,7 +72,7 @@ def render_row(
             )
         text.append("\n")
     if unfilled:
-        text.append(f"┃ {unfilled:,} of padding\n", style="bold")
+        text.append(f"┃ {unfilled:,} tokens of padding\n", style="bold")
     if targets[-1] != IGNORE:
         last = escape_invisible(encoder.decode([int(targets[-1])]))
         text.append(f"┃ last target: {last}\n", style="bold")
@@ -79,7 +80,7 @@ def render_row(
 
 
 def _choose_ranges(begin: int, end: int, tokens: int | None) -> list[tuple[int, int, int]]:
-    """The stretches to show, each with how many tokens are left out before it."""
+    """Return the ranges to show, as (begin, end, number of tokens left out before it)."""
     if tokens is None or end - begin <= 2 * tokens:
         return [(begin, end, 0)]
     return [(begin, begin + tokens, 0), (end - tokens, end, end - begin - 2 * tokens)]
@@ -95,7 +96,7 @@ def _render_piece(
     text = Text()
     for taught, run in groupby(zip(ids.tolist(), trained.tolist(), strict=True), lambda p: p[1]):
         numbers = [number for number, _ in run]
-        # Together: a character of several tokens has no text token by token.
+        # Decoded together: a character of several tokens cannot be decoded token by token.
         shown = (
             BORDER.join(map(encoder.decode, ([n] for n in numbers)))
             if borders

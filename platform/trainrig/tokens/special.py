@@ -1,4 +1,4 @@
-"""Special tokens: those that no text makes, only code that means to."""
+"""Names of special tokens, which are inserted by code and never produced from text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ ASSISTANT = "<|assistant|>"
 END_OF_TURN = "<|end_of_turn|>"
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 SYSTEM = "<|system|>"
-MASK = "<|mask|>"  # one that we train has it if its `extra` tokens name it
-# In tokenizers that we train, their ids are their places here: 0 … 6.
+MASK = "<|mask|>"  # only in tokenizers trained with it among their `extra` tokens
+# In tokenizers that trainrig trains, the ids are the indices in this tuple: 0 … 6.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
 
-# What published tokenizers call these roles, where they do not use our names.
+# Names of these roles in published tokenizers, which may not use trainrig's names.
 PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
     END_OF_TEXT: (
         "<|endoftext|>",  # GPT-2, GPT-NeoX, OLMo, Qwen
@@ -48,13 +48,13 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# What objectives other than next-token prediction ask a tokenizer for: no role of a text, so that
-# each is found by these names alone. Where published tokenizers have one, its name is taken.
-# What stands before, after and in place of the middle, arXiv:2207.14255.
+# Tokens that objectives other than next-token prediction need. They have no role in a text, so they
+# are found by these names alone: names in published tokenizers, where there are any.
+# Fill in the middle (arXiv:2207.14255): before the prefix, before the suffix, before the middle.
 FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
 FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")
 FIM_MIDDLE = ("<|fim_middle|>", "<fim_middle>", "<｜fim▁end｜>")
-# Say which denoiser a row is of: the names of the paper, arXiv:2205.05131, and of its checkpoints.
+# Denoisers of UL2, which mark a row: names in the paper (arXiv:2205.05131) and its checkpoints.
 MODES: Mapping[str, tuple[str, ...]] = {
     "R": ("[R]", "[NLU]"),
     "S": ("[S]", "[S2S]"),
@@ -63,32 +63,32 @@ MODES: Mapping[str, tuple[str, ...]] = {
 
 
 def name_sentinel(number: int) -> str:
-    """The name of the token that stands for span `number`, from 0, of those left out (T5's)."""
+    """Return T5's name for the token that replaces left-out span `number`, counted from 0."""
     return f"<extra_id_{number}>"
 
 
 def list_special_tokens(reserved: int, sentinels: int = 0, extra: Sequence[str] = ()) -> list[str]:
-    """The special tokens of a tokenizer that we train, by id: ours, `reserved` slots, `sentinels`
-    and `extra` ones.
+    """Return the special tokens of a tokenizer that trainrig trains, in the order of their ids.
 
-    A slot is a special token without a meaning yet. A model that has one can be taught it later
-    without its vocabulary growing.
+    These are trainrig's own, `reserved` slots, `sentinels` for spans, and the `extra` ones. A slot
+    is a special token without a meaning. A model can be taught one later without new entries in
+    its vocabulary.
     """
     slots = (f"<|reserved_{slot}|>" for slot in range(reserved))
     return [*SPECIAL_TOKENS, *slots, *map(name_sentinel, range(sentinels)), *extra]
 
 
 def find_named(tokens: Mapping[str, int], names: Sequence[str]) -> int | None:
-    """The id of the first of `names` that is among `tokens`; None: none is."""
+    """Return the id of the first of `names` that is among `tokens`, or None."""
     return next((tokens[name] for name in names if name in tokens), None)
 
 
 def find_role_id(tokens: Mapping[str, int], role: str) -> int | None:
-    """The id that plays `role` (`END_OF_TEXT`, `PAD`, …) among the special tokens `tokens`.
+    """Return the id of the token with `role` (`END_OF_TEXT`, `PAD`, …) among `tokens`, or None.
 
-    Our own name wins over published ones, so an imported tokenizer's `</s>` is its end of text
-    unless it has an `<|end_of_text|>` too. Any other special token is found by its own name. None
-    if there is none such.
+    trainrig's own name takes precedence over published names: an imported tokenizer's `</s>` is its
+    end of text unless it also has `<|end_of_text|>`. A special token that is not a role is found by
+    its own name.
     """
     for name in (role, *PUBLISHED_NAMES.get(role, ())):
         if name in tokens:

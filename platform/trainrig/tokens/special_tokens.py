@@ -1,13 +1,13 @@
-"""Which special token plays which role, found from the files that a tokenizer comes with.
+"""Detection of the special token for each role, from the files that a tokenizer comes with.
 
-A role is what code asks for: the end of a text, padding, the end of a turn. Its token is looked for
-in this order, and the first that the tokenizer has is taken:
+A role is what code asks for, such as the end of a text, padding or the end of a turn. These places
+are searched in order, and the first token that the tokenizer has is used:
 
-1. `roles.json`, where a user said so;
+1. `roles.json`, in which a user assigns roles;
 2. `tokenizer_config.json` and `special_tokens_map.json`, which name tokens;
 3. `generation_config.json` and `config.json`, which give ids;
-4. the chat template, rendered: what stands after an answer ends a turn;
-5. the names that published tokenizers use (`trainrig.tokens.special`).
+4. the rendered chat template: the token after an answer ends a turn;
+5. the names in published tokenizers (`trainrig.tokens.special`).
 """
 
 import json
@@ -34,17 +34,19 @@ from trainrig.tokens.special import (
 )
 
 TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
-GENERATION, MODEL_CONFIG = "generation_config.json", "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
+GENERATION = "generation_config.json"
+MODEL_CONFIG = "config.json"
 TEMPLATE = "chat_template.jinja"
-ROLES = "roles.json"  # ours: role → token, where the other files do not tell
-# One file in their place, in folders that we write: file name → text.
+ROLES = "roles.json"  # trainrig's own: role → token, for roles that the other files do not give
+# One file with the content of all others, in folders that trainrig writes: file name → text.
 BROUGHT = "brought.json"
-# The files that are read beside a tokenizer.json, and carried along with it.
+# Files beside a tokenizer.json that are read and carried along with it.
 BESIDE = (TOKENIZER_CONFIG, MAP, GENERATION, MODEL_CONFIG, TEMPLATE, ROLES)
 
 Role = Literal["begin", "end", "pad", "mask", "end_of_turn", "user", "assistant", "system"]
-# Each role, by our own name of the token that plays it.
+# The role of each of trainrig's own special tokens.
 ROLE_OF: Mapping[str, Role] = {
     BEGIN_OF_TEXT: "begin",
     END_OF_TEXT: "end",
@@ -62,41 +64,50 @@ _KEYS: Mapping[Role, str] = {
     "pad": "pad_token",
     "mask": "mask_token",
 }
-_QUESTIONS, _ANSWERS = ("what is one?", "and what is two?"), ("it is three", "it is four")
+_QUESTIONS = ("what is one?", "and what is two?")
+_ANSWERS = ("it is three", "it is four")
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """A tokenizer.json with the files beside it. Travels by pickle, and to JSON and back."""
+    """A tokenizer.json and the files beside it; picklable."""
 
-    tokenizer: str  # the text of tokenizer.json
-    beside: Mapping[str, str] = field(default_factory=dict)  # file name → its text
-    where: str = TOKENIZER  # named in errors
+    tokenizer: str  # text of tokenizer.json
+    beside: Mapping[str, str] = field(default_factory=dict)  # file name → text
+    where: str = TOKENIZER  # path for error messages
 
     @classmethod
     def read(cls, path: str) -> "TokenizerFiles":
-        """Those of the folder `path`, or of the tokenizer.json at `path`. Raises DataError."""
+        """Read the files in the folder `path`, or beside the tokenizer.json at `path`.
+
+        Raises DataError if there is no tokenizer.json.
+        """
         folder, _, name = path.rpartition("/") if path.endswith(".json") else (path, "", TOKENIZER)
         where = storage.join(folder, name or TOKENIZER)
         text = _read_text(where)
         if text is None:
             raise DataError(
                 f"{where}: no such file; `trainrig tokenizer` makes one, and `save_pretrained` of "
-                "Transformers' AutoTokenizer writes one of any published tokenizer"
+                "Transformers' AutoTokenizer writes that of any published tokenizer"
             )
         brought = _read_text(storage.join(folder, BROUGHT))
         if brought is not None:
             return cls(text, json.loads(brought), where)
         found = {file: _read_text(storage.join(folder, file)) for file in BESIDE}
-        return cls(text, {file: each for file, each in found.items() if each is not None}, where)
+        return cls(
+            text, {file: content for file, content in found.items() if content is not None}, where
+        )
 
     @property
     def brought(self) -> bytes:
-        """The files beside tokenizer.json as the one file `BROUGHT`."""
+        """The files beside tokenizer.json, as the content of the file `BROUGHT`."""
         return json.dumps(dict(self.beside), indent=1, ensure_ascii=False, sort_keys=True).encode()
 
     def with_roles(self, roles: Mapping[str, str]) -> "TokenizerFiles":
-        """The same, where `roles` says which token plays which role. Raises DataError."""
+        """Return a copy in which `roles` (role → token) take precedence.
+
+        Raises DataError for an unknown role.
+        """
         for role in roles:
             if role not in NAME_OF:
                 raise DataError(f"no role {role!r}; there are: {', '.join(NAME_OF)}")
@@ -106,7 +117,10 @@ class TokenizerFiles:
         )
 
     def parse_json(self, name: str) -> dict[str, Any]:
-        """What the JSON file `name` holds; nothing where it is not there. Raises DataError."""
+        """Return the JSON object in the file `name`, or {} if there is no such file.
+
+        Raises DataError if the file is not a JSON object.
+        """
         try:
             value = json.loads(self.beside.get(name, "{}"))
         except ValueError as error:
@@ -117,15 +131,12 @@ class TokenizerFiles:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The Jinja template of conversations; None: there is none.
-
-        Of several, the one named "default".
-        """
+        """The Jinja template for conversations, or None; of several, the one named "default"."""
         if TEMPLATE in self.beside:
             return self.beside[TEMPLATE]
         found = self.parse_json(TOKENIZER_CONFIG).get("chat_template")
-        if isinstance(found, list):  # older files hold several, each with its name
-            named = {each["name"]: each["template"] for each in found}
+        if isinstance(found, list):  # older files have several named templates
+            named = {entry["name"]: entry["template"] for entry in found}
             return named.get("default") or next(iter(named.values()), None)
         return found
 
@@ -135,7 +146,7 @@ class TokenizerFiles:
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A token that no text makes."""
+    """A token that is never produced from text."""
 
     text: str
     id: int
@@ -143,32 +154,32 @@ class SpecialToken:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The token of each role; None: none plays it, or none could be found."""
+    """The token of each role; None if no token has the role, or none was found."""
 
-    begin: SpecialToken | None  # stands before a text
-    end: SpecialToken | None  # stands after a text: between documents
+    begin: SpecialToken | None  # precedes a text
+    end: SpecialToken | None  # follows a text, and separates documents
     pad: SpecialToken | None
-    mask: SpecialToken | None  # stands for a token that is to be predicted
-    end_of_turn: SpecialToken | None  # stands after each message of a conversation
-    # Stand before a message, where one token says whose it is.
+    mask: SpecialToken | None  # replaces a token that is to be predicted
+    end_of_turn: SpecialToken | None  # follows each message of a conversation
+    # Tokens that precede a message, in tokenizers where one token names the message's role.
     user: SpecialToken | None
     assistant: SpecialToken | None
     system: SpecialToken | None
-    stop_ids: tuple[int, ...]  # each of them ends an answer
-    prefix: tuple[int, ...]  # what the tokenizer itself puts before a text; mostly `begin`
+    stop_ids: tuple[int, ...]  # ids that end an answer
+    prefix: tuple[int, ...]  # ids that the tokenizer adds before a text, mostly `begin`
     chat_template: str | None
-    names: Mapping[str, int]  # every special token there is, and its id
-    entries: int  # of the vocabulary: every id is below
-    where: str  # named in errors
+    names: Mapping[str, int]  # name → id, for all special tokens
+    entries: int  # number of entries of the vocabulary; every id is below it
+    where: str  # path for error messages
 
     @property
     def padding(self) -> int:
-        """The id to fill rows with. Padding is masked, so without a token for it any other does."""
+        """Id that fills rows: the pad token's, or any other, because padding is masked."""
         token = self.pad or self.end or self.begin
         return token.id if token else 0
 
     def of(self, role: Role) -> SpecialToken:
-        """The token of `role`. Raises DataError, which says how to name one, if there is none."""
+        """Return the token of `role`; raise DataError, which says how to name one, if none."""
         token: SpecialToken | None = getattr(self, role)
         if token is None:
             there = ", ".join(list(self.names)[:12]) or "none"
@@ -183,7 +194,7 @@ class SpecialTokens:
 def find_special_tokens(
     files: TokenizerFiles, parsed: tokenizers.Tokenizer | None = None
 ) -> SpecialTokens:
-    """The special tokens of a tokenizer by role. `parsed`: it, if the caller has it already.
+    """Return the special tokens of a tokenizer by role; `parsed` saves parsing it again.
 
     Raises DataError for files that contradict each other.
     """
@@ -191,22 +202,23 @@ def find_special_tokens(
 
 
 def parse_tokenizer(tokenizer_json: str, where: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer, set to give all of a text and no more than the text."""
+    """Return the library's tokenizer, without truncation, padding or special tokens from text."""
     try:
         tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises no more specific error
         raise DataError(f"{where}: not a tokenizer.json: {error}") from None
-    # Published files may cut and fill every text to one length.
+    # Published files may truncate and pad every text to one length.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Kept out of tokenizer.json by the library, so it must be set again wherever one is read.
+    # This setting is not saved in tokenizer.json, so it must be set after each parsing.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 class _Search:
     def __init__(self, files: TokenizerFiles, parsed: tokenizers.Tokenizer) -> None:
-        self._files, self._tokenizer = files, parsed
+        self._files = files
+        self._tokenizer = parsed
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {token.content: number for number, token in sorted(added.items())}
         self._special = {
@@ -220,7 +232,7 @@ class _Search:
             roles.get("end_of_turn") or self._find_turn_end() or self._find_published("end_of_turn")
         )
         if "end" not in roles and (end is None or end == turn):
-            # A model tuned to chat names its end of turn as the end of all.
+            # A chat model's configuration names its end of turn as the end of text.
             end = self._find_published("end") or end
         begin = roles.get("begin") or self._find_configured("begin")
         if begin is None and "bos_token" not in self._files.parse_json(TOKENIZER_CONFIG):
@@ -249,8 +261,8 @@ class _Search:
             if token is None:
                 there = ", ".join(list(self._special)[:12]) or "none"
                 raise DataError(
-                    f"{self._files.where}: no token {text!r} to be {role!r}; special tokens there "
-                    f"are: {there}"
+                    f"{self._files.where}: token {text!r} for the role {role!r} does not exist; "
+                    f"the special tokens are: {there}"
                 )
             roles[role] = token
         return roles
@@ -262,20 +274,20 @@ class _Search:
             if text is not None and (token := self._find_token(text)):
                 return token
         for number in self._find_configured_ids(role):
-            return self._look_up_id(number)
+            return self._find_by_id(number)
         return None
 
     def _find_configured_ids(self, role: Role) -> Iterator[int]:
-        """Ids that the files of the model give `role`; some give the end of a text several."""
+        """Yield the ids that the model's files give to `role`; it may have several."""
         for file in (GENERATION, MODEL_CONFIG):
             given = self._files.parse_json(file).get(f"{_KEYS[role]}_id")
             for number in given if isinstance(given, list) else [given]:
-                # -1, and ids beyond the vocabulary, stand in published files for "none".
-                if isinstance(number, int) and self._look_up_id(number):
+                # In published files, -1 and ids beyond the vocabulary mean "none".
+                if isinstance(number, int) and self._find_by_id(number):
                     yield number
 
     def _find_turn_end(self) -> SpecialToken | None:
-        """The first special token that the chat template puts after an answer."""
+        """Return the first added token that the chat template puts after an answer, or None."""
         template = self._files.chat_template
         if template is None:
             return None
@@ -296,7 +308,7 @@ class _Search:
         try:
             text = render_chat(template, messages, variables)
         except InputError:
-            return None  # one that wants more than messages tells nothing
+            return None  # a template that needs more than messages cannot be rendered here
         after = text.partition(_ANSWERS[0])[2].partition(_QUESTIONS[1])[0]
         places = {after.find(name): name for name in self._added if name in after}
         return self._find_token(places[min(places)]) if places else None
@@ -324,13 +336,13 @@ class _Search:
         before = next((n for n in range(len(dressed)) if dressed[n : n + len(bare)] == bare), 0)
         if before or self._files.beside:
             return tuple(dressed[:before])
-        return (end.id,) if end else ()  # one of ours: a text begins where another ended
+        return (end.id,) if end else ()  # trainrig's own: a text begins after the end of another
 
     def _find_token(self, text: str) -> SpecialToken | None:
         number = self._tokenizer.token_to_id(text)
         return None if number is None else SpecialToken(text, number)
 
-    def _look_up_id(self, number: int) -> SpecialToken | None:
+    def _find_by_id(self, number: int) -> SpecialToken | None:
         text = self._tokenizer.id_to_token(number) if number >= 0 else None
         return None if text is None else SpecialToken(text, number)
 

@@ -1,11 +1,13 @@
-"""The stage `tokenizer`: a tokenizer from a sample of documents, and a report of what it is worth.
+"""The stage `tokenizer`: a tokenizer trained on a sample of documents, and a report on it.
 
 TOKENIZER/  tokenizer.json  report.json  report.html
 
-The report is measured on text that training did not see: documents held out by the rule of
-`tokenize` (the hash of the URL, or of the id), so with a share at least as large as there, it reads
-what models will not be trained on either. report.json is part of the result. report.html is drawn
-from it, and is not: another version of the drawing library makes no other tokenizer.
+The report measures text that training did not see. These documents are held out by the same rule as
+in `tokenize`: the hash of the URL, or of the id. So if `tokenize` holds out at least as large a
+share, models are not trained on the measured text either.
+
+report.json is part of the stage's output. report.html is drawn from it and is not, so another
+version of the drawing library does not make another tokenizer.
 """
 
 import dataclasses
@@ -38,60 +40,64 @@ from trainrig.tokens.vocabulary.measures import (
 TOKENIZER_FILE = "tokenizer.json"
 REPORT = "report.json"
 REPORT_PAGE = "report.html"
-REPORT_FORMAT = 1  # of report.json
+REPORT_FORMAT = 1  # version of report.json
 
 
 class Reporting(Settings):
-    """What the report reads, and which vocabularies it compares."""
+    """Settings for the report: what it measures and which vocabularies it compares."""
 
-    # Share of documents, by hash of URL or id, that the tokenizer is measured on and not trained
-    # on.
+    # Share of documents on which the tokenizer is measured instead of trained, selected by hash of
+    # URL or id.
     held_out: float = Field(default=0.05, gt=0, lt=1)
     # Bytes (UTF-8) of held-out documents to measure on: those whose ids have the lowest hashes.
     bytes: int = Field(default=4_000_000, ge=1)
-    # Sizes of smaller vocabularies to compare, of the same training (ByteLevelBPE only); None: a
-    # half, a quarter and an eighth.
+    # Sizes of smaller vocabularies to compare, taken from the same training (ByteLevelBPE only);
+    # None: a half, a quarter and an eighth of `tokenizer.vocabulary`.
     smaller: tuple[int, ...] | None = None
     # Other tokenizers to compare with: name = path of a tokenizer.json.
     compare: Annotated[dict[str, str], NOT_IDENTITY] = Field(default_factory=dict)
-    # Width of the model whose embeddings are counted; 768 is GPT-2's smallest.
+    # Width of the model whose embedding parameters are counted; the smallest GPT-2 has 768.
     channels: int = Field(default=768, ge=1)
-    # Whether that model's output head is its embedding, or has as many parameters again.
+    # Whether that model shares the parameters of its embedding and its output head.
     tied: bool = True
 
 
 class TokenizerTraining(RunFile):
-    """`trainrig tokenizer`: a tokenizer from a sample of documents."""
+    """Run file of `trainrig tokenizer`, which trains a tokenizer on a sample of documents."""
 
     verb: ClassVar[str] = "tokenizer"
 
     stage: Literal["tokenizer"] = "tokenizer"
-    # Documents to train on: the folder of `curate`, or files as `[[documents]]` tables.
+    # Documents to train on: a folder that `curate` wrote, or files as `[[documents]]` tables.
     documents: Documents
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    tokenizer: Tokenizer = ByteLevelBPE()  # which tokenizer to train or import
-    sample: TextSampling = TextSampling()  # how much text to train on, and from which sources
-    report: Reporting = Reporting()  # what the report measures and compares
+    tokenizer: Tokenizer = ByteLevelBPE()  # kind of tokenizer to train, or a tokenizer to import
+    sample: TextSampling = TextSampling()  # amount of text to train on, and its sources
+    report: Reporting = Reporting()  # settings of the report
 
     @model_validator(mode="after")
-    def _smaller_ones_are_part_of_it(self) -> Self:
-        whole, sizes = self.tokenizer, self.report.smaller or ()
-        if sizes and not isinstance(whole, ByteLevelBPE):
+    def _check_smaller_sizes(self) -> Self:
+        tokenizer = self.tokenizer
+        sizes = self.report.smaller or ()
+        if sizes and not isinstance(tokenizer, ByteLevelBPE):
             raise ValueError(
-                f"report.smaller: a smaller {whole.kind} is not a part of this one; leave it out, "
-                "train it, and name its tokenizer.json in report.compare"
+                f"report.smaller: a smaller {tokenizer.kind} is not part of a larger one; leave it "
+                "out, train the smaller one, and name its tokenizer.json in report.compare"
             )
         for size in sizes:
-            if isinstance(whole, ByteLevelBPE) and not whole.least <= size < whole.vocabulary:
+            if (
+                isinstance(tokenizer, ByteLevelBPE)
+                and not tokenizer.least <= size < tokenizer.vocabulary
+            ):
                 raise ValueError(
-                    f"report.smaller: {size} entries; the smaller ones of this tokenizer have "
-                    f"from {whole.least} to {whole.vocabulary - 1}"
+                    f"report.smaller: {size} entries are impossible; set sizes from "
+                    f"{tokenizer.least} to {tokenizer.vocabulary - 1}"
                 )
         return self
 
 
 def make_tokenizer(run: TokenizerTraining) -> Manifest:
-    """Train the tokenizer that `run` describes; the manifest of its folder."""
+    """Train the tokenizer that `run` describes; return the manifest of its folder."""
     documents = open_documents(run.documents)
     others = [(name, Encoder.load(path)) for name, path in sorted(run.report.compare.items())]
     inputs = dict(documents.inputs)
@@ -102,23 +108,23 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        held_back = HeldBack(run.report)
-        sample = draw_sample(held_back.let_by(_iterate_rows(documents)), run.sample)
+        collector = HeldOutCollector(run.report)
+        sample = draw_sample(collector.filter_rows(_iterate_rows(documents)), run.sample)
         trained = train_tokenizer(run.tokenizer, sample.texts)
         encoder = Encoder(trained.decode(), stage.build_path(TOKENIZER_FILE))
     storage.write(stage.build_path(TOKENIZER_FILE), trained)
     others = [*_build_smaller(run, encoder), *others]
-    told = _build_report(run, encoder, sample, held_back.list_texts(), others)
-    storage.write(stage.build_path(REPORT), _serialise_report(told))
-    # Here, as workers and `check` import this module and would load matplotlib for it.
+    results = _build_report(run, encoder, sample, collector.list_texts(), others)
+    storage.write(stage.build_path(REPORT), _serialise_report(results))
+    # Imported here: workers and `check` import this module, and must not load matplotlib.
     from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page
 
-    storage.write(stage.build_path(REPORT_PAGE), render_vocabulary_page(told).encode())
+    storage.write(stage.build_path(REPORT_PAGE), render_vocabulary_page(results).encode())
     counts = {
         "vocabulary": encoder.vocabulary_size,
         "sampled_documents": len(sample.texts),
         "sampled_bytes": sum(sample.bytes_of.values()),
-        "never_seen_entries": told.vocabulary.never_seen,
+        "never_seen_entries": results.vocabulary.never_seen,
     }
     files = {
         name: manifest.compute_file_sum(stage.build_path(name)) for name in (TOKENIZER_FILE, REPORT)
@@ -126,27 +132,27 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     return stage.finish(counts, files)
 
 
-class HeldBack:
-    """The documents that the report reads, taken out as they pass by on their way to the sample."""
+class HeldOutCollector:
+    """Collector of the held-out documents that the report measures."""
 
     def __init__(self, report: Reporting) -> None:
         self._report = report
-        self._heap: list[tuple[int, str, MeasuredText]] = []  # highest hash first
+        self._heap: list[tuple[int, str, MeasuredText]] = []  # the highest hash is first
         self._bytes = 0
 
-    def let_by(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-        """Id, source and text of the documents that are not held out."""
+    def filter_rows(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+        """Yield (id, source, text) of the documents that are not held out; collect the others."""
         for row in rows:
             if is_held_out(row["url"] or row["id"], self._report.held_out):
-                self._keep(row)
+                self._collect(row)
             else:
                 yield row["id"], row["source"], row["text"]
 
     def list_texts(self) -> list[MeasuredText]:
-        """Those kept, lowest hash first: the same for any order of documents."""
+        """Return the collected texts, lowest hash first, independent of the documents' order."""
         return [text for _, _, text in sorted(self._heap, key=lambda item: (-item[0], item[1]))]
 
-    def _keep(self, row: Mapping[str, Any]) -> None:
+    def _collect(self, row: Mapping[str, Any]) -> None:
         text = MeasuredText(row["id"], row["source"], row["language"] or "", row["text"])
         place = int.from_bytes(hashlib.blake2b(text.id.encode(), digest_size=8).digest(), "big")
         heapq.heappush(self._heap, (-place, text.id, text))
@@ -161,14 +167,14 @@ def _iterate_rows(documents: DocumentSet) -> Iterator[Mapping[str, Any]]:
 
 
 def _build_smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encoder]]:
-    """Smaller vocabularies of the same training, each with its name."""
-    whole = run.tokenizer
-    if not isinstance(whole, ByteLevelBPE):
+    """Return smaller vocabularies from the same training, each with its name for the report."""
+    tokenizer = run.tokenizer
+    if not isinstance(tokenizer, ByteLevelBPE):
         return []
-    parts = [whole.vocabulary // 2, whole.vocabulary // 4, whole.vocabulary // 8]
+    parts = [tokenizer.vocabulary // 2, tokenizer.vocabulary // 4, tokenizer.vocabulary // 8]
     sizes = run.report.smaller
     if sizes is None:
-        sizes = tuple(size for size in parts if size >= whole.least)
+        sizes = tuple(size for size in parts if size >= tokenizer.least)
     return [
         (f"its first {size:,} entries", Encoder(keep_first_entries(encoder.text, size)))
         for size in sizes
@@ -202,6 +208,6 @@ def _build_report(
     )
 
 
-def _serialise_report(told: TokenizerReport) -> bytes:
-    facts = {"format": REPORT_FORMAT, **dataclasses.asdict(told)}
+def _serialise_report(results: TokenizerReport) -> bytes:
+    facts = {"format": REPORT_FORMAT, **dataclasses.asdict(results)}
     return json.dumps(facts, indent=1, ensure_ascii=False).encode()

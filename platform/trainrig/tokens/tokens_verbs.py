@@ -1,4 +1,4 @@
-"""`trainrig tokens …`: what is in token shards. Verbs import what they need when they run."""
+"""The commands `trainrig tokens …`, which inspect token shards; imports are made when they run."""
 
 import json
 from typing import Annotated
@@ -28,13 +28,13 @@ def inspect(
         typer.Option(metavar="NAME", help="Show only this source; repeatable.  [default: all]"),
     ] = None,
     documents: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Documents to decode, of each source.")
+        int, typer.Option(metavar="N", min=0, help="Documents to decode from each source.")
     ] = 2,
     rows: Annotated[
         int, typer.Option(metavar="N", min=0, help="Rows to show with boundaries and masks.")
     ] = 1,
     sequence_length: Annotated[
-        int, typer.Option(metavar="TOKENS", min=1, help="Length of those rows, in tokens.")
+        int, typer.Option(metavar="TOKENS", min=1, help="Length of the rows shown, in tokens.")
     ] = 256,
     packing: Annotated[
         str,
@@ -48,7 +48,7 @@ def inspect(
         bool, typer.Option("--shuffled", help="Order documents by the shuffle plan.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Random seed of what is shown.")
+        int, typer.Option(metavar="N", min=0, help="Random seed that selects documents and rows.")
     ] = 0,
     borders: Borders = False,
     mask: Annotated[
@@ -70,7 +70,7 @@ def inspect(
     )
     inspected = Inspection.open(shards, verify)
     if as_json:
-        print(json.dumps(inspected.as_json(view, source or ())))
+        print(json.dumps(inspected.build_json(view, source or ())))
         return
     console = Console(highlight=False, soft_wrap=True)
     for text in inspected.render_texts(view, source or ()):

@@ -23,9 +23,9 @@ from trainrig.tokens.batches import (
     IGNORE,
     WEIGHTS,
     Corruption,
-    DealtCorruption,
     MicroBatch,
     MicroBatchSlot,
+    MixedCorruption,
     assign_micro_batches,
     build_token_arrays,
 )
@@ -128,8 +128,8 @@ class HeldOutSets:
     def corrupt(self, corruption: Corruption) -> "HeldOutSets":
         """The same rows as `corruption` makes them, each time alike; of several kinds, each row by
         itself, so that a few rows have all of them."""
-        if isinstance(corruption, DealtCorruption):
-            corruption = corruption.deal_by_sample()
+        if isinstance(corruption, MixedCorruption):
+            corruption = corruption.choose_by_sample()
         return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
 
     def _list_batches(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
@@ -284,7 +284,7 @@ def _read_conversation(layout: WholeRows, source: str, number: int, window: int)
     """One conversation, no wider than it is."""
     ids, targets, weights = np.empty((3, 1, layout.length), dtype=np.int64)
     pieces = layout.read(source, window, 1, ids[0], targets[0])
-    layout.weigh(source, window, weights[0])
+    layout.read_target_weights(source, window, weights[0])
     width = int(np.flatnonzero(targets[0] != IGNORE)[-1]) + 1
     arrays = build_token_arrays(ids[:, :width], targets[:, :width]) | {WEIGHTS: weights[:, :width]}
     return MicroBatch(

@@ -31,7 +31,7 @@ from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.parallel.mesh import WorkerMesh
-from trainrig.tokens.batch_makers import NONE, Arrays, BatchMaker, RolloutMaker
+from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, BatchMaker, RolloutMaker
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
 from trainrig.train.rollout_pool.asking import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -201,8 +201,8 @@ class OnlineBatches:
         many waves that took, and what is left for the next batch."""
         models, ahead = (state.model, state.others), self._ahead
         if ahead is None:
-            return functools.partial(self.maker.make, *models, number), 1, NONE
-        maker, waves, left = ahead.maker, 1, NONE
+            return functools.partial(self.maker.make, *models, number), 1, NO_ARRAYS
+        maker, waves, left = ahead.maker, 1, NO_ARRAYS
         sampled: Mapping[int, Arrays]
         if maker.draws_waves:
             drawn = maker.begin(number, self._read_left_before(number, state))
@@ -219,8 +219,8 @@ class OnlineBatches:
 
     def _read_left_before(self, number: int, state: TrainState) -> Arrays:
         """What the batch before batch `number` left for it. Raises DataError if that is gone."""
-        if not (number and self._ahead and self._ahead.maker.leaves):
-            return NONE
+        if not (number and self._ahead and self._ahead.maker.carries_over):
+            return NO_ARRAYS
         folder = self._name_folder(number - 1, state)
         before = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         if before is None:

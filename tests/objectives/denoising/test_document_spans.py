@@ -263,7 +263,7 @@ def test_rows_of_many_documents_are_read_by_a_model_of_as_many_positions_as_one_
 
 def test_held_out_rows_of_all_denoisers_count_no_place_beyond_one_text(encoder, make_rows):
     objective = UL2(joined=True)
-    corruption = find_corruption(objective, encoder, 64).deal_by_sample()
+    corruption = find_corruption(objective, encoder, 64).choose_by_sample()
     widest = max(each.compute_row_length(64) for _, each in objective.parts())
     for mean in (3, 8, 60):
         found = corruption.apply(make_rows(16, 64, mean=mean, apart=True), 0)

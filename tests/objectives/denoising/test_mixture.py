@@ -148,7 +148,7 @@ def test_no_place_is_wasted_where_rows_of_a_micro_batch_are_dealt_together(encod
 def test_micro_batches_are_dealt_by_weight_and_by_their_first_sample_alone(encoder):
     three = {"members": (*SPANS["members"], {"objective": SPANS["members"][0]["objective"]})}
     corruption = MixtureOfObjectives.model_validate(three).make_corruption(encoder)
-    alone = corruption.deal_by_sample()
+    alone = corruption.choose_by_sample()
     firsts = np.arange(0, 40_000, 4)
     of = np.array([corruption.deal(np.arange(first, first + 4)) for first in firsts.tolist()])
     assert (of == of[:, :1]).all()

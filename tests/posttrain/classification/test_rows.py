@@ -79,7 +79,7 @@ def test_labels_that_rows_have_are_ordered_and_written(encode, tmp_path):
     assert found.counts["labels"] == ["sport", "travel", "weather"]
     shards = TokenShards.open(f"{tmp_path}/encoded/train")
     assert shards.rows == "classified"
-    assert shards.read_of_documents("classes", "s", np.arange(3)).tolist() == [2, 0, 1]
+    assert shards.read_document_values("classes", "s", np.arange(3)).tolist() == [2, 0, 1]
     weights = np.empty(shards.tokens("s"), dtype=np.int64)
     shards.read_weights("s", 0, weights)
     begin, end = shards.find_document_starts("s", np.array([1, 2])).tolist()
@@ -90,7 +90,7 @@ def test_labels_that_rows_have_are_ordered_and_written(encode, tmp_path):
         rows = [row | {"label": label} for row, label in zip(ROWS, labels, strict=True)]
         encode(rows, name, labels=("sport", "travel", "weather"))
         there = TokenShards.open(f"{tmp_path}/{name}/train")
-        assert there.read_of_documents("classes", "s", np.arange(3)).tolist() == [2, 0, 1]
+        assert there.read_document_values("classes", "s", np.arange(3)).tolist() == [2, 0, 1]
 
 
 def test_bad_rows_are_in_quarantine_with_file_and_place(encode, tmp_path):

@@ -300,7 +300,7 @@ def test_a_file_without_one_document_is_named_with_the_reasons(tmp_path):
     storage.write(f"{tmp_path}/b.jsonl", json_lines([{"text": 5}, {"text": 6}, {"other": ""}]))
     with pytest.raises(
         DataError,
-        match=r"b\.jsonl: none of its 3 rows is a document \(text_not_a_string 2, no_text 1\)",
+        match=r"b\.jsonl: none of its 3 rows is a usable .* \(text_not_a_string 2, no_text 1\)",
     ):
         read(JSONL(paths=(str(tmp_path),), source="s"))
 
@@ -325,11 +325,11 @@ def test_an_empty_file_is_no_fault(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        (Parquet, "a.parquet", "not Parquet, or torn"),
-        (Arrow, "a.arrow", "not an Arrow stream or file, or torn"),
-        (JSONL, "a.jsonl.gz", r"none of its 1 rows is a document \(torn_file 1\)"),
-        (JSONL, "a.jsonl.zst", r"none of its 1 rows is a document \(torn_file 1\)"),
-        (JSONL, "a.jsonl", r"none of its 1 rows is a document \(not_json 1\)"),
+        (Parquet, "a.parquet", "not Parquet, or damaged"),
+        (Arrow, "a.arrow", "not an Arrow stream or file, or damaged"),
+        (JSONL, "a.jsonl.gz", r"none of its 1 rows is a usable document \(torn_file 1\)"),
+        (JSONL, "a.jsonl.zst", r"none of its 1 rows is a usable document \(torn_file 1\)"),
+        (JSONL, "a.jsonl", r"none of its 1 rows is a usable document \(not_json 1\)"),
     ],
 )
 def test_a_file_of_another_kind_is_named(kind, name, message, tmp_path):
@@ -341,9 +341,9 @@ def test_a_file_of_another_kind_is_named(kind, name, message, tmp_path):
 def test_files_that_are_not_there_are_named(tmp_path):
     storage.write(f"{tmp_path}/a.txt", b"x")
     for path, message in (
-        ("nothing.jsonl", "nothing.jsonl: not there"),
-        ("*.jsonl", r"\*.jsonl: matches none of the 1 files below"),
-        ("", r"a folder of 1 files, none of them \*\.jsonl \*\.jsonl\.gz"),
+        ("nothing.jsonl", "nothing.jsonl: does not exist"),
+        ("*.jsonl", r"\*.jsonl: matches none of the 1 files in"),
+        ("", r"none of its 1 files is named \*\.jsonl \*\.jsonl\.gz"),
     ):
         with pytest.raises(DataError, match=message):
             open_documents([JSONL(paths=(f"{tmp_path}/{path}".rstrip("/"),), source="s")])
@@ -360,7 +360,7 @@ def test_a_folder_that_holds_a_test_split_too_is_refused(kind, names, tmp_path):
     made = parquet if kind is Parquet else arrow
     for name in names:
         storage.write(f"{tmp_path}/{name}", made(ROWS))
-    with pytest.raises(DataError, match="holds the splits test, train, of which some are for"):
+    with pytest.raises(DataError, match="contains the splits test, train, some of which are for"):
         open_documents([kind(paths=(str(tmp_path),), source="s")])
     chosen = f"{tmp_path}/data/train-*.parquet" if kind is Parquet else f"{tmp_path}/train"
     assert len(read(kind(paths=(chosen,), source="s"))[0]) == 100

@@ -65,7 +65,7 @@ def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(n
         except DataError as error:
             told += 1
             assert str(error).startswith(f"{path}: ")
-            assert "; get or write it again" in str(error) or "no column" in str(error)
+            assert "; download or write the file again" in str(error) or "no column" in str(error)
             assert "\n" not in str(error)
     assert told > 30  # what it hits, not every flip can show
 

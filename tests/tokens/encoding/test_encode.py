@@ -156,7 +156,7 @@ def test_half_a_character_decodes_to_the_replacement_character(encoder):
 
 @pytest.mark.parametrize("number", [-100, -1, 320])
 def test_what_is_no_id_is_not_decoded(encoder, number):
-    with pytest.raises(IndexError, match=f"{number} is no id of a vocabulary of 320"):
+    with pytest.raises(IndexError, match=f"{number} is not an id in a vocabulary of 320"):
         encoder.decode([5, number])
 
 

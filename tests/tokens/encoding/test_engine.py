@@ -22,7 +22,7 @@ from trainrig.tokens.encoding.engine import (
     QWEN_2,
     WHITE_SPACE,
     FastEngine,
-    Unequal,
+    NotEquivalent,
     build_fast_engine,
     find_long_runs,
 )
@@ -157,7 +157,7 @@ def test_merges_that_no_training_gave_are_encoded_alike_or_refused(pairs, texts)
     tokenizer = with_merges(pairs)
     try:
         quick = by_structure_alone(tokenizer)
-    except Unequal:
+    except NotEquivalent:
         return
     for text in texts:
         assert quick.encode(text).tolist() == by_library(tokenizer, text)
@@ -325,14 +325,14 @@ def without_a_byte() -> dict:
 )
 def test_what_might_be_encoded_otherwise_is_refused_with_the_reason(description, reason):
     tokenizer = parsed(description())
-    with pytest.raises(Unequal, match=reason):
+    with pytest.raises(NotEquivalent, match=reason):
         build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
 def test_another_kind_of_model_is_refused():
     tokenizer = tokenizers.Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    with pytest.raises(Unequal, match="no byte-pair encoding, but WordPiece"):
+    with pytest.raises(NotEquivalent, match="no byte-pair encoding, but WordPiece"):
         build_fast_engine(tokenizer, (b"a", b"[UNK]"))
 
 
@@ -350,7 +350,7 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
     entries = entries_of(tokenizer)
     unchecked = FastEngine(tokenizer, {entry: n for n, entry in enumerate(entries)}, GPT_2)
     assert unchecked.encode(text).tolist() != by_library(tokenizer, text)
-    with pytest.raises(Unequal, match="not what its own text becomes"):
+    with pytest.raises(NotEquivalent, match="not what its own text becomes"):
         build_fast_engine(tokenizer, entries)
 
 
@@ -358,7 +358,7 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
 def test_the_probe_finds_a_wrong_pattern(words, other, monkeypatch):
     tokenizer = trained(words, 500)
     monkeypatch.setattr(engine, "_find_word_pattern", lambda settings: other)
-    with pytest.raises(Unequal, match="the two engines differ on"):
+    with pytest.raises(NotEquivalent, match="the two engines differ on"):
         build_fast_engine(tokenizer, entries_of(tokenizer))
 
 

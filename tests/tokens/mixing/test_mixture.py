@@ -17,7 +17,7 @@ def sources_of(mixture: Mixture, samples: int) -> list[str]:
 
 
 def test_a_mixture_of_two_to_one_worked_by_hand():
-    mixture = Mixture.of({"a": 2.0, "b": 1.0})
+    mixture = Mixture.from_weights({"a": 2.0, "b": 1.0})
     # a's slots of 3 are due before 2 and 3, b's before 3; the tie at 3 goes to the first name.
     assert "".join(sources_of(mixture, 6)) == "aabaab"
     _, before = mixture.find_places(np.arange(6))
@@ -26,7 +26,7 @@ def test_a_mixture_of_two_to_one_worked_by_hand():
 
 def test_a_mixture_of_one_to_two_to_five_worked_by_hand():
     # Each may stand from, and must before: a 0-8; b 0-4 4-8; c 0-2 1-4 3-5 4-7 6-8.
-    mixture = Mixture.of({"a": 1.0, "b": 2.0, "c": 5.0})
+    mixture = Mixture.from_weights({"a": 1.0, "b": 2.0, "c": 5.0})
     assert "".join(sources_of(mixture, 8)) == "cbcccabc"
 
 
@@ -41,7 +41,7 @@ weights = st.dictionaries(
 @tries(max_examples=25, deadline=None)  # each builds a table of SLOTS
 @given(weights, st.integers(0, 10**12))
 def test_every_prefix_of_every_mixture_is_within_one_sample_of_the_shares(weights, start):
-    mixture = Mixture.of(weights)
+    mixture = Mixture.from_weights(weights)
     total = sum(weights.values())
     for source, share in mixture.shares.items():
         assert abs(share - weights[source] / total) <= 1 / SLOTS
@@ -58,7 +58,7 @@ def test_every_prefix_of_every_mixture_is_within_one_sample_of_the_shares(weight
 @tries(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
 def test_whole_weights_are_met_exactly_and_within_one_at_every_prefix(slots):
-    mixture = Mixture.of({f"{n:02}": float(count) for n, count in enumerate(slots)})
+    mixture = Mixture.from_weights({f"{n:02}": float(count) for n, count in enumerate(slots)})
     length = sum(slots)
     sources, before = mixture.find_places(np.arange(2 * length))
     counts = np.zeros(len(slots), dtype=int)
@@ -72,23 +72,23 @@ def test_whole_weights_are_met_exactly_and_within_one_at_every_prefix(slots):
 
 def test_decimal_weights_are_exact():
     # DoReMi's for Pile-CC, OpenWebText2, Books3 and the rest (arXiv:2305.10429).
-    mixture = Mixture.of({"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27})
+    mixture = Mixture.from_weights({"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27})
     assert mixture.shares == {"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27}
 
 
 def test_only_the_ratios_of_weights_matter():
-    assert Mixture.of({"a": 7.0, "b": 3.0}).slots == (7, 3)
-    assert Mixture.of({"a": 70.0, "b": 30.0}).slots == (7, 3)
-    assert Mixture.of({"a": 0.7, "b": 0.3}).slots == (7, 3)
+    assert Mixture.from_weights({"a": 7.0, "b": 3.0}).slots == (7, 3)
+    assert Mixture.from_weights({"a": 70.0, "b": 30.0}).slots == (7, 3)
+    assert Mixture.from_weights({"a": 0.7, "b": 0.3}).slots == (7, 3)
 
 
 def test_a_weight_too_small_for_a_slot_is_refused_not_rounded_up():
     with pytest.raises(ConfigError, match=r"'tiny' would be 1.0e-07 .* at least 1e-05 of the sum"):
-        Mixture.of({"big": 1.0, "tiny": 1e-7})
+        Mixture.from_weights({"big": 1.0, "tiny": 1e-7})
 
 
 def test_a_source_of_weight_0_is_left_out():
-    assert Mixture.of({"a": 1.0, "b": 0.0}).sources == ("a",)
+    assert Mixture.from_weights({"a": 1.0, "b": 0.0}).sources == ("a",)
 
 
 # --- batches
@@ -116,7 +116,7 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
     owed = {}
     for weights, samples in stretches:
         begun = carry_over(owed, weights)
-        mixture = Mixture.of(weights, begun)
+        mixture = Mixture.from_weights(weights, begun)
         length, numbers = sum(mixture.slots), len(mixture.slots)
         sources, before = mixture.find_places(np.arange(samples))
         counts = [0] * numbers

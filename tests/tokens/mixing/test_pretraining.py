@@ -286,7 +286,7 @@ def test_other_shards_are_other_data(make):
     ("weights", "message"),
     [
         ({"web": 1.0, "wikki": 1.0}, r"has no source 'wikki'; did you mean 'wiki'\?"),
-        ({"web": 1.0}, "nothing said of source 'wiki' .*; to leave it out, give it the weight 0"),
+        ({"web": 1.0}, "source 'wiki' .* has no weight; give it one, or 0 to leave it out"),
     ],
 )
 def test_weights_that_do_not_fit_the_sources_are_refused(make, weights, message):
@@ -327,8 +327,8 @@ def test_there_is_no_step_before_the_first(make):
     ("changed", "message"),
     [
         ({"global_batch": 7}, r"\(7 sequences\) is not a multiple of .* \(2\); .* above: 8"),
-        ({"weights": {"web": 0.0}}, "weights: all are 0"),
-        ({"weights": {}}, "weights: all are 0 or none is given"),
+        ({"weights": {"web": 0.0}}, "weights: no weight is above 0"),
+        ({"weights": {}}, "weights: no weight is above 0"),
         ({"weights": {"web": -1.0}}, "greater than or equal to 0"),
         ({"weights": {"web": float("nan")}}, "finite number"),
         ({"weights": {"web": float("inf")}}, "finite number"),

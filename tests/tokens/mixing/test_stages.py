@@ -328,9 +328,9 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     ("changed", "message"),
     [
         ({"stages": ({"from_step": 0},)}, "greater than or equal to 1"),
-        ({"stages": ({"from_step": 3}, {"from_step": 3})}, "one from step 3 after one from step 3"),
+        ({"stages": ({"from_step": 3}, {"from_step": 3})}, "from_step 3 follows from_step 3"),
         ({"stages": ({"from_step": 3, "micro_batch": 4},)}, r"from step 3: .*\(6 .* above: 8"),
-        ({"stages": ({"from_step": 3, "weights": {"web": 0}},)}, "weights: all are 0"),
+        ({"stages": ({"from_step": 3, "weights": {"web": 0}},)}, "weights: no weight is above 0"),
         ({"stages": ({"from_step": 3, "sequence_length": 6},)}, "6 is not a multiple of .* 4"),
         ({"longest_sequence_length": 6}, r"\(6\) is not a multiple of .* 4; the nearest above: 8"),
         ({"base_sequence_length": 3}, "4 is not a multiple of the base window of 3"),
@@ -349,10 +349,10 @@ def test_settings_that_cannot_work_are_refused(changed, message):
 @pytest.mark.parametrize(
     ("epochs", "message"),
     [
-        (-1, "should be a number greater than 0, or a table of such by source, found -1"),
-        (math.nan, "should be a number greater than 0, or a table of such by source, found nan"),
-        (True, "should be a number greater than 0, or a table of such by source, found True"),
-        ("4", "should be a number greater than 0, or a table of such by source, found '4'"),
+        (-1, "should be a number greater than 0, or a table of numbers by source, found -1"),
+        (math.nan, "should be a number greater than 0, or a table of numbers by source, found nan"),
+        (True, "should be a number greater than 0, or a table of numbers by source, found True"),
+        ("4", "should be a number greater than 0, or a table of numbers by source, found '4'"),
         ({"web": 1, "wiki": 0}, "of 'wiki' should be a number greater than 0, found 0"),
     ],
 )
@@ -404,11 +404,11 @@ def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():
 @pytest.mark.parametrize(
     ("ramp", "stages", "message"),
     [
-        ({"increment": 4}, (), r"from 2 by 4 no step has global_batch \(8\)"),
-        ({"start": 8}, (), "from 8 by 2 no step has"),
+        ({"increment": 4}, (), r"start \(2\) cannot reach global_batch \(8\) in increments of 4"),
+        ({"start": 8}, (), r"start \(8\) cannot reach global_batch \(8\)"),
         ({"start": 5, "increment": 3}, (), "must be multiples of micro_batch"),
-        ({"steps": 2}, (), "3 increments in 2 steps; give it 3 or more"),
-        ({}, ({"from_step": 5, "global_batch": 4},), "one from step 5 sets the size of batches"),
+        ({"steps": 2}, (), "3 increments do not fit in 2 steps; set steps to 3"),
+        ({}, ({"from_step": 5, "global_batch": 4},), "the stage from step 5 sets the batch size"),
     ],
 )
 def test_ramps_that_cannot_work_are_refused(ramp, stages, message):

@@ -135,7 +135,7 @@ def test_rows_within_a_cap_are_the_most_that_stay_below_it(blocks, count, epochs
     source_stage = SourceStage(blocks, blocks.length, whole(blocks, 1).find_position_after(count))
     limit = int(epochs * blocks.windows)
     rows = source_stage.count_rows_within(epochs)
-    if source_stage.begun.count_windows(blocks) > limit:
+    if source_stage.start_position.count_windows(blocks) > limit:
         assert rows == 0
     else:
         assert (

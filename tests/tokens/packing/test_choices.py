@@ -222,7 +222,7 @@ def test_windows_that_a_source_does_not_have_are_refused(tmp_path, packing):
 def test_best_fit_has_rows_of_one_length_only(tmp_path):
     write_documents(str(tmp_path), [[("web", 30)]])
     _, layout = opened(str(tmp_path), BestFit(), 4)
-    with pytest.raises(ConfigError, match=r"rows of one length \(4\), but a row of 8 is asked for"):
+    with pytest.raises(ConfigError, match=r"rows of one length \(4\), but a row of 8 is needed"):
         read(layout, "web", 0, 2, 4)
     with pytest.raises(ConfigError, match="use one sequence_length, or Concatenate"):
         layout.targets("web", np.array([0]), 2)

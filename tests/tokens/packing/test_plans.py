@@ -194,13 +194,13 @@ def test_a_missing_plan_says_what_to_tokenize_with(folder):
     with pytest.raises(ConfigError) as caught:
         open_layout(BestFit(), shards, 16)
     assert str(caught.value) == (
-        f"{folder}/plans/best_fit-16.json: no such plan was made; planned are 4, 8; tokenize with "
-        "16 in `best_fit` under `[plans]`, or use the packing Concatenate"
+        f"{folder}/plans/best_fit-16.json: the plan does not exist; there are plans "
+        "for 4, 8; tokenize with 16 in `best_fit` under `[plans]`, or use the packing Concatenate"
     )
     shutil.rmtree(Path(folder, "plans"))
     with pytest.raises(ConfigError, match=r"tokenize with `shuffle_documents = true` under `\[pl"):
         open_layout(SHUFFLED, shards, 4)
-    with pytest.raises(ConfigError, match="no such plan was made; tokenize with 4 in"):
+    with pytest.raises(ConfigError, match="the plan does not exist; tokenize with 4 in"):
         open_layout(BestFit(), shards, 4)
 
 
@@ -209,7 +209,7 @@ def test_a_plan_for_other_shards_is_refused(folder, tmp_path, packing):
     other = str(tmp_path / "other")
     write_documents(other, SHARDS[::-1])
     shutil.copytree(Path(folder, "plans"), Path(other, "plans"))
-    with pytest.raises(DataError, match="made for other shards than lie here; tokenize again"):
+    with pytest.raises(DataError, match="made for shards other than these; tokenize again"):
         open_layout(packing, TokenShards.open(other), 4)
 
 
@@ -218,20 +218,22 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     head, starts = Path(folder, "plans", "shuffle.json"), Path(folder, "plans", "shuffle.starts")
     whole = head.read_bytes()
     head.write_text(json.dumps(json.loads(whole) | {"format": 1}))
-    with pytest.raises(DataError, match="a plan of format 1; this trainrig reads 2; tokenize agai"):
+    with pytest.raises(DataError, match="has format 1, but this trainrig reads 2; tokenize again"):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole.replace(b'"web"', b'"wec"'))  # one bit
-    with pytest.raises(DataError, match=r"shuffle.json: damaged: other bytes than were written"):
+    with pytest.raises(
+        DataError, match=r"shuffle.json: damaged: it has changed since it was written"
+    ):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole[:40])
-    with pytest.raises(DataError, match=r"shuffle.json: torn or not ours"):
+    with pytest.raises(DataError, match=r"shuffle.json: damaged, or not a packing plan"):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole)
     starts.write_bytes(starts.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"shuffle.starts: 56 bytes, but its plan tells of 64"):
+    with pytest.raises(DataError, match=r"shuffle.starts: 56 bytes, but its plan records 64"):
         open_layout(SHUFFLED, shards, 4)
     starts.unlink()
-    with pytest.raises(DataError, match=r"shuffle.starts: missing, but its plan tells of 64"):
+    with pytest.raises(DataError, match=r"shuffle.starts: missing, but its plan records 64"):
         open_layout(SHUFFLED, shards, 4)
 
 

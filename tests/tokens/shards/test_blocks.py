@@ -86,7 +86,7 @@ def test_the_block_used_longest_ago_makes_room(s3, cache, gets):
     for number in range(WAYS):
         cache.read(*at, number * BLOCK, number * BLOCK + 1)
     # Ages are set by hand, as the clock of a file system may tick slowly.
-    first, second = (cache._place(*at, number) for number in (0, 1))
+    first, second = (cache._find_path(*at, number) for number in (0, 1))
     os.utime(first, ns=(0, 0))
     os.utime(second, ns=(1, 1))
     cache.read(*at, 5, 9)  # and now the first is in use again
@@ -115,10 +115,10 @@ def test_a_torn_or_vanished_block_is_fetched_again(s3, cache, gets):
 def test_an_object_gone_or_changed_meanwhile_is_named(s3, cache):
     at = put(f"{s3}/a", DATA[:1000])
     storage.write(at[0], DATA[:900])
-    with pytest.raises(DataError, match="a: 900 bytes from byte 0, not the 1000 there were"):
+    with pytest.raises(DataError, match="a: 900 bytes from byte 0, but 1000 when it was opened"):
         cache.read(*at, 0, 10)
     storage.delete(at[0])
-    with pytest.raises(DataError, match="a: gone since it was opened"):
+    with pytest.raises(DataError, match="a: deleted since it was opened"):
         cache.read(*at, 0, 10)
 
 
@@ -132,7 +132,7 @@ def test_without_room_on_the_disk_reading_goes_on(s3, cache, gets, monkeypatch, 
         for _ in range(2):
             assert cache.read(*at, 0, 10) == DATA[:10]
     assert gets.total() == 2 and kept(cache) == []
-    assert "cannot be kept (No space left on device); reading on" in caplog.text
+    assert "cannot be cached (No space left on device); each read" in caplog.text
     assert len(caplog.records) == 1  # said once, not at every block
 
 
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_made_is_read_past(s3, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     blocked = BlockCache(folder=str(tmp_path / "file"))
     assert blocked.read(*put(f"{s3}/a"), 0, 10) == DATA[:10]
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_the_default_folder_is_this_users_below_the_temporary_one(s3, tmp_path, monkeypatch):

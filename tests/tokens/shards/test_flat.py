@@ -95,7 +95,7 @@ def test_searching_any_stretch_of_a_short_array_agrees_with_numpy(
 def test_a_value_that_the_type_does_not_hold_is_no_value_to_search_for(tmp_path):
     array = stored(str(tmp_path / "a"), np.array([1, 2], dtype="<u2"))
     assert array.search(np.array([2])).tolist() == [2]
-    with pytest.raises(OverflowError, match="no uint16"):
+    with pytest.raises(OverflowError, match="does not fit uint16"):
         array.search(np.array([70_000]))
 
 
@@ -128,7 +128,7 @@ def test_an_empty_array_reads_nothing(place):
 def test_nothing_is_looked_at_before_it_is_read(place):
     path, cache = place
     array = FlatArray(path, INT64, 5, cache)
-    with pytest.raises(DataError, match="array: gone since it was opened"):
+    with pytest.raises(DataError, match="array: deleted since it was opened"):
         array.read(0, 1)
     stored(path, np.arange(5))
     assert array.read(3, 5).tolist() == [3, 4]
@@ -173,8 +173,8 @@ def test_a_block_whose_bytes_have_changed_is_named_by_whatever_meets_it(place, a
     with pytest.raises(DataError) as refused:
         ask(FlatArray(path, INT64, len(array), cache))
     assert str(refused.value) == (
-        f"{path}: damaged: block {block} (bytes {block * SUMMED} to {(block + 1) * SUMMED}) has "
-        "another sum than was written (array.sums); restore the file, or tokenize again"
+        f"{path}: damaged: block {block} (bytes {block * SUMMED} to {(block + 1) * SUMMED}) "
+        "does not match its checksum in array.sums; restore the file, or tokenize again"
     )
     assert array.read(0, SUMMED // 8).tolist() == ASCENDING[: SUMMED // 8].tolist()
 
@@ -223,7 +223,7 @@ def test_sums_that_are_gone_or_cut_off_are_named(place):
     path, cache = place
     array = stored(path, ASCENDING, cache)
     storage.delete(path + SUMS)
-    with pytest.raises(DataError, match=r"array\.sums: gone since it was opened"):
+    with pytest.raises(DataError, match=r"array\.sums: deleted since it was opened"):
         array.read(0, 1)
     storage.write(path + SUMS, bytes(4))
     with pytest.raises(DataError, match=r"array\.sums"):
@@ -263,7 +263,7 @@ def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
     for array in (first, second, third):
         Path(array.path).unlink()
     assert first.read(0, 1).tolist() == [0]  # still mapped
-    with pytest.raises(DataError, match="gone"):
+    with pytest.raises(DataError, match="deleted"):
         second.read(0, 1)
 
 

@@ -325,23 +325,27 @@ def of_another_source(path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "damage", "message"),
     [
-        (".bin", shortened, "6 bytes, but its head tells of 4 tokens, 8 bytes"),
-        (".bin", grown, "10 bytes, but its head tells of 4 tokens, 8 bytes"),
+        (".bin", shortened, "6 bytes, but its header records 4 tokens, 8 bytes"),
+        (".bin", grown, "10 bytes, but its header records 4 tokens, 8 bytes"),
         (".bin", Path.unlink, "missing, though its shard is finished; tokenize again"),
-        (".ends", shortened, "14 bytes, but its head tells of 2 documents, 16 bytes"),
+        (".ends", shortened, "14 bytes, but its header records 2 documents, 16 bytes"),
         (".ends", Path.unlink, "missing, though its shard is finished"),
-        (".index.parquet", shortened, "bytes, but its head tells of an index of 2 documents"),
+        (".index.parquet", shortened, "bytes, but its header records an index of 2 documents"),
         (".index.parquet", Path.unlink, "missing, though its shard is finished"),
         (".json", Path.unlink, "missing, so its shard was never finished, or an older trainrig"),
-        (".json", shortened, "not the head of a token shard"),
-        (".json", emptied, "not the head of a token shard"),
-        (".json", of_a_newer_format, "a shard of format 4; this trainrig reads 3; upgrade it"),
-        (".json", of_an_older_format, "a shard of format 2; this trainrig reads 3; tokenize again"),
-        (".json", of_another_source, "damaged: other bytes than were written; tokenize again"),
+        (".json", shortened, "not the header of a token shard"),
+        (".json", emptied, "not the header of a token shard"),
+        (".json", of_a_newer_format, "has format 4, but this trainrig reads 3; upgrade trainrig"),
+        (".json", of_an_older_format, "has format 2, but this trainrig reads 3; tokenize again"),
+        (
+            ".json",
+            of_another_source,
+            "damaged: it has changed since it was written; tokenize again",
+        ),
         (".bin.sums", Path.unlink, "missing, though its shard is finished"),
-        (".ends.sums", emptied, "0 bytes, but its head tells of sums of 2 documents, 4 bytes"),
-        (".json", without_runs, "not the head of a token shard (runs: "),
-        (".json", of_other_runs, "the runs hold 2 documents and 5 tokens"),
+        (".ends.sums", emptied, "0 bytes, but its header records sums of 2 documents, 4 bytes"),
+        (".json", without_runs, "not the header of a token shard (runs: "),
+        (".json", of_other_runs, "its runs have 2 documents and 5 tokens"),
     ],
 )
 def test_a_shard_that_is_not_whole_is_named(folder, ending, damage, message):
@@ -374,7 +378,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
     with pytest.raises(DataError) as refused:
         shards.read_window("web", 6, 2)
     assert str(refused.value) == (
-        f"{path}: id 65535 among its tokens 0 to 1, but its vocabulary has 60000; tokenize again"
+        f"{path}: id 65535 in tokens 0 to 1, but its vocabulary has 60000 entries; tokenize again"
     )
 
 
@@ -392,7 +396,7 @@ def test_documents_that_end_where_none_can_are_named_with_their_file(folder, end
     path = Path(folder, "0-a.ends")
     rewrite(path, np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(folder)
-    message = rf"^{path}: a document ends at token {found}, as none can of 3 documents with 7 tok"
+    message = rf"^{path}: a document ends at token {found}, which is impossible for 3 documents"
     asked = [
         lambda: shards.find_document_starts("web", np.arange(4)),
         lambda: shards.find_document_numbers("web", np.arange(7)),
@@ -436,7 +440,7 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: not the index of a token shard"):
         shards.read_document_at("web", 8)
     index.unlink()
-    with pytest.raises(DataError, match=r"1-b\.index\.parquet: gone since it was opened"):
+    with pytest.raises(DataError, match=r"1-b\.index\.parquet: deleted since it was opened"):
         shards.read_document_at("web", 8)
     assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # which needs none
 
@@ -550,10 +554,10 @@ def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     storage.write(f"{s3}/train/b.bin", b"\1\0")
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its head tells of 3 tokens"):
+    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its header records 3 tokens"):
         TokenShards.open(f"{s3}/train", cache)
     storage.delete(f"{s3}/train/b.bin")
-    with pytest.raises(DataError, match=r"b\.bin: gone since it was opened"):
+    with pytest.raises(DataError, match=r"b\.bin: deleted since it was opened"):
         shards.read_window("web", 3, 3)
     with pytest.raises(DataError, match=r"b\.bin: missing, though its shard is finished"):
         TokenShards.open(f"{s3}/train", cache)

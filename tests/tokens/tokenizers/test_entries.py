@@ -71,11 +71,11 @@ LLAMA_2 = decoders.Sequence(
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
-        (LLAMA_2, "decoder Strip takes off spaces that text may have had"),
-        (decoders.WordPiece(), "decoder WordPiece is none whose entries have bytes of their own"),
-        (decoders.Metaspace(), "decoder Metaspace is none"),
-        (decoders.BPEDecoder(), "decoder BPEDecoder is none"),
-        (decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()]), "decoder Fuse is none"),
+        (LLAMA_2, "decoder Strip removes spaces that may be part of the text"),
+        (decoders.WordPiece(), "decoder WordPiece does not give each entry fixed bytes"),
+        (decoders.Metaspace(), "decoder Metaspace does not"),
+        (decoders.BPEDecoder(), "decoder BPEDecoder does not"),
+        (decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()]), "decoder Fuse does not"),
         (decoders.Replace("a", "b"), "decoder Replace alone"),
     ],
 )

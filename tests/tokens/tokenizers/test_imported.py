@@ -161,7 +161,9 @@ def test_lengths_that_the_file_asks_for_are_left_out(tmp_path):
 def test_a_normalizer_that_changes_text_is_refused_unless_it_may_be_left_out(tmp_path):
     tokenizer = gpt_2_like()
     tokenizer.normalizer = normalizers.NFC()
-    with pytest.raises(DataError, match=r"back changed: .*drop_normalizer = true .*\(NFC\)"):
+    with pytest.raises(
+        DataError, match=r"changes text when decoding: .*drop_normalizer = true .*\(NFC\)"
+    ):
         imported(tokenizer, tmp_path)
     ours = tokenizers.Tokenizer.from_str(
         imported(tokenizer, tmp_path, drop_normalizer=True).decode()
@@ -211,10 +213,10 @@ def with_a_name_in_its_merges() -> tokenizers.Tokenizer:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (llama_2_like, "decoder Strip takes off spaces that text may have had"),
-        (bert_like, "decoder WordPiece is none whose entries have bytes of their own"),
-        (without_a_byte, "gives text back changed"),
-        (with_a_name_in_its_merges, "makes the special token"),
+        (llama_2_like, "decoder Strip removes spaces that may be part of the text"),
+        (bert_like, "decoder WordPiece does not give each entry fixed bytes"),
+        (without_a_byte, "changes text when decoding"),
+        (with_a_name_in_its_merges, "is encoded with the special token"),
     ],
 )
 def test_a_tokenizer_that_loses_text_is_refused_by_one_line(make, message, tmp_path):
@@ -229,8 +231,8 @@ def test_a_tokenizer_that_loses_text_is_refused_by_one_line(make, message, tmp_p
     [
         (None, "no such file"),
         (b"\xff", "not JSON"),
-        (b"[1]", "describes no model"),
-        (b"{}", "describes no model"),
+        (b"[1]", "has no model"),
+        (b"{}", "has no model"),
         (b'{"model": {"type": "Wood"}}', "not a tokenizer.json"),
     ],
 )

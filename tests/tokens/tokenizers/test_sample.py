@@ -163,8 +163,8 @@ def test_no_more_than_about_the_sample_is_held(weights):
     ("weights", "message"),
     [
         ({"web": 1.0, "boks": 1.0}, "no document is of source 'boks'; there are: books, web"),
-        ({"web": 0.0}, "they sum to 0"),
-        ({}, "they sum to 0"),
+        ({"web": 0.0}, "all are 0"),
+        ({}, "all are 0"),
         ({"web": -1.0, "books": 2.0}, "source 'web' has the weight -1; give it 0 or more"),
         ({"web": float("inf")}, "source 'web' has the weight inf"),
     ],

@@ -46,7 +46,7 @@ def lattice_of(words: list[str], counts: list[int]) -> Lattice:
     lengths = np.array([len(w) for w in words])
     begin = np.cumsum(lengths) - lengths
     numbers = np.arange(len(words))
-    return Lattice.of(
+    return Lattice.from_edges(
         place + word,
         place + word + length,
         place - begin[word] + length,
@@ -95,12 +95,12 @@ def test_a_piece_is_cut_into_others_than_itself():
 
 
 def test_pieces_that_are_no_more_leave_no_edges():
-    lattice = lattice_of(["ab"], [1]).of_pieces(np.array([True, True, False, True, True, True]))
+    lattice = lattice_of(["ab"], [1]).keep_pieces(np.array([True, True, False, True, True, True]))
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [1, 1, 0, 0, 0, 0]
 
 
 def test_a_word_that_cannot_be_cut_counts_for_nothing():
-    lattice = lattice_of(["ab", "b"], [1, 3]).of_pieces(np.array([0, 1, 0, 0, 0, 0], dtype=bool))
+    lattice = lattice_of(["ab", "b"], [1, 3]).keep_pieces(np.array([0, 1, 0, 0, 0, 0], dtype=bool))
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [0, 3, 0, 0, 0, 0]
 
 

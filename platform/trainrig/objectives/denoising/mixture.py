@@ -215,7 +215,7 @@ class DealtRows:
     by_micro_batch: bool  # whether all samples of a micro-batch are dealt together
     padding: int  # id
 
-    def deal_by_sample(self) -> DealtRows:
+    def choose_by_sample(self) -> DealtRows:
         """The same, but that each sample is dealt by itself."""
         return replace(self, by_micro_batch=False)
 

@@ -12,7 +12,7 @@ from trainrig.objectives.contract import DeviceBatch, RowParts
 from trainrig.parallel.context.gathered import gather_parts, gather_shared
 from trainrig.parallel.context.zigzag import take_part
 from trainrig.parallel.mesh import Axis
-from trainrig.tokens.batches import ASKED, IDS, IGNORE, POSITIONS
+from trainrig.tokens.batches import IDS, IGNORABLE, IGNORE, POSITIONS
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RowSplit:
         if widths == {width}:
             return arrays
         return {
-            name: F.pad(each, (0, width - each.shape[1]), value=IGNORE if name in ASKED else 0)
+            name: F.pad(each, (0, width - each.shape[1]), value=IGNORE if name in IGNORABLE else 0)
             if each.ndim > 1
             else each
             for name, each in arrays.items()

@@ -66,7 +66,9 @@ class TextReading:
             TEXTS: (weights_BT & SECOND_SEGMENT > 0).astype(np.int64),
         }
         if self.kind == "classified":
-            labels = [self.shards.read_of_documents(CLASS_ARRAY, s, np.array([n])) for s, n in rows]
+            labels = [
+                self.shards.read_document_values(CLASS_ARRAY, s, np.array([n])) for s, n in rows
+            ]
             return found | {CLASSES: np.concatenate(labels)}
         answers_BT = weights_BT & IN_ANSWER > 0
         last_B = np.where(answers_BT.any(1), shape[1] - 1 - answers_BT[:, ::-1].argmax(1), 0)

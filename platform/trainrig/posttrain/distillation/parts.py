@@ -146,7 +146,7 @@ class StoredTeacher:
         if (opened := self._opened.get(part.name)) is not None:
             return opened
         numbers = np.arange(part.first, part.past)
-        ends = np.cumsum(self._shards.read_of_documents(DOCUMENT_TARGETS, part.source, numbers))
+        ends = np.cumsum(self._shards.read_document_values(DOCUMENT_TARGETS, part.source, numbers))
         count, path = int(ends[-1]), storage.join(self._folder, part.name)
         dtype = choose_dtype(self._shards.vocabulary.size)
         wide = count * self.entries

@@ -129,7 +129,7 @@ def _read_lengths(run: FineTuning) -> _Lengths | None:
     for source in shards.sources:
         count = shards.count_documents(source)
         tokens.append(np.diff(shards.find_document_starts(source, np.arange(count + 1))))
-        targets.append(shards.read_of_documents(DOCUMENT_TARGETS, source, np.arange(count)))
+        targets.append(shards.read_document_values(DOCUMENT_TARGETS, source, np.arange(count)))
     if not tokens:
         return None
     return _Lengths(np.concatenate(tokens), np.concatenate(targets))

@@ -30,7 +30,7 @@ from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.posttrain.vllm_engine.sampler import VllmSampler
-from trainrig.tokens.batch_makers import NONE, Arrays, RolloutMaker
+from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     DIVERGENCE_WEIGHT,
@@ -116,7 +116,7 @@ class RolloutBatches(RolloutMaker):
             LIMIT_TOKENS: int(micro.arrays[LIMIT_TOKENS].sum()),
         }
 
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
         """See RolloutMaker. Raises DataError where there is a lag and what was sampled is not what
         training reads of the same weights."""
         wanted = self._run.rollouts

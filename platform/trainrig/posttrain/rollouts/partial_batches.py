@@ -31,7 +31,7 @@ from trainrig.posttrain.rollouts.partial_waves import (
 from trainrig.posttrain.rollouts.run_file import PartialRollouts, ReinforcementLearning
 from trainrig.posttrain.rollouts.sampled_groups import TOTALS
 from trainrig.posttrain.rollouts.transcripts import Transcript
-from trainrig.tokens.batch_makers import NONE, Arrays
+from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     FINISHED,
@@ -51,7 +51,7 @@ from trainrig.tokens.batches import (
 class PartialRolloutBatches(RolloutBatches):
     """What such a run's batches are made by."""
 
-    leaves = True
+    carries_over = True
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PartialRolloutBatches(RolloutBatches):
         parts = [part.name for part in self._run.rewards]
         return PartialWaves(self._run.rollouts, parts, number, left, self._assemble)
 
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NONE) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
         """See RolloutMaker. Raises DataError where what was sampled is not what training reads of
         the same weights."""
         unit = select_unit(asked, index, self._run.rollouts.micro_batch)

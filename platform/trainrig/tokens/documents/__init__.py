@@ -1,1 +1,1 @@
-"""The documents that tokenizers and shards are made of."""
+"""Readers of the documents that tokenizers are trained on and shards are made of."""

@@ -1,8 +1,9 @@
-"""The documents that tokenizing reads: a folder that `curate` wrote, or files from elsewhere.
+"""The documents that tokenizing reads: a folder that `curate` wrote, or files of any other origin.
 
-A run file says `documents = "FOLDER"` of the first, and has a `[[documents]]` table for each lot of
-the second: JSON lines, Parquet, or Arrow as Hugging Face `datasets` saves it. Either way they
-become rows of one form, dealt to splits that depend on the files alone, never on who reads them.
+A run file says `documents = "FOLDER"` for the output of `curate`. For other files it has one or
+more `[[documents]]` tables: JSON lines, Parquet, or Arrow as saved by Hugging Face `datasets`.
+Either way rows become documents of the same form and are assigned to splits. The splits depend on
+the files alone, not on the number of workers that read them.
 """
 
 import functools
@@ -23,14 +24,14 @@ from trainrig.splits import Split
 from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.documents.formats import FORMATS, StagePart, find_value
 
-# Bytes of text that a split is made of unless the caller says otherwise: some 16 million tokens,
-# which a worker holds as 32 to 64 MB until its shard is written.
+# Default size of a split, in bytes of text. About 16 million tokens, which a worker holds in 32 to
+# 64 MB of memory until their shard is written.
 SPLIT_BYTES = 2**26
-OPENERS = 16  # threads that look at files before they are dealt: on S3 they wait for answers
+OPENERS = 16  # threads that inspect files before they are assigned: on S3 most of it is waiting
 
 
 class Column(Settings):
-    """A column that says it for each row."""
+    """A column that holds the value for each row."""
 
     column: str  # name of the column
 
@@ -43,40 +44,40 @@ class Curated(Settings):
 
 
 class _Files(Settings):
-    """Files of documents, each row of them one; columns may be named as `meta.url` inside others.
+    """Files with one document a row; a column inside another one is named as in `meta.url`.
 
-    A row without usable text is counted and put into quarantine.
+    Rows without usable text are counted and written to quarantine.
     """
 
     # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
-    # Source of the documents in the mixture: a name, or the column that holds it.
+    # Source of the documents in the mixture: a name, or the column that holds the name.
     source: Annotated[str, Field(min_length=1)] | Column
-    text: str = "text"  # column of the text
-    id: str | None = None  # column of the ids; None: made by BLAKE2b-128 of source, URL and text
-    url: str | None = None  # column of the URLs; None: documents have none
-    language: str | None = None  # column of the language; None: not known
+    text: str = "text"  # column with the text
+    id: str | None = None  # column with the ids; None: BLAKE2b-128 of source, URL and text
+    url: str | None = None  # column with the URLs; None: documents have no URL
+    language: str | None = None  # column with the language; None: the language is unknown
 
 
 class JSONL(_Files):
-    """JSON lines (.jsonl, .ndjson, .json), plain or packed by gzip (.gz) or Zstandard (.zst)."""
+    """JSON lines (.jsonl, .ndjson, .json), plain or compressed with gzip (.gz) or zstd (.zst)."""
 
     kind: Literal["JSONL"] = "JSONL"
 
 
 class Parquet(_Files):
-    """Parquet, such as the data folders of the Hugging Face Hub."""
+    """Parquet files, such as the data folders of the Hugging Face Hub."""
 
     kind: Literal["Parquet"] = "Parquet"
 
 
 class Arrow(_Files):
-    """Arrow IPC streams or files: folders that `datasets.save_to_disk` wrote."""
+    """Arrow IPC streams or files, such as folders that `datasets.save_to_disk` wrote."""
 
     kind: Literal["Arrow"] = "Arrow"
 
 
-# Add a new one here, and how it is read to `document_formats.FORMATS`.
+# Add a new file format here, and its reader to `FORMATS` in formats.py.
 Files = JSONL | Parquet | Arrow
 DocumentFiles = Annotated[Curated | Files, Field(discriminator="kind")]
 
@@ -86,16 +87,16 @@ def _from_folder(given: Any) -> Any:
 
 
 _Tables = Annotated[tuple[DocumentFiles, ...], Field(min_length=1)]
-# What a stage's `documents` may be: a folder that `curate` wrote, or tables.
+# Type of the key `documents` of a stage: a folder that `curate` wrote, or tables.
 Documents = Annotated[_Tables, BeforeValidator(_from_folder, json_schema_input_type=str | _Tables)]
 
 
 @dataclass(frozen=True)
 class RefusedRow:
-    """A row that is no document, and why."""
+    """A row that is not a usable document, and the reason."""
 
     file: str
-    # Which row of the file, from 0; of JSON lines the byte (unpacked) at which the line begins.
+    # Number of the row in its file, from 0; in JSON lines, the (uncompressed) byte where it begins.
     place: int
     reason: str
 
@@ -105,18 +106,18 @@ Refuse = Callable[[RefusedRow], None]
 
 @dataclass(frozen=True)
 class DocumentSet:
-    """Documents ready to be read, here or in workers: it may be pickled."""
+    """Documents ready to be read in this process or in workers; picklable."""
 
     tables: tuple[Files, ...]
-    inputs: Mapping[str, str]  # role -> fingerprint, for `manifest.claim`
-    # Of the files that `curate` left, by path.
+    inputs: Mapping[str, str]  # role -> fingerprint, for the manifest of the stage that reads them
+    # Path -> size and SHA-256, for the files that `curate` wrote.
     sums: Mapping[str, manifest.FileSum] = field(default_factory=dict)
 
     def cut_splits(self, split_bytes: int = SPLIT_BYTES) -> list[Split]:
-        """The documents in order, cut into splits of about so many bytes of text.
+        """Divide the documents, in order, into splits of about `split_bytes` bytes of text.
 
-        Small files share a split; large ones are cut where their format allows. Raises DataError
-        for what is no file of its kind and for columns that are not there.
+        Small files share a split; large files are cut where their format allows. Raises DataError
+        for a file that is not of its table's format, and for a column that does not exist.
         """
         for table in self.tables:
             if peek := FORMATS[table.kind].peek:
@@ -130,18 +131,19 @@ class DocumentSet:
             pieces = [piece for cut in cuts for piece in cut.result()]
         return [
             Split(name, {"name": name, "pieces": [asdict(piece) for piece in dealt]})
-            for number, dealt in enumerate(deal(pieces, split_bytes))
+            for number, dealt in enumerate(group_parts(pieces, split_bytes))
             for name in [f"documents-{number:05d}"]
         ]
 
     def read_rows(
         self, task: Mapping[str, Any], refuse: Refuse = lambda refused: None
     ) -> Iterator[dict[str, Any]]:
-        """The documents of one split's task, in order.
+        """Yield the documents of one split, in order; `task` is the `task` of the split.
 
-        Each has `id`, `url`, `source`, `language`, `text`, `text_bytes`, `file` and `row` (where it
-        stands in the file, as `Refused.place`). Rows that are none go to `refuse`. Raises DataError
-        for a whole file of such rows, and for one of other bytes than `curate` wrote.
+        Each document has the keys `id`, `url`, `source`, `language`, `text`, `text_bytes`, `file`
+        and `row` (its position in the file, as in `RefusedRow.place`). Unusable rows are passed to
+        `refuse` instead. Raises DataError if a whole file has only unusable rows, or if a file from
+        `curate` has changed since it was written.
         """
         for piece in (StagePart(**fields) for fields in task["pieces"]):
             if expected := self.sums.get(piece.path):
@@ -150,7 +152,7 @@ class DocumentSet:
 
 
 def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
-    """Find the files of a stage's `documents`. Raises DataError for what is not there."""
+    """Find the files of a stage's `documents`; raise DataError if any are missing."""
     tables: list[Files] = []
     inputs: dict[str, str] = {}
     sums: dict[str, manifest.FileSum] = {}
@@ -164,29 +166,29 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
             tables.append(_KEPT.model_copy(update={"paths": tuple(kept)}))
         else:
             paths = tuple(find_paths(table.kind, table.paths))
-            # The names of files come to stand in shards, so they are part of what is read.
+            # Shards record the names of their documents' files, so names are part of the input.
             named_keys = zip(
                 name_files(paths), map(storage.compute_content_key, paths), strict=True
             )
-            inputs[role] = manifest.digest([list(each) for each in named_keys])
+            inputs[role] = manifest.digest([list(named_key) for named_key in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
     return DocumentSet(tuple(tables), inputs, sums)
 
 
-@functools.lru_cache(maxsize=1024)  # a process is given neighbouring pieces of a file
+@functools.lru_cache(maxsize=1024)  # a process reads several adjacent parts of the same file
 def _check_file(path: str, expected: manifest.FileSum) -> None:
-    """Read the whole file once before its rows: some 1 s a gigabyte, and encoding takes minutes."""
+    """Compare the SHA-256 of a whole file; about 1 s a GB, where encoding takes minutes."""
     manifest.check_sum(path, storage.compute_sha256(path), expected)
 
 
-# The files that `curate` leaves.
+# Columns of the files that `curate` writes.
 _KEPT = Parquet(
     paths=("",), source=Column(column="source"), id="id", url="url", language="language"
 )
 
 
 def _list_columns(table: Files) -> tuple[str, ...]:
-    """The columns that are read: of the text first."""
+    """Return the columns to read, the column with the text first."""
     source = table.source.column if isinstance(table.source, Column) else None
     names = (table.text, source, table.id, table.url, table.language)
     return tuple(dict.fromkeys(name for name in names if name is not None))
@@ -201,11 +203,11 @@ def _cut_pieces(
     ]
 
 
-def deal(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
-    """Pieces in order, as many to a split as stay within `split_bytes`, but at least one."""
+def group_parts(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
+    """Yield lists of adjacent parts, each of at most `split_bytes` in all, or of a single part."""
     dealt: list[StagePart] = []
     for piece in pieces:
-        if dealt and sum(each.weight for each in dealt) + piece.weight > split_bytes:
+        if dealt and sum(part.weight for part in dealt) + piece.weight > split_bytes:
             yield dealt
             dealt = []
         dealt.append(piece)
@@ -227,13 +229,13 @@ def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[
     if piece.whole and refused and not usable:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.most_common(3))
         raise DataError(
-            f"{piece.path}: none of its {refused.total():,} rows is a document ({reasons}); see "
-            f"that `text` ('{table.text}') names the column of the text, or leave the file out"
+            f"{piece.path}: none of its {refused.total():,} rows is a usable document ({reasons}); "
+            f"set `text` ('{table.text}') to the column with the text, or leave the file out"
         )
 
 
 def _parse_document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | str:
-    """The document that `row` is, or why it is none."""
+    """Return the document that `row` holds, or the reason why the row is unusable."""
     text = find_value(row, table.text)
     if text is None:
         return "no_text"
@@ -243,7 +245,7 @@ def _parse_document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | st
         return "empty_text"
     try:
         encoded = text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can contain
         return "not_unicode"
     source = (
         _read_name(row, table.source.column) if isinstance(table.source, Column) else table.source
@@ -262,7 +264,7 @@ def _parse_document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | st
 
 
 def _read_name(row: Mapping[str, Any], column: str | None) -> str:
-    """The value of a column as a string; empty if there is no such column, or nothing in it."""
+    """Return the value of a column as a string, or "" if the column is missing or empty."""
     value = None if column is None else find_value(row, column)
     name = "" if value is None else str(value)
     return name if name.isascii() else name.encode("utf-8", "replace").decode()

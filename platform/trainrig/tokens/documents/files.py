@@ -1,4 +1,4 @@
-"""Which files of documents a run file names, and what they are called in what is made of them."""
+"""Search for the document files that a run file names, and short names for them in the output."""
 
 import fnmatch
 import os
@@ -13,9 +13,12 @@ from trainrig.tokens.documents.formats import FORMATS, Format
 
 
 def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
-    """The files that `patterns` name, each once, sorted. Raises DataError if one names none."""
+    """Return the files that `patterns` match, sorted, without duplicates.
+
+    Raises DataError if a pattern matches no file.
+    """
     found = {path for pattern in patterns for path in _find_matching(FORMATS[kind], pattern)}
-    # "./a" and "a" are one file, and so is "/folder/a" in that folder.
+    # "./a", "a" and "/folder/a" may be the same file.
     places = {_locate_file(path): path for path in sorted(found)}
     return [
         path if path.startswith(storage.S3) else str(Path(path))
@@ -24,16 +27,16 @@ def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
 
 
 def name_files(paths: Sequence[str]) -> list[str]:
-    """What each file is known by: its path below the folder that all of them lie in.
+    """Return a short unique name for each file: its path below the folder that contains them all.
 
-    Of files on disk and on S3 no folder holds all, so each kind has one of its own, and names begin
-    with `disk/` or `s3/`: no two files have the same.
+    Files on disk and files on S3 have no folder in common. If there are both, the paths are
+    relative to one folder of each kind, and names begin with `disk/` or `s3/`.
     """
     places = [_locate_file(path) for path in paths]
     kinds = sorted({kind for kind, _ in places})
     folders = {
         kind: os.path.commonpath(
-            [path.rpartition("/")[0] or "/" for of, path in places if of == kind]
+            [path.rpartition("/")[0] or "/" for location, path in places if location == kind]
         )
         for kind in kinds
     }
@@ -44,9 +47,9 @@ def name_files(paths: Sequence[str]) -> list[str]:
 
 
 def _locate_file(path: str) -> tuple[Literal["disk", "s3"], str]:
-    """Where a file lies, however it is written: the kind of location, and the path from its root.
+    """Return the kind of storage of a file, and its normalised absolute path there.
 
-    By letters alone: a link is a folder like any other, under the name that it has.
+    Symbolic links are not resolved: a linked folder counts as a folder of its own.
     """
     if path.startswith(storage.S3):
         return "s3", "/" + path.removeprefix(storage.S3)
@@ -64,31 +67,33 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
     wanted = pattern if "/" in pattern else f"./{pattern}"
     found = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
     if not found:
-        raise DataError(f"{pattern}: matches none of the {len(names)} files below {folder}")
+        raise DataError(f"{pattern}: matches none of the {len(names)} files in {folder}")
     return found
 
 
 def _list_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str]:
     endings = " ".join(f"*{ending}" for ending in format_.endings)
     found = [name for name in names if name.endswith(format_.endings)]
-    # What `datasets` keeps of past computations beside the data.
+    # Leave out the results of past computations that `datasets` caches beside the data.
     found = [name for name in found if not re.search(r"/(cache|tmp)-[^/]*\.arrow$", name)]
     if not found:
-        there = f"a folder of {len(names)} files, none of them {endings}" if names else "not there"
-        raise DataError(f"{folder}: {there}; `paths` names files or folders, * is wild")
+        problem = (
+            f"none of its {len(names)} files is named {endings}" if names else "does not exist"
+        )
+        raise DataError(f"{folder}: {problem}; set `paths` to files, folders or patterns with *")
     splits = sorted(
         {split for name in found for split in _parse_hub_split(name.removeprefix(folder))}
     )
     if len(splits) > 1:
         raise DataError(
-            f"{folder}: holds the splits {', '.join(splits)}, of which some are for testing; name "
-            f"the files of one"
+            f"{folder}: contains the splits {', '.join(splits)}, some of which are for testing; "
+            f"set `paths` to the files of one split"
         )
     return found
 
 
 def _parse_hub_split(name: str) -> list[str]:
-    """The split (train, test, …) that a file belongs to by the Hub's ways of naming files."""
+    """Return the split (train, test, …) in a file's name, by the Hugging Face Hub's conventions."""
     parts = name.lstrip("/").split("/")
     if len(parts) > 1 and re.fullmatch(r"data-\d+-of-\d+\.arrow", parts[-1]):
         return [parts[-2]]

@@ -1,7 +1,7 @@
-"""Formats of documents from elsewhere: where a file can be cut, and its rows.
+"""File formats of documents: where a file can be cut into parts, and how its rows are read.
 
-Each format cuts a file into pieces that workers read apart (`cut`), and reads the rows of a piece a
-batch at a time (`read`), so that no file is ever held whole.
+Each format cuts a file into parts that different workers can read (`cut`), and reads the rows of a
+part in batches (`read`), so that no file is ever in memory as a whole.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from trainrig import storage
 from trainrig.config import suggest_choice
 from trainrig.errors import DataError
 
-# pyarrow is imported where files are opened: to read a run file takes none.
+# pyarrow is imported where files are opened: reading a run file does not need it.
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
 BATCH_ROWS = 1_024  # rows decoded at a time
-LINE_BYTES = 2**28  # a longer line is refused rather than held
-PEEKED_LINES = 100  # of a JSONL file, to see which columns it has
-# Text packs to about a third: what a packed file counts for when files are dealt to splits.
+LINE_BYTES = 2**28  # a longer line is refused instead of being held in memory
+PEEKED_LINES = 100  # lines of a JSONL file that are read to see which columns exist
+# Assumed compression ratio of text: a compressed file counts for this many times its size when
+# files are assigned to splits.
 UNPACKED = 3
 
-Row = Mapping[str, Any] | str  # a row, or why it is none
-Rows = Iterator[tuple[int, Row]]  # each with its place in the file
+Row = Mapping[str, Any] | str  # a row, or the reason why it cannot be read
+Rows = Iterator[tuple[int, Row]]  # (position in the file, row)
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of a file that can be read by itself."""
+    """A part of a file that can be read independently of the rest."""
 
     begin: int  # row group (Parquet) or byte (JSON lines)
     end: int
-    weight: int  # bytes of text, about
-    whole: bool  # all of its file
+    weight: int  # approximate bytes of text
+    whole: bool  # True if the part is the entire file
 
 
 @dataclass(frozen=True)
 class StagePart:
-    """A part of a file, among all the files of a stage. Plain values: it travels as JSON."""
+    """A part of one of the files of a stage; a JSON-serializable set of plain values."""
 
-    table: int  # number of the run file's table that it is of
+    table: int  # index of the `[[documents]]` table in the run file
     path: str
-    file: str  # the name it is known by in shards
+    file: str  # name of the file in shards (`name_files`)
     begin: int
     end: int
     weight: int
@@ -60,25 +61,25 @@ class StagePart:
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file."""
+    """Functions that read one kind of file."""
 
-    endings: tuple[str, ...]  # of the names that are taken from a folder
-    # (path, columns, bytes of a part). No columns stand for all that there are, here and below.
+    endings: tuple[str, ...]  # suffixes of the files that are read from a folder
+    # (path, columns, maximum bytes of a part) -> parts. No columns means all, here and below.
     cut: Callable[[str, Sequence[str], int], list[FilePart]]
     read: Callable[[StagePart, Sequence[str]], Rows]
-    # Where each row has columns of its own: (path, columns), to see in the first rows if they are
-    # there at all. None: `cut` sees, of every file.
+    # (path, columns): checks in the first rows that the columns exist, for formats in which each
+    # row has its own columns; None: `cut` checks every file's schema.
     peek: Callable[[str, Sequence[str]], None] | None = None
 
 
 def name_place(file: str, place: int) -> str:
-    """Where in `file` a row is, as messages say it: "a.jsonl, byte 5,812", "a.parquet, row 7"."""
+    """Return a row's position for messages, such as "a.jsonl, byte 5,812" or "a.parquet, row 7"."""
     by_byte = file.endswith(JSONL_ENDINGS)
     return f"{file}, {'byte' if by_byte else 'row'} {place:,}"
 
 
 def find_value(row: Mapping[str, Any], column: str) -> Any:
-    """What `row` has in `column`, a name or names joined by dots; None if it has no such."""
+    """Return the row's value in `column`, such as "text" or "meta.url"; None if it is missing."""
     if column in row:
         return row[column]
     outer, dot, inner = column.partition(".")
@@ -93,19 +94,21 @@ def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> N
 
 
 @contextmanager
-def _damage_told(path: str, kind: str) -> Iterator[None]:
-    """Raise DataError if the block finds that the file at `path` is damaged, or of another kind."""
+def _report_damage(path: str, kind: str) -> Iterator[None]:
+    """Raise DataError if the code in the block finds that the file is damaged or not of `kind`."""
     import pyarrow as pa
 
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path}: gone since the stage began") from None
+        raise DataError(f"{path}: deleted since the stage began; restore the file") from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        if getattr(error, "errno", None):  # the disk's or the network's doing
+        if getattr(error, "errno", None):  # an error of the disk or the network
             raise
         found = " ".join(str(error).split())
-        raise DataError(f"{path}: not {kind}, or torn ({found}); get or write it again") from None
+        raise DataError(
+            f"{path}: not {kind}, or damaged ({found}); download or write the file again"
+        ) from None
 
 
 # Parquet
@@ -115,13 +118,13 @@ def _damage_told(path: str, kind: str) -> Iterator[None]:
 def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
-    told = _damage_told(path, "Parquet")
-    with told, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+    damage = _report_damage(path, "Parquet")
+    with damage, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
         yield file
 
 
 def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
-    """Row groups, as many together as stay within `part_bytes`."""
+    """Return parts of adjacent row groups, of at most `part_bytes` each or of a single group."""
     with _open_parquet(path) as file:
         _check_columns(path, columns, file.schema_arrow.names)
         weights = [
@@ -133,11 +136,13 @@ def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Fil
             for group in map(file.metadata.row_group, range(file.num_row_groups))
         ]
     cuts: list[FilePart] = []
-    begin, held = 0, 0
+    begin = 0
+    held = 0
     for number, weight in enumerate(weights):
         if held and held + weight > part_bytes:
             cuts.append(FilePart(begin, number, held, whole=False))
-            begin, held = number, 0
+            begin = number
+            held = 0
         held += weight
     return [*cuts, FilePart(begin, len(weights), held, whole=not cuts)]
 
@@ -150,7 +155,7 @@ def _read_parquet(piece: StagePart, columns: Sequence[str]) -> Rows:
 def read_parquet_batches(
     piece: StagePart, columns: Sequence[str] = ()
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of a part of a Parquet file as Arrow has them, each batch with its first place."""
+    """Yield (position of its first row, Arrow record batch) for a part of a Parquet file."""
     with _open_parquet(piece.path) as file:
         groups = range(piece.begin, piece.end)
         place = sum(file.metadata.row_group(number).num_rows for number in range(piece.begin))
@@ -162,7 +167,7 @@ def read_parquet_batches(
 
 
 def _list_outer_columns(columns: Sequence[str], schema: pa.Schema) -> list[str]:
-    """The columns of the file that hold `columns`."""
+    """Return the top-level columns of the file that contain `columns`, or all if none are given."""
     if not columns:
         return list(schema.names)
     names = (name if name in schema.names else name.partition(".")[0] for name in columns)
@@ -170,11 +175,13 @@ def _list_outer_columns(columns: Sequence[str], schema: pa.Schema) -> list[str]:
 
 
 def iterate_rows(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
-    """The rows of `batch`, of the file at `path`, as Python's values. Raises DataError for damage
-    that Arrow did not see: text is decoded here."""
+    """Yield the rows of `batch` as dicts of Python values.
+
+    Raises DataError, naming `path`, for damage that Arrow does not detect: text is decoded here.
+    """
     names = batch.schema.names
-    with _damage_told(path, "whole"):
-        # A column at a time: three times as quick as `to_pylist` of the batch.
+    with _report_damage(path, "complete"):
+        # Converting each column is three times as fast as `to_pylist` of the whole batch.
         columns = [column.to_pylist() for column in batch.columns]
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
@@ -185,10 +192,10 @@ def iterate_rows(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _open_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    """Schema and record batches of an IPC stream or file."""
+    """Open an IPC stream or file; yield its schema and an iterator over its record batches."""
     import pyarrow as pa
 
-    with _damage_told(path, "an Arrow stream or file"), ExitStack() as stack:
+    with _report_damage(path, "an Arrow stream or file"), ExitStack() as stack:
         if path.startswith(storage.S3):
             stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
         else:
@@ -203,7 +210,7 @@ def _open_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]
 
 
 def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
-    """The whole file: a stream has no table of contents to find a part by."""
+    """Return the whole file as one part: a stream has no table of contents for finding others."""
     with _open_arrow(path) as (schema, _):
         _check_columns(path, columns, schema.names)
     return [FilePart(0, 1, storage.measure_size(path), whole=True)]
@@ -216,7 +223,7 @@ def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
         for batch in batches:
             for start in range(0, len(batch), BATCH_ROWS):
                 part = batch.slice(start, BATCH_ROWS).select(names)
-                part.validate(full=True)  # a damaged offset would be followed out of the file
+                part.validate(full=True)  # a damaged offset would be read outside the file
                 yield from enumerate(iterate_rows(part, piece.path), place + start)
             place += len(batch)
 
@@ -225,7 +232,10 @@ def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
 
 
 def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
-    """Equal ranges of bytes, each of the lines that begin in it; a packed file is one."""
+    """Return byte ranges of equal size; a part has the lines that begin in its range.
+
+    A compressed file cannot be divided: it is a single part.
+    """
     size = storage.measure_size(path)
     if path.endswith((".gz", ".zst")):
         return [FilePart(0, size, size * UNPACKED, whole=True)]
@@ -238,7 +248,7 @@ def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FileP
 
 
 def _peek(path: str, columns: Sequence[str]) -> None:
-    """Raise DataError if one of `columns` is in none of the first rows."""
+    """Raise DataError if one of `columns` is missing in all of the file's first rows."""
     whole = StagePart(0, path, path, 0, storage.measure_size(path), 0, whole=True)
     first = itertools.islice(_read_jsonl(whole, ()), PEEKED_LINES)
     rows = [row for _, row in first if isinstance(row, Mapping)]
@@ -248,7 +258,7 @@ def _peek(path: str, columns: Sequence[str]) -> None:
 
 
 def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
-    del columns  # a line is parsed whole
+    del columns  # each line is parsed completely
     for place, line in _read_lines(piece):
         if line is None:
             yield place, "line_too_long"
@@ -258,7 +268,7 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
             yield place, _parse_line(line, first=place == 0)
 
 
-TORN = b""  # stands for what follows where a packed file breaks off
+TORN = b""  # stands for the rest of a compressed file that is truncated or damaged
 
 
 def _parse_line(line: bytes, first: bool) -> Row:
@@ -272,19 +282,19 @@ def _parse_line(line: bytes, first: bool) -> Row:
 
 
 def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
-    """The lines that begin in the piece, each with its place; None for one that is too long."""
+    """Yield (position, line) for each line that begins in the part; None for a line too long."""
     try:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
-            if place > 0:  # the line that begins before belongs to whoever reads before
+            if place > 0:  # a line that begins before this part belongs to the part before
                 stream.seek(place - 1)
                 place += _skip_line(stream) - 1
             while end is None or place < end:
                 try:
                     line = stream.readline(LINE_BYTES)
                 except (EOFError, zlib.error, OSError) as error:
-                    if getattr(error, "errno", None):  # the disk's or the network's doing
+                    if getattr(error, "errno", None):  # an error of the disk or the network
                         raise
                     yield place, TORN
                     return
@@ -295,11 +305,11 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
                 yield place, line if fits else None
                 place += length
     except FileNotFoundError:
-        raise DataError(f"{piece.path}: gone since the stage began") from None
+        raise DataError(f"{piece.path}: deleted since the stage began; restore the file") from None
 
 
 def _skip_line(stream: BinaryIO) -> int:
-    """Read to the end of the line; how many bytes that was."""
+    """Read to the end of the line; return the number of bytes read."""
     skipped = 0
     while part := stream.readline(LINE_BYTES):
         skipped += len(part)
@@ -310,7 +320,7 @@ def _skip_line(stream: BinaryIO) -> int:
 
 @contextmanager
 def unpack_file(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
-    """The bytes of the open file `packed`, whose `path` tells how it is packed."""
+    """Open the decompressed content of the open file `packed`, by the suffix of `path`."""
     if path.endswith(".gz"):
         with gzip.open(packed, "rb") as stream:
             yield cast(BinaryIO, stream)

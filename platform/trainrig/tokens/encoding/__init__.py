@@ -1,1 +1,1 @@
-"""Text to ids and back."""
+"""Encoding of text to token ids, and decoding."""

@@ -1,7 +1,7 @@
-"""Text to ids and back, with a trained tokenizer.
+"""Conversion of text to token ids and back, with a trained tokenizer.
 
-No text can make a special token: `<|end_of_text|>` written on a web page becomes the ordinary
-tokens of its letters. Only code that means to puts a special token's id between texts.
+No text produces a special token: `<|end_of_text|>` written on a web page is encoded as ordinary
+tokens of its letters. Only code inserts the ids of special tokens between texts.
 """
 
 import functools
@@ -14,23 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.errors import DataError
-from trainrig.tokens.encoding.engine import FastEngine, Unequal, build_fast_engine
+from trainrig.tokens.encoding.engine import FastEngine, NotEquivalent, build_fast_engine
 from trainrig.tokens.special_tokens import (
     ROLE_OF,
     TokenizerFiles,
     find_special_tokens,
     parse_tokenizer,
 )
-from trainrig.tokens.tokenizers.entries import leading_space_is_stripped, list_entry_bytes
+from trainrig.tokens.tokenizers.entries import list_entry_bytes, strips_leading_space
 
 
 class Encoder:
-    """A tokenizer, ready to use; made of a `tokenizer.json`, and pickled as that.
+    """A tokenizer, ready to use; built from a `tokenizer.json`, and picklable.
 
-    Takes the faster engine where that is certain to give the same ids; `engine` says which it is.
-    With "tiktoken", one thread: the caller's. With "tokenizers", as many as that library takes:
-    `RAYON_NUM_THREADS`, or none beside the caller's under `TOKENIZERS_PARALLELISM=false`. That is
-    for the caller to set, before the first use in a process: one process a core wants it off.
+    Uses the faster engine where it is certain to give the same ids; `engine` says which one.
+    "tiktoken" runs on the caller's thread. "tokenizers" uses as many threads as
+    `RAYON_NUM_THREADS`, or none besides the caller's with `TOKENIZERS_PARALLELISM=false`. The
+    caller sets these variables before the first use in a process; with one process a core, turn
+    parallelism off.
     """
 
     def __init__(
@@ -39,22 +40,24 @@ class Encoder:
         where: str = "tokenizer.json",
         beside: Mapping[str, str] | None = None,
     ) -> None:
-        """`where` is named in errors; `beside`: the files it came with, which tell roles.
+        """Parse the text of a tokenizer.json; `where` is its name in error messages.
 
-        Raises DataError for what is no tokenizer.json, or whose entries have no bytes of their own.
+        `beside` holds the other files of the tokenizer's folder, which give roles to special
+        tokens. Raises DataError if the text is not a tokenizer.json, or if the bytes of its entries
+        cannot be determined.
         """
-        self.text = tokenizer_json  # what `tokenizer.json` holds
+        self.text = tokenizer_json  # content of `tokenizer.json`
         self.files = TokenizerFiles(tokenizer_json, dict(beside or {}), where)
         self._tokenizer = parse_tokenizer(tokenizer_json, where)
         self.special_tokens = find_special_tokens(self.files, self._tokenizer)
         self._special = dict(self.special_tokens.names)
         self._bytes = list_entry_bytes(
-            self._tokenizer, set(self._special.values()), where, as_brought=True
+            self._tokenizer, set(self._special.values()), where, lenient=True
         )
 
     @classmethod
     def load(cls, path: str) -> "Encoder":
-        """The tokenizer of the folder `path`, or in the file at `path`, with the files beside it.
+        """Load the tokenizer of the folder or file `path`, with the files beside it.
 
         Raises DataError if there is none.
         """
@@ -63,7 +66,7 @@ class Encoder:
 
     @classmethod
     def of(cls, files: TokenizerFiles) -> "Encoder":
-        """The tokenizer of `files`."""
+        """Build the encoder for the tokenizer in `files`."""
         return cls(files.tokenizer, files.where, files.beside)
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str, dict[str, str]]]:
@@ -71,35 +74,35 @@ class Encoder:
 
     @property
     def end_of_text(self) -> int:
-        """The id that stands between documents. Raises DataError if none is known to."""
+        """Id that separates documents; raises DataError if no special token has that role."""
         return self.special_tokens.of("end").id
 
     @functools.cached_property
     def adds_space(self) -> bool:
-        """Whether a space is put before each text, as SentencePiece does, and taken off again."""
-        return leading_space_is_stripped(self._tokenizer.decoder)
+        """Return whether encoding adds a space before each text, as SentencePiece does."""
+        return strips_leading_space(self._tokenizer.decoder)
 
     @functools.cached_property
-    def _fast(self) -> FastEngine | Unequal:
-        """Made when first asked for: it takes its time, and who trains encodes nothing."""
+    def _fast(self) -> FastEngine | NotEquivalent:
+        """The fast encoder or why there is none; built on first use, as training needs none."""
         try:
             return build_fast_engine(self._tokenizer, self._bytes)
-        except Unequal as reason:
+        except NotEquivalent as reason:
             return reason
 
     @property
     def why_not_fast(self) -> str:
-        """Why the engine is "tokenizers", if it is."""
-        return str(self._fast) if isinstance(self._fast, Unequal) else ""
+        """Reason for using the engine "tokenizers", or "" with the engine "tiktoken"."""
+        return str(self._fast) if isinstance(self._fast, NotEquivalent) else ""
 
     @property
     def engine(self) -> Literal["tiktoken", "tokenizers"]:
-        """What encodes: a function of tokenizer.json alone, so it is the same in every process."""
+        """The library that encodes; depends on tokenizer.json alone, so all processes agree."""
         return "tokenizers" if self.why_not_fast else "tiktoken"
 
     @property
     def vocabulary_size(self) -> int:
-        """Entries, special tokens among them; every id is below."""
+        """Number of entries, including special tokens; every id is below it."""
         return len(self._bytes)
 
     @functools.cached_property
@@ -111,20 +114,20 @@ class Encoder:
 
     @functools.cached_property
     def byte_lengths(self) -> NDArray[np.int64]:
-        """[vocabulary] bytes of text that each id stands for; 0 for special tokens."""
+        """[vocabulary] Number of bytes of text that each id stands for; 0 for special tokens."""
         special = set(self._special.values())
         return np.array([0 if i in special else len(b) for i, b in enumerate(self._bytes)])
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """The ids of the special tokens, by their names in this tokenizer."""
+        """Ids of the special tokens, keyed by their names in this tokenizer."""
         return dict(self._special)
 
     def find_special(self, role: str) -> int:
-        """The id of a special token: the one that plays `role`, which is our name for it, or, for
-        what is no role, the one of that name.
+        """Return the id of a special token, by its trainrig name or by its name in this tokenizer.
 
-        Raises DataError if the tokenizer has none such.
+        A trainrig name in `ROLE_OF` finds the token that has that role, whatever its text. Raises
+        DataError if the tokenizer has no such token.
         """
         if role in ROLE_OF:
             return self.special_tokens.of(ROLE_OF[role]).id
@@ -134,32 +137,34 @@ class Encoder:
         return self._special[role]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """The ids of each text; none of them special, no end-of-text added."""
+        """Return the ids of each text, without special tokens and without end-of-text."""
         if isinstance(self._fast, FastEngine):
             return [self._fast.encode(text) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, special tokens by their names.
+        """Return the text of `ids`, with special tokens written as their names.
 
-        Bytes that are no UTF-8, as where a character was cut in two, become U+FFFD. Raises
-        IndexError for what is no id.
+        Bytes that are not valid UTF-8, such as part of a character, become U+FFFD. Raises
+        IndexError for a number that is not an id.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_text(self, ids: Iterable[int]) -> str:
-        """The text that `ids` were made of: as `decode`, less the space that the tokenizer added
-        before it, and without special tokens."""
+        """Return the text that was encoded to `ids`, without special tokens.
+
+        Unlike `decode`, this removes the space that the tokenizer added before the text.
+        """
         special = set(self._special.values())
         text = self.decode(number for number in ids if number not in special)
         return text.removeprefix(" ") if self.adds_space else text
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`, which need not be whole characters."""
+        """Return the bytes of `ids`, which may begin or end inside a character."""
         pieces = []
         for number in ids:
             if not 0 <= number < len(self._bytes):
-                raise IndexError(f"{number} is no id of a vocabulary of {len(self._bytes)}")
+                raise IndexError(f"{number} is not an id in a vocabulary of {len(self._bytes)}")
             pieces.append(self._bytes[number])
         return b"".join(pieces)

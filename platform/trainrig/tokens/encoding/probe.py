@@ -1,14 +1,14 @@
-"""Texts that a tokenizer is tried on when it is loaded, and in its report.
+"""Texts on which two tokenizer libraries are compared, when a tokenizer is loaded and reported.
 
-They show every kind of character next to others: scripts, digits, white space in runs, emoji, code,
-each byte that UTF-8 has, and characters that came late to Unicode, which two libraries of different
-age take for different things.
+They combine every kind of character: scripts, digits, runs of white space, emoji, code and all
+bytes that occur in UTF-8. They also have characters that are recent in Unicode, which libraries
+with older Unicode tables classify differently.
 """
 
 import functools
 
-# Blocks of letters, marks and digits that came with Unicode 14 to 17 (the standard's appendix D of
-# each), where two tables of different age differ.
+# Blocks of letters, marks and digits that were added in Unicode 14 to 17 (appendix D of each
+# version of the standard). Unicode tables of different versions differ here.
 _LATE_BLOCKS = (
     (0x088F, 0x0890), (0x0C5C, 0x0C5D), (0x1C89, 0x1C8B), (0x1ACF, 0x1ADE), (0xA7C0, 0xA7DD),
     (0xA7F1, 0xA7F5), (0x10570, 0x105BD), (0x105C0, 0x105F4), (0x10940, 0x1095A),
@@ -22,19 +22,19 @@ _LATE_BLOCKS = (
     (0x2B735, 0x2B73A), (0x2EBF0, 0x2EBF2), (0x31350, 0x31352), (0x323B0, 0x323B2),
     (0x33478, 0x3347A),
 )  # fmt: skip
-_STRIDE = 61  # of the characters of Plane 0 that are tried: each block gives some
+_STRIDE = 61  # every 61st character of Plane 0 is used, so that each block is represented
 
 
 @functools.cache
-def probe_texts() -> list[str]:
-    """The texts: some 115,000 characters, made by rule."""
+def build_probe_texts() -> list[str]:
+    """Return the texts, about 115,000 generated characters in all."""
     late = [chr(code) for begin, end in _LATE_BLOCKS for code in range(begin, end)]
     low = [chr(code) for code in range(0x600)]
     spread = [chr(code) for code in range(0x600, 0xD800, _STRIDE)]
     emoji = ["👩🏽‍🚀", "🏳️‍🌈", "🇳🇱", "e\u0301", "\u200d", "\ufeff", "\U0010ffff", "\ue000"]
     texts = []
     for characters in (low, spread, late, emoji):
-        # Each between letters, digits, marks and spaces; runs of its like; after an apostrophe.
+        # Each character between letters, digits, marks and spaces, repeated, and after apostrophes.
         for pattern in ("a{0}a {0} ", "1{0}!{0}\n", "{0}", "'{0}' ", " {0}\r\n\t", "'r{0} '{0}l "):
             texts.append("".join(pattern.format(character) for character in characters))
     spaces = ["".join(pair) * count for pair in zip(" \t\n\r\x85\u3000", "\n \r ab", strict=True)

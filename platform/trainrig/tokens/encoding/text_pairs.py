@@ -1,7 +1,8 @@
-"""Texts and pairs of texts as a classifier reads them: whole, with the tokens that stand around.
+"""Encoding of texts and pairs of texts for classifiers: whole, with the special tokens around them.
 
-A tokenizer that a model was brought with puts them as it does in Transformers: BERT's
-`[CLS] first [SEP] second [SEP]`. One of ours has an end of text before, between and after them.
+A tokenizer that came with a Transformers model adds the tokens that it adds there, such as BERT's
+`[CLS] first [SEP] second [SEP]`. A tokenizer made by trainrig adds an end of text before, between
+and after the texts.
 
 Shapes: T tokens.
 """
@@ -17,21 +18,21 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.special_tokens import MAP, TOKENIZER_CONFIG, parse_tokenizer
 
-BROUGHT_BY = {TOKENIZER_CONFIG, MAP}  # files that a tokenizer of Transformers comes with
+BROUGHT_BY = {TOKENIZER_CONFIG, MAP}  # files that come with a tokenizer of Transformers
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """One text, or two."""
+    """The tokens of one text, or of a pair."""
 
-    ids: Integers  # [T]
-    segments: Integers  # [T] 0, or 1 where the tokenizer says that it is of the second text
-    of_second: NDArray[np.bool_]  # [T] whether it is a token of the second text, none around it
-    characters: Integers  # [T, 2] from where to where each token is in its text
+    ids: Integers  # [T] token ids
+    segments: Integers  # [T] token type: 0, or 1 where the tokenizer assigns the second segment
+    of_second: NDArray[np.bool_]  # [T] whether the token is in the second text; special tokens: no
+    characters: Integers  # [T, 2] begin and end of each token in its text, in characters
 
 
 class TooLong(Exception):
-    """More tokens than there is room for."""
+    """Raised if a text has more tokens than the limit, and may not be truncated."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"{tokens} tokens")
@@ -39,16 +40,20 @@ class TooLong(Exception):
 
 
 class TextPairEncoder:
-    """A tokenizer for texts of at most so many tokens, with those around them."""
+    """A tokenizer for texts or pairs of at most `longest` tokens, special tokens included."""
 
     def __init__(self, encoder: Encoder, longest: int, cut: str | None) -> None:
-        """`cut`: which text loses tokens at its end where there are more: "longest_first", one
-        token at a time of the one that has more left, or "only_second"; None: neither, it is
-        refused."""
+        """Prepare the tokenizer; `cut` says which text is truncated if there are too many tokens.
+
+        "longest_first" removes tokens from the end of whichever text is longer; "only_second" from
+        the second. None truncates neither: `encode` raises TooLong.
+        """
         whole = parse_tokenizer(encoder.text, encoder.files.where)
         if not BROUGHT_BY & set(encoder.files.beside):
             whole.post_processor = _build_end_template(encoder)
-        self._whole, self._longest, self._cut = whole, longest, cut
+        self._whole = whole
+        self._longest = longest
+        self._cut = cut
         self._truncating: tokenizers.Tokenizer | None = None
         if cut is not None:
             self._truncating = parse_tokenizer(encoder.text, encoder.files.where)
@@ -56,9 +61,10 @@ class TextPairEncoder:
             self._truncating.enable_truncation(max_length=longest, strategy=cut)
 
     def encode(self, first: str, second: str | None = None) -> EncodedTexts:
-        """The tokens of `first`, and of `second` after it. No text makes a special token.
+        """Return the tokens of `first`, then of `second`; no text produces a special token.
 
-        Raises TooLong for more than there is room for, if nothing may be cut, or not enough.
+        Raises TooLong if there are more than `longest` tokens and truncation is off, or cannot
+        remove enough.
         """
         found = self._whole.encode(first, second, add_special_tokens=True)
         if (tokens := len(found.ids)) > self._longest:
@@ -66,9 +72,9 @@ class TextPairEncoder:
                 raise TooLong(tokens)
             try:
                 found = self._truncating.encode(first, second, add_special_tokens=True)
-            except Exception as error:  # the library raises nothing more exact: nothing left to cut
+            except Exception as error:  # the library's only error where nothing is left to cut
                 raise TooLong(tokens) from error
-        texts = [-1 if each is None else each for each in found.sequence_ids]
+        texts = [-1 if text is None else text for text in found.sequence_ids]
         return EncodedTexts(
             np.array(found.ids, dtype=np.int64),
             np.array(found.type_ids, dtype=np.int64),

@@ -1,1 +1,1 @@
-"""The order in which rows are trained on."""
+"""The order in which training reads rows: stages, source weights, epochs and shuffling."""

@@ -1,4 +1,4 @@
-"""Checks before a run starts whether it has enough data for its steps."""
+"""Check, before a run starts, that it has enough data for its steps."""
 
 import math
 from collections.abc import Mapping
@@ -8,10 +8,11 @@ from trainrig.tokens.mixing.timeline import Timeline
 
 
 def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str, float]:
-    """The epochs that `steps` steps make of each source, of which `caps` allows so many.
+    """Return the epochs of each source that `steps` steps read; a fraction counts as such.
 
-    Raises ConfigError for the source that reaches its cap first, or if all that a stage reads end
-    before; it says with numbers what would work.
+    Raises ConfigError if a source exceeds its entry of `caps`, or if all sources of a stage end
+    too early. The message is about the source that reaches its cap first, and suggests values that
+    would work.
     """
     samples = timeline.find_first_sample(steps)
     if timeline.end is not None and samples > timeline.end:
@@ -28,7 +29,7 @@ def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str
         if epochs > caps[source]
     }
     if beyond:
-        source = min(beyond, key=lambda each: (beyond[each], each))
+        source = min(beyond, key=lambda name: (beyond[name], name))
         raise ConfigError(_explain_excess(timeline, source, caps[source], steps, beyond[source]))
     return read
 
@@ -49,7 +50,7 @@ def _explain_excess(timeline: Timeline, source: str, cap: float, steps: int, fir
 
 
 def _compute_share(timeline: Timeline, source: str, samples: int) -> float:
-    """The part of the first `samples` samples that is of `source`."""
+    """Return the share of `source` in the first `samples` samples."""
     total = 0
     firsts = [segment.first for segment in timeline.segments]
     for segment, past in zip(timeline.segments, [*firsts[1:], samples], strict=True):

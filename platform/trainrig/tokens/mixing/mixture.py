@@ -1,4 +1,4 @@
-"""Which source each sample of a stretch of constant weights is of."""
+"""Assignment of samples to sources, for a segment of constant weights."""
 
 import functools
 import heapq
@@ -12,49 +12,52 @@ from numpy.typing import NDArray
 from trainrig.errors import ConfigError
 from trainrig.tokens.permutation import Integers
 
-# Slots of the mixture's table. Weights are rounded to hundred-thousandths, so those that people
-# write down are exact, and the table takes about a tenth of a second to build.
+# Slots of the mixture's table. Weights are rounded to hundred-thousandths, so that typical weights
+# are exact; the table takes about a tenth of a second to build.
 SLOTS = 100_000
 
 
 class Mixture:
-    """Which source each sample is of: a table of slots, repeated for ever.
+    """The source of each sample, given by a table of slots that repeats.
 
-    With nothing owed from before, each source has had its share of any number k of samples to
-    within one sample. With debts, the sources that are owed samples get them as early as can be
-    without another being given a whole sample too many; the table then repeats after a lead.
-    `spread` says what can be promised.
+    If no source is owed samples from before, each source has its share of the first k samples, to
+    within one sample, for every k. Otherwise the owed samples are repaid as early as possible, as
+    long as no source gets a whole sample more than its share. The table then repeats after a lead
+    of slots that occur only once. `spread_slots` states the guarantees.
     """
 
     def __init__(
         self, slots: Mapping[str, int], owed: Mapping[str, Fraction] | None = None
     ) -> None:
-        """`slots`: how many of the table's slots each source gets, at least 1. `owed`: samples by
-        which each is behind its share as this begins, each above -1, in sum 0."""
+        """Build the table.
+
+        `slots` is the number of slots of each source, at least 1. `owed` is the number of samples
+        by which a source is behind its share at the start; each is above -1, and they sum to 0.
+        """
         self.sources = tuple(slots)
         self.slots = tuple(slots.values())
         self._owed = tuple((owed or {}).get(source, Fraction(0)) for source in self.sources)
-        self._table, self._lead = spread(self.slots, self._owed)
-        self._before = np.empty_like(self._table)  # slots of the same source
+        self._table, self._lead = spread_slots(self.slots, self._owed)
+        self._before = np.empty_like(self._table)  # earlier slots of the same source
         for number in range(len(self.slots)):
-            of = self._table == number
-            self._before[of] = np.arange(of.sum())
+            is_source = self._table == number
+            self._before[is_source] = np.arange(is_source.sum())
 
     @classmethod
-    def of(
+    def from_weights(
         cls, weights: Mapping[str, float], owed: Mapping[str, Fraction] | None = None
     ) -> "Mixture":
-        """The mixture nearest to `weights`, which are at least 0 and not all 0.
+        """Return the mixture closest to `weights`, which are at least 0 and not all 0.
 
-        Whole numbers that sum to at most SLOTS are met exactly, others to within 1 / SLOTS. Raises
-        ConfigError for a weight too small for one slot.
+        Whole numbers with a sum of at most SLOTS are met exactly, others to within 1 / SLOTS.
+        Raises ConfigError for a weight too small for one slot.
         """
         exact = {source: Fraction(w) for source, w in sorted(weights.items()) if w > 0}
         total = sum(exact.values())
         if total > SLOTS or any(weight.denominator > 1 for weight in exact.values()):
             exact = {source: weight * SLOTS / total for source, weight in exact.items()}
             total = Fraction(SLOTS)
-        # Largest remainders: round all down, then those up that lost most.
+        # Largest remainders: round all down, then round up those that lost most.
         slots = {source: math.floor(share) for source, share in exact.items()}
         by_loss = sorted(exact, key=lambda source: slots[source] - exact[source])
         for source in by_loss[: int(total) - sum(slots.values())]:
@@ -71,11 +74,11 @@ class Mixture:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of the samples that each source has."""
+        """Share of each source in the samples."""
         return {s: n / sum(self.slots) for s, n in zip(self.sources, self.slots, strict=True)}
 
     def find_places(self, samples: Integers) -> tuple[Integers, Integers]:
-        """[B] each: the number of the sample's source, and how many of that source came before."""
+        """Return [B] the index of each sample's source, and [B] how many of its samples precede."""
         rounds = np.maximum(samples - self._lead, 0) // sum(self.slots)
         slot = samples - rounds * sum(self.slots)
         sources = self._table[slot].astype(np.int64)
@@ -83,7 +86,7 @@ class Mixture:
         return sources, rounds * counts + self._before[slot]
 
     def find_sample(self, source: str, ordinal: int) -> int:
-        """The sample before which `source` has had `ordinal` of them, and which is its next."""
+        """Return the number of the sample that is sample `ordinal` (from 0) of `source`."""
         number = self.sources.index(source)
         slots = np.flatnonzero(self._table == number)
         in_lead = int((slots < self._lead).sum())
@@ -91,7 +94,7 @@ class Mixture:
         return int(slots[ordinal - rounds * self.slots[number]]) + rounds * sum(self.slots)
 
     def count_samples(self, samples: int) -> dict[str, int]:
-        """How many of the first `samples` are of each source."""
+        """Return how many of the first `samples` samples are of each source."""
         rounds = max(0, samples - self._lead) // sum(self.slots)
         rest = np.bincount(
             self._table[: samples - rounds * sum(self.slots)], minlength=len(self.slots)
@@ -102,7 +105,7 @@ class Mixture:
         }
 
     def compute_owed_after(self, samples: int) -> dict[str, Fraction]:
-        """Samples by which each source is behind its share after the first `samples`."""
+        """Return the samples by which each source is behind its share after `samples` samples."""
         counts = self.count_samples(samples)
         return {
             source: owed + Fraction(count * samples, sum(self.slots)) - counts[source]
@@ -111,11 +114,11 @@ class Mixture:
 
 
 def carry_over(owed: Mapping[str, Fraction], weights: Mapping[str, float]) -> dict[str, Fraction]:
-    """What of `owed` a stretch of `weights` begins with.
+    """Return the owed samples with which a segment of `weights` begins.
 
-    A source of weight 0 can neither be paid nor pay: what it is owed or has had too much is written
-    off, and so is as much on the other side, in proportion. Accounts only shrink by that, and those
-    that go on sum to 0 again.
+    A source of weight 0 can neither receive nor give samples. Its balance is written off, and the
+    same amount is written off from the balances of the opposite sign, in proportion. So balances
+    only shrink, and the remaining ones sum to 0 again.
     """
     active = {source: owed.get(source, Fraction(0)) for source, w in weights.items() if w > 0}
     behind = sum((a for a in active.values() if a > 0), Fraction(0))
@@ -128,41 +131,47 @@ def carry_over(owed: Mapping[str, Fraction], weights: Mapping[str, float]) -> di
 
 
 @functools.lru_cache(maxsize=64)
-def spread(slots: tuple[int, ...], owed: tuple[Fraction, ...]) -> tuple[NDArray[np.int32], int]:
-    """(Table, lead): which number each slot is of, number i in `slots[i]` of L = sum(slots) as
-    evenly as can be; the first `lead` slots come once, the L after them repeat.
+def spread_slots(
+    slots: tuple[int, ...], owed: tuple[Fraction, ...]
+) -> tuple[NDArray[np.int32], int]:
+    """Return (table, lead): the source index of each slot, spread as evenly as possible.
 
-    Write E_i(k) = owed_i + k slots_i / L for what number i should have had before slot k. Its j-th
-    may stand in the first slot k with E_i(k + 1) > j, and is due before the first k with
-    E_i(k) >= j + 1. Each slot goes to the most urgent number that may have it, ties to the first.
-    As the E_i sum to k, one always may. Of the deviation |count - E|:
+    Source i gets `slots[i]` of each L = sum(slots) slots. The first `lead` slots occur once; the L
+    slots after them repeat.
 
-    - None is ever a whole sample too many, in this stretch and, if debts are carried from stretch
-      to stretch, in any after it: a number that may have the slot stays below E + 1. So none is
-      ever n - 1 samples too few, for n numbers: the deviations sum to 0. Two never deviate by 1.
-    - With nothing owed all is on time: every prefix is within one of each share (Baruah, Cohen,
-      Plaxton & Varvel 1996, "Proportionate progress"; Tijdeman 1980, "The chairman assignment
-      problem", for what holds when later weights are known).
-    - With debts that is so again once every E_i(k) >= 0, in at most L slots: from there on, what is
-      due before k is at most k.
-    - Within one sample at once cannot be promised to those who do not know later weights: let half
-      of n equal numbers be 1/2 behind, give these alone weight until half of them are 1 behind,
-      and again; log2(n) / 2 is reached.
-    - Let m = L / min(slots), the longest time between the first slot that a job may have and that
-      before which it is due. After 2 m slots the table repeats every L. For after m all is on time,
-      as above; and two schedules of the same jobs that differ in which are done differ by pairs of
-      jobs, of which a pair vanishes when the later one is run, within m: what comes then does not
-      depend on what had been done.
+    Let E_i(k) = owed_i + k slots_i / L be the number of samples that source i should have before
+    slot k. Its sample j (from 0) may take slot k once E_i(k + 1) > j, and is due before the first k
+    with E_i(k) >= j + 1. Each slot goes to the source with the earliest due date among those that
+    may take it; ties go to the lowest index. Because the E_i sum to k, there always is one. About
+    the deviation |count - E|:
+
+    - No source is ever a whole sample ahead of its share, because a source that may take the slot
+      stays below E + 1. If balances are carried from segment to segment, this holds in all later
+      segments too. The deviations sum to 0, so of n sources none is ever n - 1 samples behind. With
+      two sources the deviation is always below 1.
+    - If nothing is owed, all samples are on time: after every slot each source is within one sample
+      of its share (Baruah, Cohen, Plaxton & Varvel 1996, "Proportionate progress"; Tijdeman 1980,
+      "The chairman assignment problem", for the bounds when later weights are known).
+    - If samples are owed, this holds again once every E_i(k) >= 0, after at most L slots: from then
+      on, at most k samples are due before slot k.
+    - Without knowing later weights, no method can always stay within one sample. Let half of n
+      equal sources be 1/2 behind, and give weight to these alone until half of them are 1 behind,
+      and so on: a deviation of log2(n) / 2 is reached.
+    - Let m = L / min(slots): the longest time between the first slot a sample may take and the slot
+      before which it is due. After 2 m slots the table repeats every L slots. For after m slots all
+      samples are on time, as above. Two schedules of the same samples that differ in which are
+      done differ by pairs of samples, and a pair disappears when its later sample is placed, within
+      m slots. So the later slots do not depend on what was placed before.
     """
     length = sum(slots)
-    scale = math.lcm(*(each.denominator for each in owed))
-    debts = [int(each * scale) for each in owed]
+    scale = math.lcm(*(samples.denominator for samples in owed))
+    debts = [int(samples * scale) for samples in owed]
     waiting = [
         (-debts[number] * length // (slots[number] * scale), number, 0)
         for number in range(len(slots))
-    ]  # (from slot, number, j)
+    ]  # (first slot that it may take, source, j)
     heapq.heapify(waiting)
-    urgent: list[tuple[int, int, int]] = []  # (before slot, number, j)
+    urgent: list[tuple[int, int, int]] = []  # (slot before which it is due, source, j)
     table: list[int] = []
     lead = 2 * (length // min(slots) + 1) if any(debts) else 0
     for slot in range(lead + length):

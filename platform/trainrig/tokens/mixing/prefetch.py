@@ -1,4 +1,4 @@
-"""Batches of the steps to come, prepared while the present one is trained on."""
+"""Preparation of the batches of coming steps while the current step trains."""
 
 import queue
 import threading
@@ -18,13 +18,13 @@ class _Answer(Generic[Prepared]):
 
 
 class _Thread(Generic[Prepared]):
-    """Prepares one step after another, from `first` on, until it is stopped or one fails."""
+    """A thread that prepares steps in order, from `first` on, until it is stopped or one fails."""
 
     def __init__(self, prepare: Callable[[int], Prepared], first: int, ahead: int) -> None:
         self._prepare = prepare
         self._answers: queue.Queue[_Answer[Prepared]] = queue.Queue(ahead)
         self._stopped = threading.Event()
-        # A daemon: a process whose training has failed is not kept alive by a disk that hangs.
+        # A daemon thread: a hanging disk must not keep alive a process whose training has failed.
         self._thread = threading.Thread(
             target=self._run, args=(first,), name=f"batches from step {first}", daemon=True
         )
@@ -34,9 +34,9 @@ class _Thread(Generic[Prepared]):
         return self._answers.get()
 
     def stop(self) -> None:
-        """Returns once nothing is being prepared any more."""
+        """Stop the thread; return when it has ended."""
         self._stopped.set()
-        while self._thread.is_alive():  # it may wait for room: make some until it looks up
+        while self._thread.is_alive():  # a full queue may block the thread: empty it
             try:
                 self._answers.get_nowait()
             except queue.Empty:
@@ -46,7 +46,7 @@ class _Thread(Generic[Prepared]):
         while not self._stopped.is_set():
             try:
                 answer = _Answer(step, self._prepare(step), None)
-            except BaseException as problem:  # or it would be waited for without end
+            except BaseException as problem:  # caught, so that `take` does not wait forever
                 answer = _Answer[Prepared](step, None, problem)
             self._answers.put(answer)
             if answer.problem:
@@ -55,23 +55,23 @@ class _Thread(Generic[Prepared]):
 
 
 class Prefetch(Generic[Prepared]):
-    """What `prepare` makes of a step, made in a thread before it is asked for.
+    """Prefetcher of `prepare(step)` for consecutive steps, in a thread; use it in a `with` block.
 
-    At most `ahead` steps wait, and one more is being made.
+    At most `ahead` finished steps wait, while one more is being prepared. With `ahead` = 0 there is
+    no thread.
 
-    Values are those of `prepare`, which has to be a pure function, and so are its errors: each is
-    raised when its step is asked for, not before. Asked for another step than the next, it begins
-    there afresh. With `ahead` = 0 there is no thread. To be used in a `with` statement.
+    `prepare` must be a pure function. Its errors are raised when their step is requested, not
+    earlier. Requesting a step other than the next one restarts the thread there.
     """
 
     def __init__(self, prepare: Callable[[int], Prepared], ahead: int) -> None:
         self._prepare = prepare
         self._ahead = ahead
         self._thread: _Thread[Prepared] | None = None
-        self._next = 0  # the step that the thread will hand over next
+        self._next = 0  # step that the thread delivers next
 
     def at(self, step: int) -> Prepared:
-        """What `prepare(step)` returns. Raises what it raises."""
+        """Return `prepare(step)`; raise what it raises."""
         if not self._ahead:
             return self._prepare(step)
         if self._thread is None or step != self._next:
@@ -83,10 +83,10 @@ class Prefetch(Generic[Prepared]):
         if answer.problem:
             self.close()
             raise answer.problem
-        return answer.value  # type: ignore[return-value]  # None only beside a problem
+        return answer.value  # type: ignore[return-value]  # None only if there is a problem
 
     def close(self) -> None:
-        """Stop preparing; returns when the thread has ended."""
+        """Stop preparing steps; return when the thread has ended."""
         if self._thread:
             self._thread.stop()
             self._thread = None

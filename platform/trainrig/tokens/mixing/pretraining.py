@@ -1,12 +1,12 @@
-"""The batches of pretraining: rows of token shards, mixed by source and shuffled.
+"""Batches of pretraining: rows of token shards, mixed by source and shuffled.
 
-Samples are numbered from 0 for the whole run. Which source sample k is of, and which row of it, the
-timeline says (timeline.py: stages, weights, caps); which windows that row is, the source's order
-(window_order.py: epochs, permutations); and what stands there, the layout (packing/). Each of the
-three computes its answer for any k alone. So a batch is a pure function of the step; a resume, a
-rollback or another number of workers needs no state and no seeking.
+Samples are numbered from 0 for the whole run. The timeline decides which source and which row of it
+sample k is (timeline.py: stages, weights, caps). The order of the source decides which windows that
+row has (window_order.py: epochs, permutations). The layout decides which tokens those windows hold
+(packing/). Each of the three computes its answer directly for any k. So a batch is a pure function
+of the step: a resume, a rollback or another number of workers needs no state and no seeking.
 
-Shapes: B sequences of a micro-batch, T positions of one, W positions of a base window.
+Shapes: B sequences of a micro-batch, T positions of a sequence, W positions of a base window.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +21,8 @@ from trainrig.tokens.batches import (
     IGNORE,
     TOKENS,
     Corruption,
-    DealtCorruption,
     MicroBatch,
+    MixedCorruption,
     build_token_arrays,
 )
 from trainrig.tokens.mixing import epoch_caps
@@ -36,16 +36,16 @@ from trainrig.tokens.shards.token_shards import IndexedDocument, ShardVocabulary
 
 
 class DocumentSources(Protocol):
-    """Documents by source, numbered in each."""
+    """The interface of a collection of documents, grouped by source and numbered in each source."""
 
     @property
     def folder(self) -> str:
-        """Where they lie, for errors."""
+        """Folder of the documents, for error messages."""
         ...
 
     @property
     def vocabulary(self) -> ShardVocabulary:
-        """What their ids mean."""
+        """Vocabulary that the token ids belong to."""
         ...
 
     @property
@@ -55,40 +55,40 @@ class DocumentSources(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of all that can be read from them."""
+        """Fingerprint of all readable content."""
         ...
 
     def tokens(self, source: str) -> int:
-        """How many ids `source` has."""
+        """Return the number of tokens of `source`."""
         ...
 
     def document(self, source: str, number: int) -> IndexedDocument:
-        """The document of this number of `source`."""
+        """Return the index entry of document `number` of `source`."""
         ...
 
 
 @dataclass(frozen=True)
 class LocatedPiece:
-    """What a row has of one document."""
+    """The part of a document that is in a row."""
 
-    place: int  # of its first id in the row
+    place: int  # position of its first id in the row
     document: IndexedDocument
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a sample comes from."""
+    """Origin of a sample: its step, source, epoch, window and documents."""
 
     sample: int
     step: int
     source: str
     epoch: int
-    window: int  # the row's first base window in the source
+    window: int  # first base window of the row, in the source
     pieces: tuple[LocatedPiece, ...]
 
 
 class PretrainBatches:
-    """Rows of token shards, as `Batches`."""
+    """Batches of rows of token shards; an implementation of `Batches`."""
 
     def __init__(
         self,
@@ -98,12 +98,18 @@ class PretrainBatches:
         layout: Layout | None = None,
         corruption: Corruption | None = None,
     ) -> None:
-        """`cache`: for the plan of a packing that needs one, where it lies in a bucket. `layout`:
-        of the documents of `shards`; None: as the settings have them packed. `corruption`: what
-        an objective makes of each row; None: rows stay as they are.
+        """Prepare the order of all samples.
 
-        Raises ConfigError for settings that do not fit the sources, DataError for a source that is
-        to be read but has not one window.
+        Args:
+            shards: The documents.
+            settings: The `[batches]` table of the run file.
+            cache: Keeps blocks of a packing plan that is in a bucket.
+            layout: Rows of `shards`; None: those of the packing in `settings`.
+            corruption: Transformation that the objective applies to each row; None: no change.
+
+        Raises:
+            ConfigError: The settings do not fit the sources.
+            DataError: A source with weight has no complete window.
         """
         self.shards = shards
         self.settings = settings
@@ -113,13 +119,14 @@ class PretrainBatches:
         if layout is None:
             assert isinstance(shards, TokenShards)
             layout = open_layout(settings.packing, shards, settings.base_length, cache)
-        self._layout, self.corruption = layout, corruption
+        self._layout = layout
+        self.corruption = corruption
         together = settings.longest_length // settings.base_length
         counts = {source: self._layout.windows(source) // together for source in self.sources}
         stages = settings.resolve_stages()
         weights = [_resolve_weights(stage, settings, counts, shards) for stage in stages]
-        read = [source for source in counts if any(each.get(source, 0) for each in weights)]
-        # Too short for one row, where no weights ask for them.
+        read = [source for source in counts if any(stage.get(source, 0) for stage in weights)]
+        # Sources too short for one row, which only default weights leave out.
         self.left_out = tuple(s for s in counts if settings.weights is None and not counts[s])
         _check_caps(settings, self.sources, shards.folder)
         caps = {source: settings.cap(source) for source in read}
@@ -133,19 +140,21 @@ class PretrainBatches:
         )
 
     def micro_batches(self, step: int) -> int:
-        """How many micro-batches make up the global batch of `step` (from 0)."""
+        """Return the number of micro-batches in the global batch of `step` (from 0)."""
         stage = self.timeline.find_stage(step)
         return stage.global_batch // stage.micro_batch
 
     def count_row_targets(self, step: int) -> tuple[Integers, Integers]:
-        """[R] the samples of the global batch of `step`, and [R] the targets of each before any
-        corruption; reads no tokens."""
+        """Return [R] the samples of the global batch of `step`, and [R] their numbers of targets.
+
+        Targets are counted before any corruption, without reading tokens.
+        """
         first = self.timeline.find_first_sample(step)
         stage = self.timeline.find_stage(step)
         samples = np.arange(first, first + stage.global_batch, dtype=np.int64)
         places = self.timeline.find_places(samples)
         counts = np.zeros(len(samples), dtype=np.int64)
-        for source, of, rows in self._iterate_rows(places):
+        for source, mask, rows in self._iterate_rows(places):
             span = rows.read.shape[1]
             found = self._layout.targets(source, rows.windows, span)
             if rows.read.any():
@@ -153,16 +162,19 @@ class PretrainBatches:
                 repeated = np.zeros(rows.read.shape, dtype=np.int64)
                 repeated[rows.read] = self._layout.targets(source, again, 1)
                 found = found - repeated.sum(1)
-            counts[of] = found
+            counts[mask] = found
         return samples, counts
 
     def targets(self, step: int) -> int:
-        """Targets of the whole global batch of `step`; reads no tokens."""
+        """Return the number of targets in the global batch of `step`, without reading tokens."""
         return self.denominators(step)[TOKENS]
 
     def denominators(self, step: int) -> dict[str, int]:
-        """What losses of the global batch of `step` are divided by. Beside the targets, which are
-        as many as there are, at least 1: a sum of nothing stays 0."""
+        """Return the denominators of the losses of the global batch of `step`, by name.
+
+        The number of targets is exact. Other denominators are at least 1, so that an empty sum
+        divided by one stays 0.
+        """
         samples, counts = self.count_row_targets(step)
         if self.corruption is None:
             return {TOKENS: int(counts.sum())}
@@ -174,7 +186,7 @@ class PretrainBatches:
         return {name: count if name == TOKENS else max(1, count) for name, count in total.items()}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
+        """Return micro-batch `index` of `step`; raise ConfigError if the data ends before it."""
         samples, places = self._locate_samples(step, index)
         stage = self.timeline.find_stage(step)
         ids_BT, targets_BT = np.empty((2, stage.micro_batch, stage.sequence_length), dtype=np.int64)
@@ -186,7 +198,7 @@ class PretrainBatches:
         return micro if self.corruption is None else self.corruption.apply(micro, step)
 
     def _locate_samples(self, step: int, index: int) -> tuple[Integers, Places]:
-        """[B] the samples of a micro-batch, and what they are."""
+        """Return [B] the samples of a micro-batch, and their sources and rows."""
         if not 0 <= index < self.micro_batches(step):
             raise ValueError(f"no micro-batch {index} among {self.micro_batches(step)} of a step")
         stage = self.timeline.find_stage(step)
@@ -197,37 +209,42 @@ class PretrainBatches:
     def _choose_samples(
         self, step: int, index: int
     ) -> tuple[Integers, Places, list[tuple[str, int]]]:
-        """Of micro-batch `index` of `step`: [B] samples, what they are, and the source and first
-        window of each. Raises as `micro_batch` does."""
+        """Return the samples of a micro-batch, their sources and rows, and where each row begins.
+
+        The last is a list of (source, first base window). Raises as `micro_batch` does.
+        """
         samples, places = self._locate_samples(step, index)
         windows: list[tuple[str, int]] = [("", 0)] * len(samples)
-        for source, of, rows in self._iterate_rows(places):
-            for row, window in zip(np.flatnonzero(of), rows.windows.tolist(), strict=True):
+        for source, mask, rows in self._iterate_rows(places):
+            for row, window in zip(np.flatnonzero(mask), rows.windows.tolist(), strict=True):
                 windows[row] = source, window
         return samples, places, windows
 
     def _read(self, places: Places, ids_BT: Integers, targets_BT: Integers) -> Integers:
-        """Fill the rows of a micro-batch; its pieces [P, 3]."""
+        """Fill the rows of a micro-batch; return its pieces of documents [P, 3]."""
         pieces: list[Integers] = [np.empty((0, 2), dtype=np.int64)] * len(ids_BT)
-        for source, of, rows in self._iterate_rows(places):
+        for source, mask, rows in self._iterate_rows(places):
             span = rows.read.shape[1]
-            for row, window, read in zip(np.flatnonzero(of), rows.windows, rows.read, strict=True):
+            for row, window, read in zip(
+                np.flatnonzero(mask), rows.windows, rows.read, strict=True
+            ):
                 pieces[row] = self._layout.read(
                     source, int(window), span, ids_BT[row], targets_BT[row]
                 )
                 targets_BT[row].reshape(span, -1)[read] = IGNORE
-        of_rows = np.repeat(np.arange(len(pieces)), [len(each) for each in pieces])
+        of_rows = np.repeat(np.arange(len(pieces)), [len(row_pieces) for row_pieces in pieces])
         return np.concatenate([of_rows[:, None], np.concatenate(pieces)], axis=1)
 
     def at(self, step: int) -> tuple[MicroBatch, ...]:
-        """The whole global batch of `step`."""
+        """Return all micro-batches of `step`."""
         return tuple(self.micro_batch(step, index) for index in range(self.micro_batches(step)))
 
     def locate(self, sample: int) -> Location:
-        """Source, epoch, window and documents of the sample of this number."""
+        """Return the source, epoch, window and documents of a sample."""
         places = self.timeline.find_places(np.array([sample], dtype=np.int64))
         ((source, _, rows),) = self._iterate_rows(places)
-        span, window = rows.read.shape[1], int(rows.windows[0])
+        span = rows.read.shape[1]
+        window = int(rows.windows[0])
         ids, targets = np.empty((2, span * self.settings.base_length), dtype=np.int64)
         found = self._layout.read(source, window, span, ids, targets)
         return Location(
@@ -243,12 +260,12 @@ class PretrainBatches:
         )
 
     def data_before(self, step: int) -> dict[str, Any]:
-        """All that the samples before `step` depend on, by name, as JSON has it."""
+        """Return all that the samples before `step` depend on, by name, as JSON values."""
         samples = self.timeline.find_first_sample(step)
         corruption = self.corruption
         return {
             **({} if corruption is None else {"corruption": dict(corruption.identity())}),
-            **self._find_dealt_before(samples),
+            **self._list_micro_batch_sizes(samples),
             "shards": self.shards.fingerprint,
             "packing": self.settings.packing.model_dump(mode="json"),
             "plan": self._layout.fingerprint,
@@ -260,38 +277,38 @@ class PretrainBatches:
             "segments": self.timeline.describe_segments(samples),
         }
 
-    def _find_dealt_before(self, samples: int) -> dict[str, Any]:
-        """The sizes of micro-batches before `samples`, where a corruption depends on them."""
-        if not isinstance(self.corruption, DealtCorruption) or not self.corruption.by_micro_batch:
+    def _list_micro_batch_sizes(self, samples: int) -> dict[str, Any]:
+        """Return the sizes of micro-batches before `samples`, if a corruption depends on them."""
+        if not isinstance(self.corruption, MixedCorruption) or not self.corruption.by_micro_batch:
             return {}
         stages = self.timeline.stages
         return {
             "micro_batches": [
-                [each.first_sample, each.micro_batch]
-                for each in stages
-                if each.first_sample < max(samples, 1)
+                [stage.first_sample, stage.micro_batch]
+                for stage in stages
+                if stage.first_sample < max(samples, 1)
             ]
         }
 
     def check_epochs(self, steps: int) -> dict[str, float]:
-        """The epochs that a run of so many steps makes of each source.
+        """Return the number of epochs that `steps` steps read of each source.
 
-        Raises ConfigError if one of them is beyond its cap, or if all sources end before.
+        Raises ConfigError if a source exceeds its cap, or if all sources end before the last step.
         """
         caps = {s: self.settings.cap(s) for s in self.timeline.count_epochs_read(0)}
         return epoch_caps.check(self.timeline, caps, steps)
 
     def _iterate_rows(self, places: Places) -> Iterator[tuple[str, Any, RowStarts]]:
-        """(Source, which of the samples are of it, their rows), source by source."""
+        """Yield (source, mask of the samples that are of it, their rows) for each source."""
         for number in np.unique(places.sources):
-            of = places.sources == number
+            mask = places.sources == number
             source = self.sources[number]
             source_stage = self.timeline.find_source_stage(places.stage, source)
-            yield source, of, source_stage.find_rows(places.ordinals[of])
+            yield source, mask, source_stage.find_rows(places.ordinals[mask])
 
 
 def _compute_positions(pieces: Integers, shape: tuple[int, ...]) -> Integers:
-    """[B, T] how many ids of the same piece stand before each."""
+    """Return [B, T] the position of each id within its piece of a document."""
     begins_BT = np.zeros(shape, dtype=np.int64)
     begins_BT[pieces[:, 0], pieces[:, 1]] = pieces[:, 1]
     return np.arange(shape[1]) - np.maximum.accumulate(begins_BT, axis=1)
@@ -308,7 +325,7 @@ def _check_caps(settings: BatchSettings, sources: tuple[str, ...], folder: str) 
 def _resolve_weights(
     stage: StageSizes, settings: BatchSettings, counts: Mapping[str, int], shards: DocumentSources
 ) -> Mapping[str, float]:
-    """The weights of one stage, whose sources have `counts` of the longest rows an epoch."""
+    """Return the weights of a stage; `counts` are the sources' rows of the longest length."""
     where = f"from step {stage.from_step}: " if stage.from_step else ""
     if stage.weights is None:
         if not any(counts.values()):
@@ -326,8 +343,8 @@ def _resolve_weights(
     for source, count in counts.items():
         if source not in stage.weights:
             raise ConfigError(
-                f"{where}weights: nothing said of source '{source}' of {shards.folder}; to leave "
-                "it out, give it the weight 0"
+                f"{where}weights: source '{source}' of {shards.folder} has no weight; give it "
+                "one, or 0 to leave it out"
             )
         if stage.weights[source] and not count:
             raise DataError(

@@ -1,4 +1,4 @@
-"""What the run file says of pretraining's batches, stage by stage."""
+"""Run-file settings for the batches of pretraining, and their stages."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -11,52 +11,55 @@ from trainrig.config import EXTENDABLE, Field, Settings
 from trainrig.tokens.batches import BatchSizes, check_divides
 from trainrig.tokens.packing.choices import Concatenate, Packing
 
-# Epochs of one source that teach nearly as much as as many tokens of new text (Muennighoff et al.
-# 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264, section 6).
+# Up to 4 epochs of a source train nearly as well as the same number of new tokens (Muennighoff et
+# al. 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264, section 6).
 EPOCHS = 4.0
 
 Weights = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
-Cap = Annotated[float, Field(gt=0)]  # infinity: none
+Cap = Annotated[float, Field(gt=0)]  # infinity: no cap
 
 
 class BatchStage(Settings):
-    """From a step on, other batches. What a stage does not say stays as it was before."""
+    """Changes to the batches from a step on; keys that are absent keep their earlier values."""
 
     from_step: int = Field(ge=1)  # first step with these batches, counted from 0
-    weights: Weights | None = None  # share of each source from then on; None: as before
-    # Tokens of a sequence from then on; None: as before.
+    weights: Weights | None = None  # share of each source from this step on; None: unchanged
+    # Tokens in a sequence from this step on; None: unchanged.
     sequence_length: int | None = Field(default=None, ge=1)
-    # Sequences of a step from then on; None: as before.
+    # Sequences in a step (the global batch) from this step on; None: unchanged.
     global_batch: int | None = Field(default=None, ge=1)
-    # Sequences of a forward pass from then on; None: as before.
+    # Sequences in one forward pass (the micro-batch) from this step on; None: unchanged.
     micro_batch: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _weighs_something(self) -> Self:
+    def _check_any_weight(self) -> Self:
         _check_weights(self.weights)
         return self
 
 
 class BatchRamp(Settings):
-    """A global batch that grows in equal steps to its full size (GPT-3, arXiv:2005.14165, section
-    2.3), so that no more is spent on early updates than their noise is worth."""
+    """Growth of the global batch, in equal increments, at the start of the run.
 
-    start: int = Field(ge=1)  # sequences of the first step
-    increment: int = Field(ge=1)  # sequences that are added at a time; a multiple of micro_batch
-    steps: int = Field(ge=1)  # step from which on the batch is `global_batch`
+    The noise of early updates does not justify full batches (GPT-3, arXiv:2005.14165, section 2.3).
+    """
+
+    start: int = Field(ge=1)  # sequences in the first step
+    # Sequences that are added at a time; a multiple of micro_batch.
+    increment: int = Field(ge=1)
+    steps: int = Field(ge=1)  # first step whose batch has `global_batch` sequences
 
     def iterate_sizes(self, full: int) -> Iterator[tuple[int, int]]:
-        """From which step on, but the first, a batch has how many sequences."""
+        """Yield (step, sequences) for each step at which the batch grows, up to size `full`."""
         rises = (full - self.start) // self.increment
         for rise in range(1, rises + 1):
             yield rise * self.steps // rises, self.start + rise * self.increment
 
     def check(self, full: int, micro_batch: int) -> None:
-        """Raise ValueError unless it leads to `full` sequences, each a number of micro-batches."""
+        """Raise ValueError unless the ramp reaches `full` in multiples of `micro_batch`."""
         if self.start >= full or (full - self.start) % self.increment:
             raise ValueError(
-                f"ramp: from {self.start} by {self.increment} no step has global_batch ({full}) "
-                "sequences; the difference must be a multiple of increment"
+                f"ramp: start ({self.start}) cannot reach global_batch ({full}) in increments of "
+                f"{self.increment}; the difference must be a positive multiple of increment"
             )
         if self.start % micro_batch or self.increment % micro_batch:
             raise ValueError(
@@ -66,14 +69,14 @@ class BatchRamp(Settings):
         rises = (full - self.start) // self.increment
         if rises > self.steps:
             raise ValueError(
-                f"ramp: {rises} increments in {self.steps} steps; give it {rises} or more, or a "
-                "larger increment"
+                f"ramp: {rises} increments do not fit in {self.steps} steps; set steps to {rises} "
+                "or more, or use a larger increment"
             )
 
 
 @dataclass(frozen=True)
 class StageSizes:
-    """One stage with nothing left to derive."""
+    """The values of one stage, with all defaults resolved."""
 
     from_step: int
     first_sample: int
@@ -84,61 +87,66 @@ class StageSizes:
 
 
 class BatchSettings(BatchSizes):
-    """Batches of pretraining: rows of token shards, mixed by source."""
+    """Settings for the batches of pretraining: rows of token shards, mixed by source."""
 
-    # Share of each source in the samples, in any unit; None: in proportion to their windows, so
-    # that all sources begin their epochs together.
+    # Share of each source in the samples, in any unit; None: in proportion to the sources' sizes,
+    # with which all sources begin each epoch at the same time.
     weights: Weights | None = None
-    packing: Packing = Concatenate()  # how documents are put into rows
-    # What a token attends to. "window": all of its row before it, across the ends of documents
-    # (GPT-3, arXiv:2005.14165, section 2.2). "document": its own document alone, with positions
-    # counted from 0 in each row (Llama 3, arXiv:2407.21783, section 3.2).
+    packing: Packing = Concatenate()  # how documents are combined into rows
+    # Tokens that a token attends to. "window": all earlier tokens of its row, across the ends of
+    # documents (GPT-3, arXiv:2005.14165, section 2.2). "document": only its own document, with
+    # positions counted from 0 in each row (Llama 3, arXiv:2407.21783, section 3.2).
     attend: Literal["window", "document"] = "window"
-    # Most passes over a source: one number for all, or by source; parts of a pass count.
+    # Maximum number of epochs of a source, which may be a fraction: one number for all sources, or
+    # a table with a number for each source.
     epochs: Cap | dict[str, Cap] = EPOCHS
-    # What is done about a source that is used up. "error": a run that needs more than `epochs` is
-    # refused before it starts. "renormalise": its weight becomes 0, and others share the samples.
+    # Treatment of a source that reaches its maximum. "error": a run that needs more than `epochs`
+    # is refused before it starts. "renormalise": the source gets weight 0 from there on, and the
+    # other sources share the samples.
     when_exhausted: Literal["error", "renormalise"] = "error"
-    # Changes of weights or sizes at a step; those ahead of an unfinished run may be edited.
+    # Changes of weights or sizes at a step. Stages that an unfinished run has not reached may
+    # still be edited.
     stages: Annotated[tuple[BatchStage, ...], EXTENDABLE] = ()
-    # How the global batch grows to its size at the start of the run; None: it has it from the first
-    # step on.
+    # Growth of the global batch at the start of the run; None: full size from the first step on.
     ramp: BatchRamp | None = None
-    # Length in tokens of the windows that sources are cut into; every `sequence_length` is a
-    # multiple of it. Set it where later stages may bring shorter sequences; None: as the stages
-    # have it.
+    # Length, in tokens, of the windows that sources are cut into; None: the shortest length of all
+    # stages. Every `sequence_length` must be a multiple of it. Set it if stages that you add later
+    # may have shorter sequences.
     base_sequence_length: int | None = Field(default=None, ge=1)
-    # Length in tokens up to which windows are kept together; every `sequence_length` divides it.
-    # Set it where later stages may bring longer sequences; None: as the stages have it.
+    # Length, in tokens, up to which adjacent windows are kept together; None: the longest length of
+    # all stages. Every `sequence_length` must divide it. Set it if stages that you add later may
+    # have longer sequences.
     longest_sequence_length: int | None = Field(default=None, ge=1)
 
     @field_validator("epochs", mode="before")
     @classmethod
-    def _caps_are_numbers(cls, given: Any) -> Any:
-        """Here, since a union would tell of each of its members why it is not that one."""
+    def _check_cap_types(cls, given: Any) -> Any:
+        """Check caps before pydantic does, whose message for a union names each member's error."""
         for source, cap in given.items() if isinstance(given, Mapping) else [("", given)]:
             if not isinstance(cap, int | float) or isinstance(cap, bool) or not cap > 0:
-                of = f"of '{source}' " if source else ""
-                table = "" if source else ", or a table of such by source"
-                raise ValueError(f"{of}should be a number greater than 0{table}, found {cap!r}")
+                subject = f"of '{source}' " if source else ""
+                table = "" if source else ", or a table of numbers by source"
+                raise ValueError(
+                    f"{subject}should be a number greater than 0{table}, found {cap!r}"
+                )
         return given
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> Self:
+    def _check_stages(self) -> Self:
         _check_weights(self.weights)
         for earlier, later in itertools.pairwise((0, *(s.from_step for s in self.stages))):
             if later <= earlier:
                 raise ValueError(
-                    f"stages: one from step {later} after one from step {earlier}; put them in the "
-                    "order of their steps"
+                    f"stages: from_step {later} follows from_step {earlier}; list stages in "
+                    "ascending order of from_step"
                 )
         if self.ramp:
             self.ramp.check(self.global_batch, self.micro_batch)
-            for each in self.stages:
-                if each.from_step < self.ramp.steps and (each.global_batch or each.micro_batch):
+            for given in self.stages:
+                if given.from_step < self.ramp.steps and (given.global_batch or given.micro_batch):
                     raise ValueError(
-                        f"stages: one from step {each.from_step} sets the size of batches, which "
-                        f"grow up to step {self.ramp.steps}; begin it there, or leave ramp out"
+                        f"stages: the stage from step {given.from_step} sets the batch size during "
+                        f"the ramp; begin it at step {self.ramp.steps}, or leave ramp out"
                     )
         for stage in self.resolve_stages():
             try:
@@ -156,12 +164,12 @@ class BatchSettings(BatchSizes):
 
     @property
     def base_length(self) -> int:
-        """Tokens of the windows that sources are cut into."""
+        """Length, in tokens, of the windows that sources are cut into."""
         return self.base_sequence_length or min(self._iterate_lengths())
 
     @property
     def longest_length(self) -> int:
-        """Tokens of the longest sequences that the order of windows leaves room for."""
+        """Length, in tokens, of the longest sequences that the order of windows allows."""
         return self.longest_sequence_length or max(self._iterate_lengths())
 
     def _iterate_lengths(self) -> Iterator[int]:
@@ -169,11 +177,11 @@ class BatchSettings(BatchSizes):
         yield from (stage.sequence_length for stage in self.stages if stage.sequence_length)
 
     def resolve_stages(self) -> tuple[StageSizes, ...]:
-        """All stages, the base settings first."""
+        """Return all stages with their values resolved; the first has the base settings."""
         first = self.ramp.start if self.ramp else self.global_batch
         last = StageSizes(0, 0, self.weights, self.sequence_length, first, self.micro_batch)
         found = [last]
-        for stage in self._with_ramp():
+        for stage in self._merge_ramp():
             steps = stage.from_step - last.from_step
             last = StageSizes(
                 from_step=stage.from_step,
@@ -186,19 +194,19 @@ class BatchSettings(BatchSizes):
             found.append(last)
         return tuple(found)
 
-    def _with_ramp(self) -> list[BatchStage]:
-        """`stages` and those of the ramp, in the order of their steps."""
+    def _merge_ramp(self) -> list[BatchStage]:
+        """Return `stages` merged with the ramp's stages, in the order of their steps."""
         if self.ramp is None:
             return list(self.stages)
         by_step = {stage.from_step: stage for stage in self.stages}
         for step, size in self.ramp.iterate_sizes(self.global_batch):
-            there = by_step.get(step, BatchStage(from_step=step))
-            size = there.global_batch or size  # one from the ramp's last step on may say otherwise
-            by_step[step] = there.model_copy(update={"global_batch": size})
+            stage = by_step.get(step, BatchStage(from_step=step))
+            size = stage.global_batch or size  # a stage at the ramp's last step may change the size
+            by_step[step] = stage.model_copy(update={"global_batch": size})
         return [by_step[step] for step in sorted(by_step)]
 
     def count_positions(self, steps: int) -> int:
-        """Positions of all rows of the first `steps` steps."""
+        """Return the number of positions in all rows of the first `steps` steps."""
         stages = self.resolve_stages()
         ends = [*(stage.from_step for stage in stages[1:]), steps]
         return sum(
@@ -207,13 +215,13 @@ class BatchSettings(BatchSizes):
         )
 
     def cap(self, source: str) -> float:
-        """Epochs that a run may make of `source`."""
+        """Return the maximum number of epochs of `source`."""
         return self.epochs.get(source, EPOCHS) if isinstance(self.epochs, dict) else self.epochs
 
 
 def _check_weights(weights: Weights | None) -> None:
     if weights is not None and not any(weights.values()):
-        raise ValueError("weights: all are 0 or none is given; give one above 0, or leave out")
+        raise ValueError("weights: no weight is above 0; set one, or leave weights out")
 
 
 def _check_lengths(lengths: set[int], base: int, longest: int) -> None:

@@ -1,11 +1,11 @@
-"""Which stage, which source, and which row of it every sample of a run is.
+"""The map from a sample's number to its stage, its source and its row in that source.
 
-Samples are numbered from 0 for the whole run. A stage (stages.py) holds from one step to another; a
-segment is a stretch of samples of one stage with constant weights: a whole stage, or more of them
-where a source reaches its cap. For each segment there is on record how many rows of each source
-came before it, so any sample is found by one search among the segments and one look into a table.
+Samples are numbered from 0 for the whole run. A stage (stages.py) is a range of steps. A segment is
+a range of samples within a stage in which the weights are constant: a whole stage, or part of one
+if a source reaches its cap. Each segment records how many rows of each source precede it in the
+stage. So any sample is found by one binary search among the segments and one table lookup.
 
-Shapes: B samples asked about.
+Shapes: B samples of a call.
 """
 
 import bisect
@@ -26,25 +26,25 @@ from trainrig.tokens.permutation import Integers
 
 @dataclass(frozen=True)
 class Segment:
-    """Samples of one stage, from `first` on, with constant weights."""
+    """A range of samples of one stage, from `first` on, with constant weights."""
 
-    first: int  # sample
+    first: int  # number of the first sample
     stage: int
     mixture: Mixture
-    before: Mapping[str, int]  # rows of each source in this stage before this segment
+    before: Mapping[str, int]  # rows of each source that the stage reads before this segment
 
 
 @dataclass(frozen=True)
 class Places:
-    """What some samples, all of one stage, are."""
+    """The sources and rows of some samples, all of the same stage."""
 
     stage: int
-    sources: Integers  # [B] numbers in the timeline's `sources`
-    ordinals: Integers  # [B] row of the source in this stage
+    sources: Integers  # [B] index in the timeline's `sources`
+    ordinals: Integers  # [B] number of the row among the source's rows of the stage
 
 
 class Timeline:
-    """All stages and segments of a run."""
+    """The stages and segments of a run."""
 
     def __init__(
         self,
@@ -55,28 +55,29 @@ class Timeline:
         base_length: int,
         caps: Mapping[str, float],
     ) -> None:
-        """`weights`: of each stage. `blocks`: of all of `sources` that are ever read. `caps`:
-        epochs after which a source is left out; no entry: never.
+        """Compute the segments of all stages.
 
-        Raises ConfigError for a weight too small to follow.
+        `weights` has the weights of each stage, `blocks` the windows of each source that is ever
+        read. A source is left out once it has been read for its entry of `caps`, in epochs; without
+        an entry it is never left out. Raises ConfigError for a weight too small to be represented.
         """
         self.stages = tuple(stages)
         self.sources = tuple(sources)
-        # The sample from which on no source that its stage reads has anything left.
+        # First sample at which all sources of its stage have reached their caps; None: never.
         self.end: int | None = None
         self.segments: list[Segment] = []
-        self._source_stages: list[dict[str, SourceStage]] = []  # of the stages up to the end
+        self._source_stages: list[dict[str, SourceStage]] = []  # one for each stage up to `end`
         self._caps = caps
         self._weights = tuple(weights)
         self._numbers = {source: number for number, source in enumerate(self.sources)}
-        progress = {source: ReadPosition.at(each, 0, 0) for source, each in blocks.items()}
+        progress = {source: ReadPosition.at(windows, 0, 0) for source, windows in blocks.items()}
         owed: Mapping[str, Fraction] = {}
         for number, stage in enumerate(stages):
             span = stage.sequence_length // base_length
-            source_stages = {s: SourceStage(each, span, progress[s]) for s, each in blocks.items()}
+            source_stages = {s: SourceStage(b, span, progress[s]) for s, b in blocks.items()}
             self._source_stages.append(source_stages)
             past = stages[number + 1].first_sample if number + 1 < len(stages) else None
-            rows, owed = self._divide(number, weights[number], owed, past)
+            rows, owed = self._append_segments(number, weights[number], owed, past)
             if self.end is not None:
                 break
             progress = {
@@ -84,15 +85,18 @@ class Timeline:
             }
         self._firsts = [segment.first for segment in self.segments]
 
-    def _divide(
+    def _append_segments(
         self,
         stage: int,
         weights: Mapping[str, float],
         owed: Mapping[str, Fraction],
         past: int | None,
     ) -> tuple[dict[str, int], Mapping[str, Fraction]]:
-        """Lay out the segments of one stage, which ends before sample `past`; rows of each source
-        in it, and what each is owed after it."""
+        """Append the segments of one stage, which ends before sample `past`.
+
+        Returns the number of rows of each source in the stage, and the samples that each source is
+        owed at its end.
+        """
         source_stages = self._source_stages[stage]
         limits = {s: source_stages[s].count_rows_within(cap) for s, cap in self._caps.items()}
         rows = dict.fromkeys(source_stages, 0)
@@ -102,7 +106,7 @@ class Timeline:
             if not left:
                 self.end = first
                 return rows, owed
-            mixture = Mixture.of(left, carry_over(owed, left))
+            mixture = Mixture.from_weights(left, carry_over(owed, left))
             self.segments.append(Segment(first, stage, mixture, dict(rows)))
             ends = [
                 first + mixture.find_sample(source, limit - rows[source])
@@ -121,45 +125,51 @@ class Timeline:
             first = int(end)
 
     def find_stage(self, step: int) -> StageSizes:
-        """The stage that `step` is in."""
+        """Return the stage of `step`."""
         starts = [stage.from_step for stage in self.stages]
         return self.stages[bisect.bisect_right(starts, step) - 1]
 
     def find_first_sample(self, step: int) -> int:
-        """The first sample of `step`: as many samples come before it."""
+        """Return the number of the first sample of `step`."""
         if step < 0:
             raise ValueError(f"there is no step {step}")
         stage = self.find_stage(step)
         return stage.first_sample + (step - stage.from_step) * stage.global_batch
 
     def find_step(self, sample: int) -> int:
-        """The step that `sample` is in."""
+        """Return the step of `sample`."""
         starts = [stage.first_sample for stage in self.stages]
         stage = self.stages[bisect.bisect_right(starts, sample) - 1]
         return stage.from_step + (sample - stage.first_sample) // stage.global_batch
 
     def find_places(self, samples: Integers) -> Places:
-        """What neighbouring `samples` of one step are. Raises ConfigError past the end of data."""
+        """Return the source and row of each of `samples`, which are consecutive, of one step.
+
+        Raises ConfigError if the data ends before the last of them.
+        """
         if self.end is not None and samples[-1] >= self.end:
             raise ConfigError(
                 f"batches: {self.describe_last_read()} are used up after "
                 f"{self.find_step(self.end)} whole steps; train for no more, or raise `epochs`"
             )
-        sources, ordinals = np.empty_like(samples), np.empty_like(samples)
+        sources = np.empty_like(samples)
+        ordinals = np.empty_like(samples)
         first = bisect.bisect_right(self._firsts, int(samples[0])) - 1
         last = bisect.bisect_right(self._firsts, int(samples[-1])) - 1
         for number in range(first, last + 1):
             segment = self.segments[number]
             past = self._firsts[number + 1] if number < last else math.inf
-            of = (samples >= segment.first) & (samples < past)
-            chosen, counted = segment.mixture.find_places(samples[of] - segment.first)
+            in_segment = (samples >= segment.first) & (samples < past)
+            chosen, counted = segment.mixture.find_places(samples[in_segment] - segment.first)
             names = segment.mixture.sources
-            sources[of] = np.array([self._numbers[name] for name in names])[chosen]
-            ordinals[of] = np.array([segment.before[name] for name in names])[chosen] + counted
+            sources[in_segment] = np.array([self._numbers[name] for name in names])[chosen]
+            ordinals[in_segment] = (
+                np.array([segment.before[name] for name in names])[chosen] + counted
+            )
         return Places(self.segments[last].stage, sources, ordinals)
 
     def describe_last_read(self) -> str:
-        """Which sources have nothing left at the end, in words."""
+        """Return a description of the sources that are used up at the end, for messages."""
         stage = len(self._source_stages) - 1
         names = [source for source, weight in self._weights[stage].items() if weight > 0]
         return (
@@ -168,11 +178,11 @@ class Timeline:
         )
 
     def find_source_stage(self, stage: int, source: str) -> SourceStage:
-        """The rows of `source` in a stage."""
+        """Return the rows of `source` in a stage."""
         return self._source_stages[stage][source]
 
     def count_epochs_read(self, samples: int) -> dict[str, float]:
-        """How many epochs of each source the first `samples` samples make."""
+        """Return the epochs of each source that the first `samples` samples read."""
         if samples == 0:
             return dict.fromkeys(self._source_stages[0], 0.0)
         number = bisect.bisect_right(self._firsts, samples - 1) - 1
@@ -185,9 +195,9 @@ class Timeline:
         }
 
     def find_first_beyond(self, source: str, epochs: float) -> int:
-        """The first sample that would take `source` beyond so many epochs.
+        """Return the first sample with which `source` exceeds `epochs` epochs.
 
-        There has to be one: ask only when `count_epochs_read` says so.
+        Call it only if `count_epochs_read` says that the run exceeds `epochs`.
         """
         for number, segment in enumerate(self.segments):
             limit = self.find_source_stage(segment.stage, source).count_rows_within(epochs)
@@ -201,7 +211,7 @@ class Timeline:
         raise ValueError(f"{source}: never beyond {epochs} epochs")
 
     def describe_segments(self, samples: int) -> list[dict[str, Any]]:
-        """What the first `samples` samples are made of, as plain JSON: a table for each segment."""
+        """Return a description of the first `samples` samples: a JSON table for each segment."""
         return [
             {
                 "first_sample": segment.first,

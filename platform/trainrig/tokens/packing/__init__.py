@@ -1,1 +1,1 @@
-"""How documents become rows."""
+"""Packing of documents into rows of equal length."""

@@ -1,14 +1,14 @@
-"""Which pieces of documents share a row: best-fit packing, planned when documents are tokenized.
+"""Plans for best-fit packing, made when documents are tokenized: which pieces share a row.
 
-A document of more than the T + 1 ids of a row is cut, each piece beginning with the last id of the
-one before: all but the last of them fill a row each. What is left of it, and every shorter
-document, whole, are packed by best_fit.py. A piece that begins a document is *fresh*, one that goes
-on with a document *continues* it.
+A document of more than the T + 1 ids of a row is cut into pieces; each piece begins with the last
+id of the piece before. All of its pieces but the last fill a row each. The last piece, and every
+shorter document as a whole, are packed by best_fit.py. A *fresh* piece begins a document; a
+*continuing* piece does not.
 
-In a row, pieces that continue come first, then the fresh ones, both in the order of the source. A
-row loses the first id of its first piece as a target; that of a continuing piece is a target in the
-row before, so nothing is lost. The order of the source knows nothing of lengths: the order of
-packing, longest first, would let a model see short documents at the end of rows only.
+A row has its continuing pieces first, then its fresh ones, both in the order of the source. The
+first id of a row's first piece is not a target. For a continuing piece nothing is lost: that id is
+a target in the row before. The order of the source does not depend on lengths. In the order of
+packing, longest first, a model would see short documents only at the end of rows.
 
 Shapes: N documents of a block, R rows, P pieces.
 """
@@ -29,40 +29,40 @@ from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import TokenShards
 
 ARRAYS: Arrays = {
-    "row_ends": np.dtype("<i8"),  # [R] pieces, of the source, up to the end of each row
-    "row_targets": np.dtype("<i4"),  # [R] positions of each row that are trained on
-    "starts": np.dtype("<i8"),  # [P] tokens of the source
-    "lengths": np.dtype("<i4"),  # [P] ids
+    "row_ends": np.dtype("<i8"),  # [R] number of the source's pieces up to the end of each row
+    "row_targets": np.dtype("<i4"),  # [R] number of positions of each row that are trained on
+    "starts": np.dtype("<i8"),  # [P] position of each piece in the source
+    "lengths": np.dtype("<i4"),  # [P] ids of each piece
 }
-# Documents packed together, which bounds the memory of planning, to about 125 MB. A block's last
-# rows find little to fill them: with so many documents like web text, in rows of 2,048, 0.002% of
-# all positions are padding (tests/benchmarks/test_packing.py).
+# Documents packed together. Limits the memory of planning to about 125 MB. The last rows of a block
+# have few pieces left to fill them: with this many documents like web text, in rows of 2,048,
+# 0.002% of all positions are padding (tests/benchmarks/test_packing.py).
 BLOCK_DOCUMENTS = 2**20
-# Rows that a block may have of documents longer than a row, where documents are very long.
+# Limit on the rows that the documents of a block fill, for sources of very long documents.
 BLOCK_ROWS = 2**20
 
 
 def name_plan(sequence_length: int) -> str:
-    """Of the plan for rows of `sequence_length` positions."""
+    """Return the name of the plan for rows of `sequence_length` positions."""
     return f"best_fit-{sequence_length}"
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Pieces in rows, row by row."""
+    """Pieces of documents, grouped by row."""
 
-    row_ends: Integers  # [R] pieces up to the end of each row
-    row_targets: Integers  # [R] positions trained on
-    starts: Integers  # [P] tokens of the source
-    lengths: Integers  # [P] ids
+    row_ends: Integers  # [R] number of pieces up to the end of each row
+    row_targets: Integers  # [R] number of positions trained on
+    starts: Integers  # [P] position of each piece in the source
+    lengths: Integers  # [P] ids of each piece
 
 
 def write_best_fit_plan(
     shards: TokenShards, sequence_length: int, padding: int
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """Pack the documents of each source into rows: counts, and the sums of the plan's files.
+    """Pack the documents of each source into rows; return counts, and the sums of the plan's files.
 
-    `padding` is the id that fills rows up.
+    `padding` is the id that fills the rest of rows.
     """
     counts: Counter[str] = Counter()
 
@@ -88,9 +88,14 @@ def write_best_fit_plan(
 
 
 def _iterate_blocks(shards: TokenShards, sequence_length: int) -> Iterator[tuple[str, Integers]]:
-    """Blocks of documents, each of one source: [N + 1] where they begin, and the last one ends."""
+    """Yield (source, bounds) for blocks of N documents.
+
+    `bounds` is [N + 1]: where each document begins, and where the last one ends.
+    """
     for source in shards.sources:
-        first, count, tokens = 0, shards.count_documents(source), shards.tokens(source)
+        first = 0
+        count = shards.count_documents(source)
+        tokens = shards.tokens(source)
         while first < count:
             begin = int(shards.find_document_starts(source, np.array([first]))[0])
             reach = min(begin + BLOCK_ROWS * sequence_length, tokens - 1)
@@ -101,12 +106,13 @@ def _iterate_blocks(shards: TokenShards, sequence_length: int) -> Iterator[tuple
 
 
 def pack_block(bounds: Integers, sequence_length: int) -> PackedRows:
-    """The rows of N documents; `bounds`: [N + 1] where they begin, and the last one ends."""
+    """Return the rows of N documents; `bounds` [N + 1] has their starts and the end of the last."""
     lengths = np.diff(bounds)
-    filled = (lengths - 1) // sequence_length  # rows that each document fills by itself
-    of = np.repeat(np.arange(len(lengths)), filled)
-    nth = np.arange(len(of)) - np.repeat(np.cumsum(filled) - filled, filled)
-    rest = lengths - filled * sequence_length  # its first id, if `filled`, is a target before
+    filled = (lengths - 1) // sequence_length  # rows that each document fills alone
+    document = np.repeat(np.arange(len(lengths)), filled)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(filled) - filled, filled)
+    # If `filled`, the first id of the rest is a target in the row before.
+    rest = lengths - filled * sequence_length
     left = (filled == 0) | (rest > 1)
     shared = _share_rows(
         (bounds[:-1] + filled * sequence_length)[left],
@@ -115,17 +121,17 @@ def pack_block(bounds: Integers, sequence_length: int) -> PackedRows:
         sequence_length,
     )
     return PackedRows(
-        np.append(np.arange(1, len(of) + 1), len(of) + shared.row_ends),
-        np.append(np.full(len(of), sequence_length), shared.row_targets),
-        np.append(bounds[of] + nth * sequence_length, shared.starts),
-        np.append(np.full(len(of), sequence_length + 1), shared.lengths),
+        np.append(np.arange(1, len(document) + 1), len(document) + shared.row_ends),
+        np.append(np.full(len(document), sequence_length), shared.row_targets),
+        np.append(bounds[document] + number * sequence_length, shared.starts),
+        np.append(np.full(len(document), sequence_length + 1), shared.lengths),
     )
 
 
 def _share_rows(
     starts: Integers, lengths: Integers, continues: Integers, sequence_length: int
 ) -> PackedRows:
-    """Pieces of at most a row each, packed. `continues`: [P] whether a document began before."""
+    """Pack pieces of at most one row each; `continues` [P] says which are continuing pieces."""
     row_of = pack_best_fit(lengths, sequence_length + 1)
     order = np.argsort(row_of * 2 + ~continues, kind="stable")
     pieces = np.bincount(row_of)
@@ -139,11 +145,12 @@ def _share_rows(
 def _count_block(
     bounds: Integers, rows: PackedRows, sequence_length: int, windows: int
 ) -> dict[str, int]:
-    """What became of the documents of a block, and what cutting them end to end would have done.
+    """Count the block's documents, rows and padding, and the cuts that concatenation would make.
 
-    `windows`: rows that the source, laid end to end, is cut into.
+    `windows` is the number of rows of the source if it were concatenated.
     """
-    begins, ends = bounds[:-1], bounds[1:]
+    begins = bounds[:-1]
+    ends = bounds[1:]
     row_ends = np.minimum(begins // sequence_length + 1, windows) * sequence_length + 1
     return {
         "documents": len(begins),

@@ -1,9 +1,9 @@
-"""Rows of a best-fit plan.
+"""Reader of the rows of a best-fit plan.
 
-Each token is a target once an epoch, but the first of a document that begins a row. Positions that
-hold padding, or whose next id is the first of a piece that continues a document, have no target.
+Each token is a target once an epoch, except the first token of a document that begins a row. There
+is no target where padding follows, nor where the next id begins a continuing piece of a document.
 
-Shapes: T positions of a row, B rows asked about, P pieces of documents in one row.
+Shapes: T positions of a row, B rows of a call, P pieces of documents in one row.
 """
 
 import numpy as np
@@ -20,10 +20,10 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 
 class BestFitRows:
-    """Documents whole, but for those longer than a row; rows filled up with padding."""
+    """Rows of whole documents, padded; only documents longer than a row are cut."""
 
     def __init__(self, shards: TokenShards, sequence_length: int, cache: BlockCache | None) -> None:
-        """Raises ConfigError without a plan of this length, DataError for one that does not fit."""
+        """Open the plan; raise ConfigError if there is none, DataError if it does not fit."""
         self._shards = shards
         self._length = sequence_length
         remedy = _suggest_remedy(shards.folder, sequence_length)
@@ -32,13 +32,13 @@ class BestFitRows:
         self.fingerprint = self._plan.fingerprint
 
     def windows(self, source: str) -> int:
-        """Rows of the plan."""
+        """Return the number of rows of the plan for `source`."""
         return self._plan.count("row_ends", source)
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] as the plan says.
+        """Return [B] the number of targets of each row, from the plan.
 
-        Raises ConfigError for a `span` above 1, DataError for what no row can have.
+        Raises ConfigError for a `span` above 1, DataError for numbers that a row cannot have.
         """
         self._check_span(span)
         targets = self._plan.take("row_targets", source, windows).astype(np.int64)
@@ -50,9 +50,9 @@ class BestFitRows:
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row piece by piece.
+        """Fill a row piece by piece, as `Layout.read` says.
 
-        Raises ConfigError for a `span` above 1, DataError for pieces that no row can have.
+        Raises ConfigError for a `span` above 1, DataError for pieces that a row cannot have.
         """
         self._check_span(span)
         check_windows(source, window, span, self.windows(source))
@@ -64,16 +64,18 @@ class BestFitRows:
             self._shards.read_into(source, int(start), row[begin:end])
         numbers = self._shards.find_document_numbers(source, starts)
         continues = self._shards.find_document_starts(source, numbers) < starts
-        ids[:], targets[:] = row[:-1], row[1:]
+        ids[:] = row[:-1]
+        targets[:] = row[1:]
         targets[ends[-1] - 1 :] = IGNORE
         targets[begins[1:][continues[1:]] - 1] = IGNORE
         return np.stack([begins, numbers], axis=1)[begins < self._length]
 
     def _read_pieces(self, source: str, window: int) -> tuple[Integers, Integers]:
-        """[P] each: where the row's pieces start in the source, and their lengths."""
-        known = max(window - 1, 0)  # the first row's pieces begin at 0
+        """Return the [P] start in the source and the [P] length of each of the row's pieces."""
+        known = max(window - 1, 0)  # the pieces of row 0 begin at piece 0, which is not stored
         row_ends = self._plan.read("row_ends", source, known, window + 1)
-        begin, end = (0 if window == 0 else int(row_ends[0])), int(row_ends[-1])
+        begin = 0 if window == 0 else int(row_ends[0])
+        end = int(row_ends[-1])
         count = self._plan.count("starts", source)
         if not 0 <= begin < end <= count:
             found = f"{source}: row {window} of pieces {begin} to {end}, of {count}"
@@ -93,18 +95,19 @@ class BestFitRows:
         if span != 1:
             raise ConfigError(
                 f"packing: BestFit has rows of one length ({self._length}), but a row of "
-                f"{span * self._length} is asked for; use one sequence_length, or Concatenate"
+                f"{span * self._length} is needed; use one sequence_length, or Concatenate"
             )
 
 
 def _suggest_remedy(folder: str, sequence_length: int) -> str:
-    prefix, suffix = storage.join(folder, PLANS, name_plan(0))[:-1], HEAD
+    prefix = storage.join(folder, PLANS, name_plan(0))[:-1]
+    suffix = HEAD
     there = [
         path.removeprefix(prefix).removesuffix(suffix)
         for path in storage.list_files(storage.join(folder, PLANS), suffix)
         if path.startswith(prefix)
     ]
-    planned = f"planned are {', '.join(sorted(there, key=int))}; " if there else ""
+    planned = f"there are plans for {', '.join(sorted(there, key=int))}; " if there else ""
     return (
         f"{planned}tokenize with {sequence_length} in `best_fit` under `[plans]`, or use the "
         f"packing Concatenate"

@@ -1,4 +1,4 @@
-"""How the documents of a source become rows of equal length: the choices that a run file has."""
+"""Run-file settings for packing: how the documents of a source become rows of equal length."""
 
 from typing import Annotated, Literal
 
@@ -13,25 +13,25 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 
 class Concatenate(Settings):
-    """Documents laid end to end and cut every T tokens, wherever that falls."""
+    """Packing that concatenates all documents and cuts the result every `sequence_length` ids."""
 
     kind: Literal["Concatenate"] = "Concatenate"
-    # Whether to lay documents in the order of the shuffle plan that `tokenize` left, rather than of
-    # the shards: neighbours in a row are then strangers.
+    # Whether documents are ordered by the shuffle plan that `tokenize` wrote instead of by their
+    # place in the shards. Neighbours in a row are then unrelated.
     shuffle_documents: bool = False
 
 
 class BestFit(Settings):
-    """Whole documents put together so that they fill rows; only longer ones are cut.
+    """Packing that combines whole documents into full rows and cuts only longer documents.
 
     Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830. Reads the
-    plan that tokenizing left for the run's sequence length.
+    plan that `tokenize` wrote for the run's sequence length.
     """
 
     kind: Literal["BestFit"] = "BestFit"
 
 
-# Add a new one here, and to `open_layout`.
+# Add a new packing here, and to `open_layout`.
 Packing = Annotated[Concatenate | BestFit, Field(discriminator="kind")]
 
 
@@ -41,11 +41,10 @@ def open_layout(
     sequence_length: int,
     cache: BlockCache | None = None,
 ) -> Layout:
-    """`packing` of `shards` in base windows of `sequence_length` positions.
+    """Open the rows of `shards` under `packing`, in base windows of `sequence_length` positions.
 
-    `cache` is where blocks of a plan are kept if that is in a bucket. Raises ConfigError when the
-    packing needs a plan that tokenizing did not write, DataError for a plan that is torn or was
-    made for other shards.
+    `cache` keeps blocks of a plan that is in a bucket. Raises ConfigError if the packing needs a
+    plan that tokenizing did not write, DataError if the plan is damaged or for other shards.
     """
     if isinstance(packing, BestFit):
         return BestFitRows(shards, sequence_length, cache)

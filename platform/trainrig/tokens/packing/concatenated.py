@@ -1,10 +1,10 @@
-"""Rows cut from documents that lie end to end, in the order of the shards or of a shuffle plan.
+"""Rows cut from concatenated documents, in the order of the shards or of a shuffle plan.
 
-Row w of T positions takes the T + 1 ids from id w * T on: the last id of one row is the first of
-the next. So each token is a target once an epoch, but the first of the source and the
-(tokens - 1) mod T at its end.
+Row w of T positions takes T + 1 ids from id w * T on, so the last id of a row is the first of the
+next row. Each token is a target once an epoch, except the source's first token and its last
+(tokens - 1) mod T tokens.
 
-Shapes: T positions of a base window, B rows asked about, P pieces of documents in one row.
+Shapes: T positions of a base window, B rows of a call, P pieces of documents in one row.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ REMEDY = (
 
 
 class Concatenated:
-    """Documents in the order of the shards: nothing needs to be planned."""
+    """Rows of documents in the order of the shards; they need no plan."""
 
     fingerprint = ""
 
@@ -32,19 +32,20 @@ class Concatenated:
         self._length = sequence_length
 
     def windows(self, source: str) -> int:
-        """As many as fit, with the id after them."""
+        """Return the number of full rows of `source`, each with the id after its last position."""
         return max(0, (self._shards.tokens(source) - 1) // self._length)
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] all positions of each row."""
+        """Return [B] the number of targets of each row, which is all its positions."""
         return np.full(len(windows), span * self._length, dtype=np.int64)
 
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row straight from the shards."""
+        """Fill a row from the shards, as `Layout.read` says."""
         check_windows(source, window, span, self.windows(source))
-        start, count = window * self._length, span * self._length
+        start = window * self._length
+        count = span * self._length
         self._shards.read_into(source, start, ids)
         targets[:-1] = ids[1:]
         self._shards.read_into(source, start + count, targets[-1:])
@@ -54,14 +55,14 @@ class Concatenated:
 
 
 class Shuffled(Concatenated):
-    """Documents in the order of the shuffle plan.
+    """Rows of documents in the order of the shuffle plan.
 
-    A row is found by bisection and read piece by piece, so its cost does not grow with the number
-    of documents.
+    A row is found by bisection and read piece by piece. Its cost hardly grows with the number of
+    documents.
     """
 
     def __init__(self, shards: TokenShards, sequence_length: int, cache: BlockCache | None) -> None:
-        """Raises ConfigError without a plan, DataError for one that does not fit the shards."""
+        """Open the plan; raise ConfigError if there is none, DataError if it does not fit."""
         super().__init__(shards, sequence_length)
         self._plan = PackingPlanFiles(shards, NAME, ARRAYS, cache, REMEDY)
         self.fingerprint = self._plan.fingerprint
@@ -69,13 +70,13 @@ class Shuffled(Concatenated):
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row from the documents that the plan says.
+        """Fill a row from the documents that the plan puts there, as `Layout.read` says.
 
-        Raises DataError for what no plan of these shards can say.
+        Raises DataError for values that a plan of these shards cannot have.
         """
         check_windows(source, window, span, self.windows(source))
         count = span * self._length
-        start = window * self._length  # in the shuffled stream
+        start = window * self._length  # position in the shuffled stream
         row = np.empty(count + 1, dtype=np.int64)
         bounds, starts = self._read_documents(source, start, start + len(row))
         begins = np.maximum(bounds[:-1], start)
@@ -83,27 +84,32 @@ class Shuffled(Concatenated):
         offsets = starts + begins - bounds[:-1]
         for begin, end, offset in zip(begins - start, ends - start, offsets, strict=True):
             self._shards.read_into(source, int(offset), row[begin:end])
-        ids[:], targets[:] = row[:-1], row[1:]
-        shown = begins < start + count  # the last may have no more than the row's last target
+        ids[:] = row[:-1]
+        targets[:] = row[1:]
+        shown = begins < start + count  # the last piece may have nothing but the last target
         numbers = self._shards.find_document_numbers(source, starts[shown])
         return np.stack([begins[shown] - start, numbers], axis=1)
 
     def _read_documents(self, source: str, start: int, end: int) -> tuple[Integers, Integers]:
-        """The D documents of a stretch of the stream: [D + 1] where they begin in the stream, and
-        the last one ends; [D] where they start in the source."""
+        """Return where D documents of the shuffled stream begin: (bounds, starts).
+
+        These are the documents of tokens `start` to `end` of the stream. `bounds` is [D + 1]: where
+        each begins in the stream, and where the last ends. `starts` is [D], in the source.
+        """
         first, last = self._plan.search("ends", source, np.array([start, end - 1])).tolist()
-        documents, tokens = self._plan.count("ends", source), self._shards.tokens(source)
+        documents = self._plan.count("ends", source)
+        tokens = self._shards.tokens(source)
         if not first <= last < documents:
             found = f"{source}: tokens {start} to {end} in documents {first} to {last}"
             raise self._plan.make_impossible_error("ends", f"{found}, of {documents}")
         bounds = np.zeros(last + 2 - first, dtype=np.int64)
-        known = max(first - 1, 0)  # the source's first document begins at 0
+        known = max(first - 1, 0)  # document 0 begins at 0, which is not stored
         bounds[known + 1 - first :] = self._plan.read("ends", source, known, last + 1)
         if bounds[0] < 0 or bounds[-1] > tokens or (bounds[1:] <= bounds[:-1]).any():
             found = (
                 f"{source}: documents {first} to {last} end at tokens {bounds[1]} to {bounds[-1]}"
             )
-            raise self._plan.make_impossible_error("ends", f"{found}, of {tokens}, or fall")
+            raise self._plan.make_impossible_error("ends", f"{found}, of {tokens}, or descend")
         starts = self._plan.read("starts", source, first, last + 1)
         if starts.min() < 0 or (starts > tokens - np.diff(bounds)).any():
             found = f"{source}: documents that begin at tokens {starts.min()} to {starts.max()}"

@@ -1,10 +1,10 @@
-"""What every packing offers to those who read rows.
+"""The interface of all packings, through which rows are read.
 
-A row of T positions takes T + 1 ids: each position's target is the id after it. A layout cuts each
-source into base windows, which are numbered; a row is one of them, or several neighbours. Which row
-is read when is not its business (mixing/).
+A row of T positions takes T + 1 ids: the target of each position is the id after it. A layout
+divides each source into base windows, numbered from 0. A row is one base window, or several
+adjacent ones. Which row is read at which step is decided elsewhere (mixing/).
 
-Shapes: T positions of a base window, B rows asked about, P pieces of documents in one row.
+Shapes: T positions of a base window, B rows of a call, P pieces of documents in one row.
 """
 
 from typing import Protocol
@@ -13,35 +13,39 @@ from trainrig.tokens.permutation import Integers
 
 
 class Layout(Protocol):
-    """One packing of the documents of one folder of shards, in base windows of one length."""
+    """A packing of the documents in one folder of shards, in base windows of one length."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the plan that the layout reads; empty when rows follow from the shards alone."""
+        """Fingerprint of the plan that the layout reads; empty if it needs no plan."""
         ...
 
     def windows(self, source: str) -> int:
-        """Base windows that an epoch of `source` has."""
+        """Return the number of base windows in one epoch of `source`."""
         ...
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] targets trained on in the row that begins at each of `windows`; reads no ids."""
+        """Return [B] the number of targets in the row that begins at each window, without ids.
+
+        Rows have `span` base windows. Only positions that are trained on count.
+        """
         ...
 
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row: `span` base windows from `window` on.
+        """Fill a row of `span` base windows, from `window` on.
 
-        `ids`, `targets`: [span * T], apart in memory; a target is IGNORE where not trained on.
-        Returns [P, 2], ascending: where in the row each piece of a document begins, and the number
-        of that document in its source. The first is at place 0, also when its document began
-        before. Raises IndexError for windows that `source` does not have.
+        `ids` and `targets` are [span * T] and must not overlap in memory; a target that is not
+        trained on becomes IGNORE. Returns [P, 2], ascending: the position in the row at which each
+        piece of a document begins, and the document's number in its source. The first piece is at
+        position 0, even if its document began in an earlier row. Raises IndexError for windows
+        that `source` does not have.
         """
         ...
 
 
 def check_windows(source: str, window: int, span: int, windows: int) -> None:
-    """Raise IndexError unless `span` windows from `window` on are among the `windows` there are."""
+    """Raise IndexError unless the `span` windows from `window` on exist, of `windows` in all."""
     if not 0 <= window < window + span <= windows:
         raise IndexError(f"{source}: windows {window} to {window + span} of {windows}")

@@ -1,12 +1,12 @@
-"""The files of a plan: decisions about rows that tokenizing makes once and training looks up.
+"""Files of a packing plan: assignments of documents to rows, made once and looked up in training.
 
-A plan lies below its shards' folder and is never changed:
+Plans are in a folder below that of their shards and are never changed:
 
-    plans/NAME.json         the head: what the plan is, for which shards, a sum of itself; last
+    plans/NAME.json         the header: settings, shards, entries, its own checksum; written last
     plans/NAME.ARRAY        flat little-endian arrays that can be memory-mapped
-    plans/NAME.ARRAY.sums   the sums of their blocks (block_sums.py)
+    plans/NAME.ARRAY.sums   the checksums of their blocks (block_sums.py)
 
-Each array holds the entries of all sources, one source after the other in alphabetical order.
+Each array concatenates the entries of all sources, in alphabetical order of the sources.
 """
 
 import contextlib
@@ -28,27 +28,28 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 from trainrig.tokens.shards.token_shards import TokenShards
 
-FORMAT = 2  # of all files of a plan; raised when a reader of this one could misread the next
-PLANS = "plans"  # the folder, below that of the shards
+# Version of the plan format; incremented when an older reader could misread a newer plan.
+FORMAT = 2
+PLANS = "plans"  # folder of the plans, inside the shards' folder
 HEAD = ".json"
 
-Arrays = Mapping[str, np.dtype[Any]]  # name → how its entries lie on disk
-Entries = dict[str, dict[str, int]]  # source → array → how many entries are the source's
+Arrays = Mapping[str, np.dtype[Any]]  # array name → dtype on disk
+Entries = dict[str, dict[str, int]]  # source → array name → number of the source's entries
 
 
 class PlanHead(BaseModel):
-    """What a plan is."""
+    """The content of a plan's header."""
 
     model_config = ConfigDict(frozen=True)
 
     format: int = FORMAT
-    shards: str  # fingerprint of those it was made for
+    shards: str  # fingerprint of the shards that the plan is for
     settings: dict[str, int]
     entries: Entries
-    files: dict[str, FileSum]  # by array
+    files: dict[str, FileSum]  # array name → size and SHA-256
 
     def encode(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the header's file."""
         entries = self.model_dump(mode="json")
         return json.dumps(entries | {"sum": manifest.digest(entries)}, indent=1).encode()
 
@@ -60,9 +61,10 @@ def write_plan(
     arrays: Arrays,
     fill: Callable[[Mapping[str, Path]], Entries],
 ) -> dict[str, FileSum]:
-    """Write the plan `name` of `shards`; the sums of its files, by path below the shards' folder.
+    """Write the plan `name` of `shards`; return the sums of its files, by path below the shards.
 
-    `fill` is given a local file for each of `arrays` and writes it.
+    `fill` receives the path of an empty local file for each of `arrays`, writes the arrays there,
+    and returns their numbers of entries.
     """
     folder = storage.join(shards.folder, PLANS)
     with contextlib.ExitStack() as unpublished:
@@ -87,7 +89,7 @@ def write_plan(
 
 
 class PackingPlanFiles:
-    """A plan that was written, of whose arrays nothing is read until asked. May be pickled."""
+    """A plan on disk or S3 whose arrays are read on demand; picklable."""
 
     def __init__(
         self,
@@ -97,14 +99,15 @@ class PackingPlanFiles:
         cache: BlockCache | None,
         remedy: str,
     ) -> None:
-        """Raises ConfigError if there is none: `remedy` says what to write where, to have one.
+        """Open the plan; `remedy` tells the user how to get a plan that does not exist.
 
-        DataError for one that is torn, of another format, or made for other shards.
+        Raises ConfigError, with `remedy`, if there is no such plan. Raises DataError if the plan is
+        damaged, of another format version, or for other shards.
         """
         path = storage.join(shards.folder, PLANS, name)
         self.head = _read_head(path + HEAD, remedy)
         if self.head.shards != shards.fingerprint:
-            raise DataError(f"{path + HEAD}: made for other shards than lie here; tokenize again")
+            raise DataError(f"{path + HEAD}: made for shards other than these; tokenize again")
         self._arrays = {
             array: _open_array(f"{path}.{array}", dtype, self.head.files[array], cache)
             for array, dtype in arrays.items()
@@ -113,28 +116,28 @@ class PackingPlanFiles:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the head, in which are the sums of all that the plan holds."""
+        """SHA-256 of the header, which contains the SHA-256 of each array."""
         return manifest.digest(self.head.model_dump())
 
     def count(self, array: str, source: str) -> int:
-        """How many entries of `array` are of `source`."""
+        """Return the number of entries of `array` for `source`."""
         return self.head.entries[source][array]
 
     def read(self, array: str, source: str, begin: int, end: int) -> NDArray[Any]:
-        """The source's entries `begin` up to `end`."""
+        """Return the entries `begin` to `end` (exclusive) of `array` for `source`."""
         first = self._first[array][source]
         return self._arrays[array].read(first + begin, first + end)
 
     def take(self, array: str, source: str, indices: Integers) -> NDArray[Any]:
-        """The source's entries at `indices`."""
+        """Return the entries of `array` for `source` at `indices`, counted within the source."""
         return self._arrays[array].take(self._first[array][source] + indices)
 
     def make_impossible_error(self, array: str, found: str) -> DataError:
-        """The error for values `found` in `array` that no plan for these shards can have."""
+        """Return the error for values in `array` that cannot occur in a plan for these shards."""
         return DataError(f"{self._arrays[array].path}: {found}; tokenize again")
 
     def search(self, array: str, source: str, values: Integers) -> Integers:
-        """How many of the source's entries, which ascend, are at most each of `values`."""
+        """Return, for each of `values`, how many entries of the sorted array are at most that."""
         first = self._first[array][source]
         past = first + self.count(array, source)
         return self._arrays[array].search(values, "right", first, past) - first
@@ -144,22 +147,24 @@ def _read_head(path: str, remedy: str) -> PlanHead:
     try:
         data = storage.read(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such plan was made; {remedy}") from None
+        raise ConfigError(f"{path}: the plan does not exist; {remedy}") from None
     try:
         found = json.loads(data)
-        number, right = found["format"], found.pop("sum", None)
+        number = found["format"]
+        right = found.pop("sum", None)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: torn or not ours: {error}") from None
+        raise DataError(f"{path}: damaged, or not a packing plan: {error}") from None
     if number != FORMAT:
         raise DataError(
-            f"{path}: a plan of format {number}; this trainrig reads {FORMAT}; tokenize again"
+            f"{path}: has format {number}, but this trainrig reads {FORMAT}; tokenize again"
         )
     if right != manifest.digest(found):
-        raise DataError(f"{path}: damaged: other bytes than were written; tokenize again")
+        raise DataError(f"{path}: damaged: it has changed since it was written; tokenize again")
     try:
         return PlanHead.model_validate(found)
     except ValidationError as error:
-        raise DataError(f"{path}: torn or not ours: {error.errors()[0]['msg']}") from None
+        message = error.errors()[0]["msg"]
+        raise DataError(f"{path}: damaged, or not a packing plan: {message}") from None
 
 
 def _open_array(
@@ -168,15 +173,16 @@ def _open_array(
     found = storage.measure_size(path) if storage.exists(path) else None
     if found != expected.bytes:
         raise DataError(
-            f"{path}: {'missing' if found is None else f'{found} bytes'}, but its plan tells of "
+            f"{path}: {'missing' if found is None else f'{found} bytes'}, but its plan records "
             f"{expected.bytes} bytes; tokenize again"
         )
     return FlatArray(path, dtype, found // dtype.itemsize, cache)
 
 
 def _find_first_entries(entries: Entries, array: str) -> dict[str, int]:
-    first, at = {}, 0
+    first = {}
+    position = 0
     for source in sorted(entries):
-        first[source] = at
-        at += entries[source][array]
+        first[source] = position
+        position += entries[source][array]
     return first

@@ -1,4 +1,4 @@
-"""The plans that tokenizing leaves beside its shards, for the packings that need one."""
+"""The packing plans that tokenizing writes beside its shards, for packings that need one."""
 
 from typing import Annotated, Any
 
@@ -13,22 +13,22 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 
 class PackingPlan(Settings):
-    """Which plans to make. Plans are never changed: another one needs other shards."""
+    """Packing plans to write beside new shards; plans of existing shards are never changed."""
 
-    # Whether to make the plan that `Concatenate` with `shuffle_documents` needs.
+    # Whether to write the plan that the packing `Concatenate` needs for `shuffle_documents`.
     shuffle_documents: bool = False
     seed: int = 0  # random seed of that shuffle
-    # Sequence lengths, in tokens, to make plans of the packing `BestFit` for.
+    # Sequence lengths, in tokens, for which to write a plan for the packing `BestFit`.
     best_fit: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
 def write_plans(
     folder: str, plans: PackingPlan, cache: BlockCache | None = None, *, padding: int
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """Write `plans` for the shards in `folder`: counts, and sums of the files by path below it.
+    """Write `plans` for the shards in `folder`; return counts, and file sums by relative path.
 
-    Which document comes where depends on the order of the shards, that of their names. `padding`
-    is the id that best-fit rows are filled up with; `cache` is for shards in a bucket.
+    Plans depend on the order of the shards, which is that of their names. `padding` is the id that
+    fills the rest of best-fit rows; `cache` keeps blocks of shards that are in a bucket.
     """
     counts: dict[str, Any] = {}
     files: dict[str, FileSum] = {}

@@ -1,7 +1,7 @@
-"""Documents in a shuffled order: a plan that is made once, when they are tokenized.
+"""The plan for a shuffled order of documents, made once when they are tokenized.
 
-Two arrays have an entry for each place of the shuffled order, 16 bytes in all: where the document
-at that place ends in the shuffled stream of its source, and where it starts in the source.
+The plan has two arrays with one entry for each place of the shuffled order, together 16 bytes: the
+end of the document at that place in the shuffled stream of its source, and its start in the source.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from trainrig.tokens.shards.token_shards import TokenShards
 
 NAME = "shuffle"
 ARRAYS: Arrays = {
-    "ends": np.dtype("<i8"),  # tokens of the shuffled stream
-    "starts": np.dtype("<i8"),  # tokens of the source
+    "ends": np.dtype("<i8"),  # position in the shuffled stream
+    "starts": np.dtype("<i8"),  # position in the source
 }
-CHUNK = 2**18  # documents at a time: 2 MiB of each array
+CHUNK = 2**18  # documents processed at a time: 2 MiB of each array
 
 
 def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """Shuffle the documents of each source: counts, and the sums of the plan's files.
+    """Shuffle the documents of each source; return counts, and the sums of the plan's files.
 
-    Document i goes to the place that a permutation gives it, a function of `seed`, the source's
-    name and its number of documents. The order of the shards decides which document is i.
+    Document i goes to the place that a permutation of `seed`, the source's name and its number of
+    documents assigns. Documents are numbered in the order of the shards.
     """
 
     def fill(paths: Mapping[str, Path]) -> Entries:
@@ -51,15 +51,18 @@ def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], 
 
 
 def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts: Integers) -> None:
-    """Fill the entries of one source. The shards are read in order, the plan is written in none:
-    shards may lie in a bucket, the plan is a local file until it is whole."""
+    """Fill the entries of one source.
+
+    Shards are read sequentially, because they may be in a bucket. The plan is written in random
+    order, because it is a local file until it is complete.
+    """
     count = len(ends)
     for begin in range(0, count, CHUNK):
         past = min(count, begin + CHUNK)
         places = permute_indices(np.arange(begin, past), count, f"documents\n{seed}\n{source}")
         bounds = shards.find_document_starts(source, np.arange(begin, past + 1))
         starts[places] = bounds[:-1]
-        ends[places] = np.diff(bounds)  # lengths, until the next loop
+        ends[places] = np.diff(bounds)  # lengths; the next loop replaces them by ends
     total = 0
     for begin in range(0, count, CHUNK):
         chunk = ends[begin : begin + CHUNK]

@@ -1,11 +1,11 @@
-"""Rows of whole documents that came with weights: conversations, none of which is ever cut.
+"""Rows of whole documents with target weights, such as conversations; they are never cut.
 
-A plan, made when conversations are tokenized, says which documents share a row (best_fit.py, in
-blocks, as for web documents). Without one each document has a row of its own. The first id of a
-document is no target, whatever stands before it in the row; so with positions that begin anew in
-each document a row teaches what its documents would by themselves.
+A plan, made when conversations are tokenized, says which documents share a row (packed by
+best_fit.py in blocks, like web documents). Without a plan each document has its own row. The first
+id of a document is never a target, whatever precedes it in the row. So, with position ids that
+restart at each document, a row trains the same as its documents in separate rows.
 
-Shapes: T positions of a row, B rows asked about, D documents of one row.
+Shapes: T positions of a row, B rows of a call, D documents of one row.
 """
 
 from collections.abc import Mapping
@@ -27,21 +27,21 @@ from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, DOCUMENT_WEIGHT
 from trainrig.tokens.shards.token_shards import TokenShards
 
 ARRAYS: Arrays = {
-    "row_ends": np.dtype("<i8"),  # [R] documents, of the source, up to the end of each row
-    "documents": np.dtype("<i8"),  # [D] numbers of documents, row by row
+    "row_ends": np.dtype("<i8"),  # [R] number of the source's documents up to the end of each row
+    "documents": np.dtype("<i8"),  # [D] document numbers, row by row
 }
-BLOCK_DOCUMENTS = 2**20  # packed together, which bounds the memory of planning
+BLOCK_DOCUMENTS = 2**20  # documents packed together, which limits the memory of planning
 
 
 def name_whole_plan(sequence_length: int) -> str:
-    """Of the plan for rows of `sequence_length` positions."""
+    """Return the name of the plan for rows of `sequence_length` positions."""
     return f"whole-{sequence_length}"
 
 
 def write_whole_plan(
     shards: TokenShards, sequence_length: int
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """Pack the documents of each source into rows: counts, and the sums of the plan's files.
+    """Pack the documents of each source into rows; return counts, and the sums of the plan's files.
 
     Raises ValueError for a document longer than a row.
     """
@@ -58,7 +58,7 @@ def write_whole_plan(
                     numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, count))
                     lengths = _compute_lengths(shards, source, numbers)
                     if lengths.max() > sequence_length + 1:
-                        raise ValueError(f"{source}: a document of {lengths.max()} ids in one row")
+                        raise ValueError(f"{source}: {lengths.max()} ids do not fit in one row")
                     row_of = pack_best_fit(lengths, sequence_length + 1)
                     found = {
                         "row_ends": np.cumsum(np.bincount(row_of)) + entries[source]["documents"],
@@ -67,7 +67,8 @@ def write_whole_plan(
                     for array, dtype in ARRAYS.items():
                         streams[array].write(found[array].astype(dtype).tobytes())
                         entries[source][array] += len(found[array])
-                    rows, ids = rows + len(found["row_ends"]), ids + int(lengths.sum())
+                    rows = rows + len(found["row_ends"])
+                    ids = ids + int(lengths.sum())
         return entries
 
     settings = {"sequence_length": sequence_length}
@@ -76,7 +77,7 @@ def write_whole_plan(
 
 
 class WholeRows:
-    """Documents whole, one or several to a row; rows filled up with padding."""
+    """Rows of one or more whole documents, padded at the end."""
 
     def __init__(
         self,
@@ -87,9 +88,12 @@ class WholeRows:
         *,
         together: bool = True,
     ) -> None:
-        """`together`: several to a row, as the plan says. Raises ConfigError without a plan of
-        this length, DataError for one that does not fit."""
-        self._shards, self._padding = shards, padding
+        """Open the plan if `together`, which puts several documents in a row; else one each.
+
+        Raises ConfigError if there is no plan of this length, DataError if it does not fit.
+        """
+        self._shards = shards
+        self._padding = padding
         self.length = sequence_length  # T
         self._plan: PackingPlanFiles | None = None
         if together:
@@ -102,43 +106,46 @@ class WholeRows:
 
     @property
     def fingerprint(self) -> str:
-        """Of the plan; of none if there is none."""
+        """Fingerprint of the plan, or "" without a plan."""
         return self._plan.fingerprint if self._plan else ""
 
     def windows(self, source: str) -> int:
-        """Rows."""
+        """Return the number of rows of `source`."""
         if self._plan:
             return self._plan.count("row_ends", source)
         return self._shards.count_documents(source)
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] ids of each row that count at all. Raises ConfigError for a `span` above 1."""
+        """Return [B] the number of targets of each row; raise ConfigError for a `span` above 1."""
         _check_span(span, self.length)
         return self._sum_by_row(DOCUMENT_TARGETS, source, windows)
 
     def sum_weights(self, source: str, windows: Integers) -> Integers:
-        """[B] sum of the weights of each row, in hundredths."""
+        """Return [B] the sum of the target weights of each row, in hundredths."""
         return self._sum_by_row(DOCUMENT_WEIGHT, source, windows)
 
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row document by document. Raises ConfigError for a `span` above 1, DataError for
-        documents that no row can have."""
+        """Fill a row document by document, as `Layout.read` says.
+
+        Raises ConfigError for a `span` above 1, DataError for documents that a row cannot have.
+        """
         _check_span(span, self.length)
         check_windows(source, window, span, self.windows(source))
         row = np.full(self.length + 1, self._padding, dtype=np.int64)
         numbers, begins, ends, starts = self._find_places(source, window)
         for begin, end, start in zip(begins, ends, starts, strict=True):
             self._shards.read_into(source, int(start), row[begin:end])
-        ids[:], targets[:] = row[:-1], row[1:]
+        ids[:] = row[:-1]
+        targets[:] = row[1:]
         weights = np.empty(self.length, dtype=np.int64)
-        self.weigh(source, window, weights)
+        self.read_target_weights(source, window, weights)
         targets[weights == 0] = IGNORE
         return np.stack([begins, numbers], axis=1)[begins < self.length]
 
-    def weigh(self, source: str, window: int, out: Integers) -> None:
-        """Fill `out` [T] with what each target of the row counts, in hundredths."""
+    def read_target_weights(self, source: str, window: int, out: Integers) -> None:
+        """Fill `out` [T] with the weight of each target of the row, in hundredths."""
         weights = np.zeros(self.length + 1, dtype=np.int64)
         _, begins, ends, starts = self._find_places(source, window)
         for begin, end, start in zip(begins, ends, starts, strict=True):
@@ -149,7 +156,10 @@ class WholeRows:
     def _find_places(
         self, source: str, window: int
     ) -> tuple[Integers, Integers, Integers, Integers]:
-        """[D] each: numbers of a row's documents, their places in it, and starts in the source."""
+        """Return, [D] each, the numbers of a row's documents, their begins, ends and source starts.
+
+        Begins and ends are positions in the row, starts are positions in the source.
+        """
         numbers = self._list_documents(source, np.array([window]))[0]
         starts = self._shards.find_document_starts(source, numbers)
         ends = np.cumsum(_compute_lengths(self._shards, source, numbers))
@@ -159,13 +169,13 @@ class WholeRows:
                 raise self._plan.make_impossible_error("documents", found)
             raise DataError(
                 f"{self._shards.folder}: {source}: a conversation of {ends[-1]} ids is longer than "
-                f"the {self.length + 1} of a row; raise sequence_length, or run `conversations` "
-                "with this one"
+                f"a row of {self.length + 1}; raise sequence_length, or run `conversations` with "
+                "this sequence_length"
             )
         return numbers, np.append(0, ends[:-1]), ends, starts
 
     def _list_documents(self, source: str, windows: Integers) -> list[Integers]:
-        """[B] the numbers of the documents of each row."""
+        """Return [B] the document numbers of each row."""
         if not self._plan:
             return [np.array([window]) for window in windows.tolist()]
         ends = self._plan.take("row_ends", source, windows)
@@ -184,8 +194,8 @@ class WholeRows:
         if not len(windows):
             return np.zeros(0, dtype=np.int64)
         documents = self._list_documents(source, windows)
-        values = self._shards.read_of_documents(array, source, np.concatenate(documents))
-        firsts = np.cumsum([0, *(len(each) for each in documents[:-1])])
+        values = self._shards.read_document_values(array, source, np.concatenate(documents))
+        firsts = np.cumsum([0, *(len(row) for row in documents[:-1])])
         return np.add.reduceat(values, firsts)
 
 
@@ -198,4 +208,4 @@ def _compute_lengths(shards: TokenShards, source: str, numbers: Integers) -> Int
 
 def _check_span(span: int, length: int) -> None:
     if span != 1:
-        raise ConfigError(f"batches: rows of conversations have one length, {length}")
+        raise ConfigError(f"batches: all rows of conversations have the same length, {length}")

@@ -1,1 +1,1 @@
-"""Arrays of ids, on disk and in buckets."""
+"""Token shards: the files of token ids on disk or S3, and how they are written and read."""

@@ -1,10 +1,10 @@
-"""One-dimensional arrays that stay in their files: nothing is read until someone asks.
+"""One-dimensional arrays that stay in their files and are read in parts, on demand.
 
-On disk a file is memory-mapped when first read. On S3 it is read in blocks that a cache on this
-machine keeps. Either way an array costs its reader what is asked of it, however long it is.
+A file on disk is memory-mapped at its first read. An object on S3 is read in blocks that a cache on
+this machine keeps. Either way the cost depends on how much is read, not on the array's length.
 
-All that is given out was compared with the sums that lie beside the file (block_sums.py), after it
-was copied from there: a damaged block ends in an error that names it, never in other values.
+Every block is compared with its checksum (block_sums.py) after it was copied from the file. A
+damaged block raises an error that names it; wrong values are never returned.
 """
 
 import bisect
@@ -25,17 +25,17 @@ from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, Sums, find_damaged
 from trainrig.tokens.shards.blocks import BLOCK, BlockCache
 
-# Files mapped at a time. Each holds a file descriptor, of which a process has 1,024 by default.
+# Files mapped at a time. Each map holds a file descriptor; a process has 1,024 by default.
 MAPS = 256
 
 
 class FlatArray:
-    """An array of `length` elements in the file at `path`; may be pickled."""
+    """A read-only array of `length` elements in the file at `path`; picklable."""
 
     def __init__(
         self, path: str, dtype: np.dtype[Any], length: int, cache: BlockCache | None = None
     ) -> None:
-        """Looks at nothing yet: that the file has this length is checked at each read."""
+        """Describe the array without opening its file; each read checks the file's length."""
         self.path = path
         self.dtype = dtype
         self._length = length
@@ -49,22 +49,23 @@ class FlatArray:
         return FlatArray, (self.path, self.dtype, self._length, self._cache)
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """The elements `begin` up to `end`; read-only.
+        """Return the elements `begin` to `end` (exclusive), as a read-only array.
 
-        Raises IndexError beyond the array, DataError if the file is gone, has another length, or
-        other bytes there than were written.
+        Raises IndexError for a range outside the array, and DataError if the file no longer exists,
+        has another length, or has other bytes than were written.
         """
         if not 0 <= begin <= end <= self._length:
             raise IndexError(f"{self.path}: elements {begin} to {end} of {self._length}")
         if begin == end:
             return np.empty(0, self.dtype)
         width = self.dtype.itemsize
-        first, past = begin * width // SUMMED, -(-end * width // SUMMED)
+        first = begin * width // SUMMED
+        past = -(-end * width // SUMMED)
         data = self._read_blocks(first, past)
         damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None and self.path.startswith(storage.S3):
-            # The copies on this machine may be what is damaged: what lies in the bucket counts.
-            self._forget(first, past)
+            # Perhaps only the cached copy is damaged: fetch the blocks from the bucket again.
+            self._invalidate(first, past)
             data = self._read_blocks(first, past)
             damaged = find_damaged(data, self._read_sums(first, past))
         if damaged is not None:
@@ -72,10 +73,11 @@ class FlatArray:
         return np.frombuffer(data, self.dtype, end - begin, begin * width - first * SUMMED)
 
     def take(self, indices: Integers) -> NDArray[Any]:
-        """The elements at `indices`, in that shape. Raises as `read` does."""
+        """Return the elements at `indices`, in the shape of `indices`; raises as `read` does."""
         if indices.size == 0:
             return np.empty(indices.shape, self.dtype)
-        low, high = int(indices.min()), int(indices.max())
+        low = int(indices.min())
+        high = int(indices.max())
         if low < 0 or high >= self._length:
             raise IndexError(f"{self.path}: elements {low} to {high} of {self._length}")
         per_block = SUMMED // self.dtype.itemsize
@@ -85,7 +87,7 @@ class FlatArray:
         order = np.argsort(flat, kind="stable")
         ascending = flat[order]
         taken = np.empty(len(flat), self.dtype)
-        # Blocks that follow each other are read together.
+        # Adjacent blocks are read together.
         cuts = np.flatnonzero(np.diff(ascending // per_block) > 1) + 1
         for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(flat)], strict=True):
             here = ascending[begin:end]
@@ -99,15 +101,15 @@ class FlatArray:
         begin: int = 0,
         end: int | None = None,
     ) -> Integers:
-        """Where `values` would go into the elements `begin` up to `end`, which ascend.
+        """Return the insertion points of `values` in the sorted elements `begin` to `end`.
 
-        As `numpy.searchsorted`, but counted from the array's first element. Raises as `read` does,
-        and OverflowError for values that the array's type does not hold.
+        Like `numpy.searchsorted`, but the result counts from the array's first element. Raises as
+        `read` does, and OverflowError for values that the array's dtype cannot represent.
         """
         end = self._length if end is None else end
-        wanted = values.astype(self.dtype)  # numpy would else convert the whole array
+        wanted = values.astype(self.dtype)  # numpy would otherwise convert the whole array
         if (wanted != values).any():
-            raise OverflowError(f"{self.path}: a value to search for is no {self.dtype}")
+            raise OverflowError(f"{self.path}: a value to search for does not fit {self.dtype}")
         if not 0 <= begin <= end <= self._length:
             raise IndexError(f"{self.path}: elements {begin} to {end} of {self._length}")
         if not self.path.startswith(storage.S3):
@@ -118,19 +120,21 @@ class FlatArray:
     def _search_map(
         self, wanted: NDArray[Any], side: Literal["left", "right"], begin: int, end: int
     ) -> Integers:
-        """Searches the map unchecked, and then whether what stands beside each place it found fits:
-        of an array that ascends, no other place would do. So few blocks are checked, not all that
-        the search looks at on its way."""
+        """Search the memory map without checksums, then check the neighbours of each result.
+
+        In a sorted array only one insertion point fits its two neighbours. So it is enough to check
+        their blocks, not each block that the binary search read on its way.
+        """
         if begin == end or not wanted.size:
             return np.full(wanted.shape, begin, dtype=np.int64)
-        found = begin + np.searchsorted(self._map_file()[begin:end], wanted, side)
+        found = begin + np.searchsorted(self._map_array()[begin:end], wanted, side)
         before = self.take(np.maximum(found - 1, begin))
         behind = self.take(np.minimum(found, end - 1))
         right = side == "right"
         fits = (found == begin) | ((before <= wanted) if right else (before < wanted))
         fits &= (found == end) | ((wanted < behind) if right else (wanted <= behind))
         if not fits.all():
-            # Somewhere on the way stood what was not written, or never ascended.
+            # The search met a damaged block, or the elements were never sorted: check all blocks.
             per_block = SUMMED // self.dtype.itemsize
             for at in range(begin, end, 64 * per_block):
                 self.read(at, min(end, at + 64 * per_block))
@@ -139,8 +143,10 @@ class FlatArray:
     def _search_blocks(
         self, value: Any, side: Literal["left", "right"], begin: int, end: int
     ) -> int:
-        """Bisects over the first elements of fetched blocks, then of those that have a sum, then
-        within the one that is left."""
+        """Bisect over the first elements of cache blocks, then of checksum blocks, then inside one.
+
+        Each step reads few elements, so a search in a bucket fetches few blocks.
+        """
         for size in (BLOCK, SUMMED):
             begin, end = self._narrow_range(value, side, begin, end, size // self.dtype.itemsize)
         return begin + int(np.searchsorted(self.read(begin, end), value, side))
@@ -148,7 +154,7 @@ class FlatArray:
     def _narrow_range(
         self, value: Any, side: Literal["left", "right"], begin: int, end: int, per_block: int
     ) -> tuple[int, int]:
-        """What of the elements `begin` up to `end` lies in the block that `value` would go into."""
+        """Return the part of `begin` to `end` that lies in the block where `value` belongs."""
         if begin == end:
             return begin, end
         blocks = range(begin // per_block, -(-end // per_block))
@@ -158,56 +164,58 @@ class FlatArray:
             return self.read(at, at + 1)[0]
 
         cut = bisect.bisect_left if side == "left" else bisect.bisect_right
-        before = cut(blocks, value, key=first)  # blocks that begin before the place
+        before = cut(blocks, value, key=first)  # blocks whose first element sorts before `value`
         if before == 0:
             return begin, begin
         start = blocks[before - 1] * per_block
         return max(begin, start), min(end, start + per_block)
 
     def _read_blocks(self, first: int, past: int) -> bytes:
-        """The bytes of the blocks `first` up to `past`, unchecked; a copy."""
-        begin, end = first * SUMMED, min(past * SUMMED, self._length * self.dtype.itemsize)
+        """Return a copy of the bytes of the blocks `first` to `past` (exclusive), unchecked."""
+        begin = first * SUMMED
+        end = min(past * SUMMED, self._length * self.dtype.itemsize)
         if self.path.startswith(storage.S3):
             return self._cache.read(self.path, self._content, begin, end)
-        return self._map_of_file().file[begin:end]
+        return self._get_map().file[begin:end]
 
     def _read_sums(self, first: int, past: int) -> Sums:
-        """The sums of the blocks `first` up to `past`."""
-        path, width = self.path + SUMS, SUM_DTYPE.itemsize
+        """Return the stored checksums of the blocks `first` to `past` (exclusive)."""
+        path = self.path + SUMS
+        width = SUM_DTYPE.itemsize
         try:
             if path.startswith(storage.S3):
                 data = self._cache.read(path, self._sums_content, first * width, past * width)
             else:
                 data = storage.read_range(path, first * width, past * width)
         except FileNotFoundError:
-            raise DataError(f"{path}: gone since it was opened") from None
+            raise DataError(f"{path}: deleted since it was opened; restore it") from None
         if len(data) != (past - first) * width:
             raise DataError(f"{path}: ends before block {past}; tokenize again")
         return np.frombuffer(data, SUM_DTYPE)
 
-    def _forget(self, first: int, past: int) -> None:
-        """Have the blocks `first` up to `past`, and their sums, fetched anew."""
+    def _invalidate(self, first: int, past: int) -> None:
+        """Drop the blocks `first` to `past` and their checksums from the cache."""
         width = SUM_DTYPE.itemsize
-        self._cache.forget(self.path, self._content, first * SUMMED, past * SUMMED)
-        self._cache.forget(self.path + SUMS, self._sums_content, first * width, past * width)
+        self._cache.invalidate(self.path, self._content, first * SUMMED, past * SUMMED)
+        self._cache.invalidate(self.path + SUMS, self._sums_content, first * width, past * width)
 
     def _make_damage_error(self, block: int) -> DataError:
         begin = block * SUMMED
         end = min(begin + SUMMED, self._length * self.dtype.itemsize)
         sums = self.path.rpartition("/")[2] + SUMS
         return DataError(
-            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) has another sum than "
-            f"was written ({sums}); restore the file, or tokenize again"
+            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) does not match its "
+            f"checksum in {sums}; restore the file, or tokenize again"
         )
 
     @functools.cached_property
     def _sums_content(self) -> str:
-        """The content key of the sums on S3."""
+        """Content key of the .sums object on S3."""
         return storage.compute_content_key(self.path + SUMS)
 
     @functools.cached_property
     def _content(self) -> str:
-        """The content key of the object on S3, once its size is seen to be right."""
+        """Content key of the object on S3; raises DataError if its size is not as expected."""
         try:
             content = storage.compute_content_key(self.path)
         except FileNotFoundError:
@@ -215,15 +223,15 @@ class FlatArray:
         self._check(int(content.partition("-")[0]))
         return content
 
-    def _map_file(self) -> NDArray[Any]:
-        """The whole array as a view of its file on disk."""
-        return self._map_of_file().array
+    def _map_array(self) -> NDArray[Any]:
+        """Return the whole array as a view of its memory-mapped file."""
+        return self._get_map().array
 
-    def _map_of_file(self) -> "_Map":
-        # To read a map beyond the end of its file would kill the process, so look each time.
-        there = _MAPS.of(self)
-        self._check(there.file.size())
-        return there
+    def _get_map(self) -> "_Map":
+        # A read beyond the end of a mapped file would kill the process: check the size each time.
+        opened = _MAPS.of(self)
+        self._check(opened.file.size())
+        return opened
 
     def _check(self, found: int) -> None:
         expected = self._length * self.dtype.itemsize
@@ -234,11 +242,11 @@ class FlatArray:
             )
 
     def _make_gone_error(self) -> DataError:
-        return DataError(f"{self.path}: gone since it was opened")
+        return DataError(f"{self.path}: deleted since it was opened; restore it")
 
 
 class _Map:
-    """One file on disk, mapped."""
+    """A memory-mapped file on disk."""
 
     def __init__(self, path: str, dtype: np.dtype[Any], length: int) -> None:
         with Path(path).open("rb") as opened:
@@ -248,9 +256,9 @@ class _Map:
 
 
 class _OpenMaps:
-    """The arrays whose files are mapped now, the one used longest ago first; at most MAPS.
+    """Least-recently-used list of the arrays whose files are mapped; at most MAPS of them.
 
-    A map that is let go closes when the last view of it does.
+    The file of an evicted map is closed when the last numpy view of it is garbage-collected.
     """
 
     def __init__(self) -> None:
@@ -258,11 +266,11 @@ class _OpenMaps:
         self._arrays: OrderedDict[int, weakref.ref[FlatArray]] = OrderedDict()
 
     def of(self, array: FlatArray) -> _Map:
-        """The map of `array`, made if need be."""
+        """Return the map of `array`, creating it if necessary."""
         with self._lock:
             if array._map is None:
                 array._map = self._open_map(array)
-                self._arrays[id(array)] = weakref.ref(array)  # one that is gone keeps its place
+                self._arrays[id(array)] = weakref.ref(array)  # a dead one stays until evicted
             self._arrays.move_to_end(id(array))
             while len(self._arrays) > MAPS:
                 oldest = self._arrays.popitem(last=False)[1]()

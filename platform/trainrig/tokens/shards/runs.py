@@ -1,4 +1,4 @@
-"""Where the tokens and documents of a source lie, shard by shard."""
+"""Where the tokens and documents of a source lie: one run of each shard that has any."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,16 +12,21 @@ from trainrig.tokens.permutation import Integers
 
 @dataclass(frozen=True)
 class DocumentRuns:
-    """The runs of one source: its documents of each shard, in a row. All lists: [runs]."""
+    """The runs of one source; a run is its adjacent documents in one shard. All lists: [runs]."""
 
-    shards: list[int] = field(default_factory=list)
-    first_tokens: list[int] = field(default_factory=list)  # in the shard
+    shards: list[int] = field(default_factory=list)  # index of the shard
+    # First token and first document of each run, counted from the start of the shard.
+    first_tokens: list[int] = field(default_factory=list)
     first_documents: list[int] = field(default_factory=list)
-    token_ends: list[int] = field(default_factory=list)  # in the source
+    # End (exclusive) of each run in tokens and documents, counted from the start of the source.
+    token_ends: list[int] = field(default_factory=list)
     document_ends: list[int] = field(default_factory=list)
 
     def add(self, shard: int, token: int, document: int, tokens: int, documents: int) -> None:
-        """Add the run that begins at `token` and `document` of a shard."""
+        """Append the run that begins at `token` and `document` of a shard.
+
+        `tokens` and `documents` are the lengths of the run.
+        """
         self.shards.append(shard)
         self.first_tokens.append(token)
         self.first_documents.append(document)
@@ -29,30 +34,37 @@ class DocumentRuns:
         self.document_ends.append((self.document_ends[-1] if self.document_ends else 0) + documents)
 
     def count_tokens_before(self, run: int) -> int:
-        """Tokens of the source before this run."""
+        """Return the number of tokens of the source before this run."""
         return self.token_ends[run - 1] if run else 0
 
     def count_documents_before(self, run: int) -> int:
-        """Documents of the source before this run."""
+        """Return the number of documents of the source before this run."""
         return self.document_ends[run - 1] if run else 0
 
 
-def spread(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """What of each run lies in `start` up to `end`: (run, from, up to), counted in the run."""
+def split_by_run(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the part of each run that lies in `start` to `end`: (run, begin, end within the run).
+
+    `ends` are the cumulative ends of the runs, in the unit of `start` and `end`.
+    """
     run = bisect.bisect_right(ends, start)
     while start < end:
         before = ends[run - 1] if run else 0
         past = min(end, ends[run])
         yield run, start - before, past - before
-        start, run = past, run + 1
+        start = past
+        run = run + 1
 
 
 def group_by_run(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]:
-    """The runs that `places` lie in, each with an index of those; none for one past the last."""
+    """Yield each run that `places` fall into, with a numpy index that selects those places.
+
+    `ends` are the cumulative ends of the runs. A place at or beyond the last end is left out.
+    """
     if not places.size:
         return
     first = bisect.bisect_right(ends, int(places.min()))
-    if first < len(ends) and places.max() < ends[first]:  # all in one, as they mostly are
+    if first < len(ends) and places.max() < ends[first]:  # the common case: all in one run
         yield first, slice(None)
         return
     runs = np.searchsorted(np.array(ends, dtype=np.int64), places, side="right")
@@ -61,12 +73,16 @@ def group_by_run(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]
 
 
 def build_runs(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, DocumentRuns]:
-    """The runs of each source, in alphabetical order, from the (source, documents, tokens) of
-    each shard in turn."""
+    """Return the runs of each source, keyed by source in alphabetical order.
+
+    `shards` holds, for each shard, its runs as (source, documents, tokens) in file order.
+    """
     found: dict[str, DocumentRuns] = {}
     for number, shard in enumerate(shards):
-        token, document = 0, 0
+        token = 0
+        document = 0
         for source, documents, tokens in shard:
             found.setdefault(source, DocumentRuns()).add(number, token, document, tokens, documents)
-            token, document = token + tokens, document + documents
+            token = token + tokens
+            document = document + documents
     return dict(sorted(found.items()))

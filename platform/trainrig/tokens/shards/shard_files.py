@@ -1,26 +1,27 @@
-"""The files of one token shard, and reading them.
+"""The files of one token shard, and how to read them.
 
-    NAME.bin            ids of the documents, one after the other, each ending with end-of-text
-    NAME.ends           [documents] int64: the token where each document ends
-    NAME.bin.sums       [blocks] uint32: sums of the blocks of the first (block_sums.py)
-    NAME.ends.sums      [blocks] uint32: of the second
-    NAME.index.parquet  a row for each document: where it is from; its pages have sums of their own
-    NAME.json           the head: what the others hold, and a sum of itself; written last
+    NAME.bin            ids of the documents, concatenated; each document ends with end-of-text
+    NAME.ends           [documents] int64: position in NAME.bin where each document ends
+    NAME.bin.sums       [blocks] uint32: checksums of the blocks of NAME.bin (block_sums.py)
+    NAME.ends.sums      [blocks] uint32: checksums of the blocks of NAME.ends
+    NAME.index.parquet  one row a document: its origin; the Parquet pages have their own checksums
+    NAME.json           the header: counts, hashes and a checksum of itself; written last
 
-Shards of conversations (`rows` of the head) have arrays beside these, each with its sums:
+If the documents are something other than plain text (`rows` in the header), the shard has further
+arrays, each with its checksums:
 
-    NAME.weights        [tokens] uint8: hundredths that each id counts as a target; 0: none
-    NAME.targets        [documents] int32: ids that count at all
+    NAME.weights        [tokens] uint8: weight of each id as a training target, in hundredths
+    NAME.targets        [documents] int32: number of ids with a weight above 0
     NAME.weight         [documents] int64: sum of the weights
-    NAME.labels         [documents] uint8: 1 where an answer was liked, 0 where it was not
-    NAME.classes        [documents] int32: the number of the label, of texts that are classified
+    NAME.labels         [documents] uint8: 1 for a liked answer, 0 for a disliked one
+    NAME.classes        [documents] int32: class number, in shards for classification
 
-The first two are flat little-endian arrays that can be memory-mapped, ids in uint16 for a
-vocabulary of up to 65,536 entries, else in uint32. The index holds what training never asks for, in
-a form that any tool opens. A shard without its head was never finished.
+NAME.bin and NAME.ends are flat little-endian arrays that can be memory-mapped. Ids are uint16 for a
+vocabulary of up to 65,536 entries, else uint32. The index holds what training does not need, in a
+format that any tool opens. A shard without its header was never finished.
 
-Documents lie ordered by source, so that the head tells in a few numbers which tokens are whose:
-to open a shard costs the same whether it holds ten documents or ten million.
+Documents are sorted by source. So the header describes with a few numbers which tokens belong to
+which source, and opening a shard costs the same for ten documents as for ten million.
 """
 
 import json
@@ -39,19 +40,25 @@ from trainrig.tokens.shards.block_sums import SUMS, count_sums_bytes
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 
-FORMAT = 3  # of all files of a shard; raised when a reader of this one could misread the next
+# Version of the shard format; incremented when an older reader could misread a newer shard.
+FORMAT = 3
 TOKENS = ".bin"
 ENDS = ".ends"
 INDEX = ".index.parquet"
 HEAD = ".json"
 ENDINGS = (TOKENS, ENDS, TOKENS + SUMS, ENDS + SUMS, INDEX, HEAD)
 ENDS_DTYPE = np.dtype("<i8")
-# Of rows in steps, the weight of the last token of each is 1 if it is wrong, 2 if it is right.
-WRONG_STEP, RIGHT_STEP = 1, 2
-# Of whole texts, the weight of each token is 1, and more where one of these is true of it: it is in
-# the second segment, it is of the text that has the answer, it is of the answer.
-SECOND_SEGMENT, IN_CONTEXT, IN_ANSWER = 2, 4, 8
-WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT, LABELS = "weights", "targets", "weight", "labels"
+# In rows that are divided into steps, the weight of a step's last token says whether it is right.
+WRONG_STEP = 1
+RIGHT_STEP = 2
+# In rows of whole texts for encoders, the weight of a token is 1 plus the flags that apply to it.
+SECOND_SEGMENT = 2
+IN_CONTEXT = 4  # the text that contains the answer
+IN_ANSWER = 8
+WEIGHTS = "weights"
+DOCUMENT_TARGETS = "targets"
+DOCUMENT_WEIGHT = "weight"
+LABELS = "labels"
 CLASSES = "classes"
 TOKEN_ARRAYS: Mapping[str, np.dtype[Any]] = {WEIGHTS: np.dtype("u1")}
 DOCUMENT_ARRAYS: Mapping[str, np.dtype[Any]] = {
@@ -62,7 +69,7 @@ DOCUMENT_ARRAYS: Mapping[str, np.dtype[Any]] = {
 }
 FULL_WEIGHT = 100  # hundredths: the weight of an id that counts as one target
 
-# What the documents of a shard are. "pairs": the chosen answer, then the rejected one, of one row.
+# Kinds of documents in a shard. "pairs" alternates: the chosen, then the rejected answer of a row.
 RowKind = Literal[
     "documents", "conversations", "pairs", "labelled", "steps", "classified", "questions"
 ]
@@ -72,50 +79,50 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class ShardVocabulary:
-    """What the ids of a shard mean: they are below `size`, by the tokenizer of `fingerprint`."""
+    """Meaning of a shard's ids: those below `size`, by the tokenizer with this fingerprint."""
 
     size: int
     fingerprint: str
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How the ids lie on disk."""
+        """The dtype of the ids on disk."""
         return np.dtype("<u2" if self.size <= 2**16 else "<u4")
 
 
 class ShardHeader(BaseModel):
-    """What `NAME.json` says of a shard."""
+    """The content of a shard's header, `NAME.json`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     format: int = FORMAT
     vocabulary: int
-    tokenizer: str  # fingerprint
+    tokenizer: str  # fingerprint of the tokenizer
     documents: int
     tokens: int
     tokens_sha256: str
     ends_sha256: str
     index_bytes: int
-    runs: tuple[tuple[str, int, int], ...]  # (source, documents, tokens) as they lie
+    runs: tuple[tuple[str, int, int], ...]  # (source, documents, tokens) in file order
     rows: RowKind = "documents"
-    arrays: dict[str, str] = {}  # SHA-256 of each array beside the ids, by name
+    arrays: dict[str, str] = {}  # array name -> SHA-256, for the arrays beside the ids
 
     @model_validator(mode="after")
-    def _runs_add_up(self) -> Self:
+    def _check_run_totals(self) -> Self:
         documents = sum(documents for _, documents, _ in self.runs)
         tokens = sum(tokens for _, _, tokens in self.runs)
         if (documents, tokens) != (self.documents, self.tokens):
-            raise ValueError(f"the runs hold {documents} documents and {tokens} tokens")
+            raise ValueError(f"its runs have {documents} documents and {tokens} tokens in all")
         return self
 
     @property
-    def of(self) -> ShardVocabulary:
-        """What the ids mean."""
+    def shard_vocabulary(self) -> ShardVocabulary:
+        """The vocabulary that the ids belong to."""
         return ShardVocabulary(self.vocabulary, self.tokenizer)
 
     def compute_sizes(self) -> dict[str, tuple[int, str]]:
-        """Of each other file, by its ending: bytes, and what they are."""
-        tokens = self.tokens * self.of.dtype.itemsize
+        """Return the expected size in bytes of each other file, and a description, by suffix."""
+        tokens = self.tokens * self.shard_vocabulary.dtype.itemsize
         ends = self.documents * ENDS_DTYPE.itemsize
         return {
             TOKENS: (tokens, f"{self.tokens} tokens"),
@@ -135,15 +142,18 @@ class ShardHeader(BaseModel):
         return found
 
     def encode(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the header's file."""
         entries = self.model_dump(mode="json")
-        if self.rows == "documents":  # the bytes that shards of documents have always had
+        if self.rows == "documents":  # keeps the bytes of older shards, which lack these keys
             del entries["rows"], entries["arrays"]
         return json.dumps(entries | {"sum": digest(entries)}, indent=1).encode()
 
     @classmethod
     def read(cls, path: str) -> "ShardHeader":
-        """The head at `path`. Raises DataError for what is none."""
+        """Read the header at `path`.
+
+        Raises DataError if the header is missing, damaged or of another format version.
+        """
         try:
             found = json.loads(storage.read(path))
             number = found["format"]
@@ -153,40 +163,40 @@ class ShardHeader(BaseModel):
                 f"tokenize again"
             ) from None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{path}: not the head of a token shard ({error})") from None
+            raise DataError(f"{path}: not the header of a token shard ({error})") from None
         if number != FORMAT:
             raise DataError(
-                f"{path}: a shard of format {number}; this trainrig reads {FORMAT}"
-                + ("; tokenize again" if number in range(FORMAT) else "; upgrade it")
+                f"{path}: has format {number}, but this trainrig reads {FORMAT}"
+                + ("; tokenize again" if number in range(FORMAT) else "; upgrade trainrig")
             )
         if found.pop("sum", None) != digest(found):
-            raise DataError(f"{path}: damaged: other bytes than were written; tokenize again")
+            raise DataError(f"{path}: damaged: it has changed since it was written; tokenize again")
         try:
             return cls.model_validate(found)
         except ValidationError as error:
             first = error.errors()[0]
             problem = ".".join(map(str, first["loc"])) + ": " + first["msg"]
-            raise DataError(f"{path}: not the head of a token shard ({problem})") from None
+            raise DataError(f"{path}: not the header of a token shard ({problem})") from None
 
 
 def find_array_dtype(name: str) -> np.dtype[Any]:
-    """How the array `name` lies on disk."""
+    """Return the dtype on disk of the array `name`."""
     return {**TOKEN_ARRAYS, **DOCUMENT_ARRAYS}[name]
 
 
 def count_array_entries(name: str, head: ShardHeader) -> int:
-    """How many entries it has in the shard of `head`."""
+    """Return the number of entries of the array `name` in the shard with header `head`."""
     return head.tokens if name in TOKEN_ARRAYS else head.documents
 
 
 @dataclass(frozen=True)
 class IndexedDocument:
-    """One document of a shard, without its ids."""
+    """The index entry of one document: its origin and length, without its ids."""
 
     id: str
     source: str
     url: str
-    length: int  # tokens, end-of-text among them
+    length: int  # tokens, including end-of-text
     text_bytes: int
     corpus_file: str
     corpus_row: int
@@ -194,9 +204,9 @@ class IndexedDocument:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard: its head, and its arrays, of which nothing is read yet."""
+    """One opened shard: its header, and its arrays, which are read on demand."""
 
-    path: str  # without an ending
+    path: str  # without a suffix
     head: ShardHeader
     ids: FlatArray
     ends: FlatArray
@@ -204,11 +214,11 @@ class Shard:
 
     @classmethod
     def open(cls, path: str, cache: BlockCache | None) -> "Shard":
-        """Raises DataError for a shard that is not whole."""
+        """Open the shard at `path`; raise DataError if a file is missing or has the wrong size."""
         head = ShardHeader.read(path + HEAD)
         for ending, (size, what) in head.compute_sizes().items():
             _check_size(path + ending, size, what)
-        ids = FlatArray(path + TOKENS, head.of.dtype, head.tokens, cache)
+        ids = FlatArray(path + TOKENS, head.shard_vocabulary.dtype, head.tokens, cache)
         ends = FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache)
         arrays = {
             name: FlatArray(
@@ -219,23 +229,24 @@ class Shard:
         return cls(path, head, ids, ends, arrays)
 
     def read_index(self, begin: int, end: int) -> list[IndexedDocument]:
-        """The documents `begin` up to `end` of the shard, from its index."""
-        import pyarrow as pa  # not before: to read a run file takes none
+        """Return the index entries of the documents `begin` to `end` (exclusive) of the shard."""
+        import pyarrow as pa  # imported here: reading a run file does not need pyarrow
 
         path = self.path + INDEX
         found: list[IndexedDocument] = []
         try:
             with storage.open_read(path) as stream, _open_index(stream) as file:
-                first = 0  # row of the row group
+                first = 0  # row of the file at which the row group begins
                 for group in range(file.num_row_groups):
                     rows = file.metadata.row_group(group).num_rows
-                    low, high = max(begin - first, 0), min(end - first, rows)
+                    low = max(begin - first, 0)
+                    high = min(end - first, rows)
                     if low < high:
                         table = file.read_row_group(group, list(_INDEXED))
                         found += map(_parse_indexed, table.slice(low, high - low).to_pylist())
                     first += rows
         except FileNotFoundError:
-            raise DataError(f"{path}: gone since it was opened") from None
+            raise DataError(f"{path}: deleted since it was opened; restore it") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path}: not the index of a token shard ({error})") from None
         return found
@@ -261,5 +272,5 @@ def _check_size(path: str, size: int, what: str) -> None:
         raise DataError(f"{path}: missing, though its shard is finished; tokenize again") from None
     if found != size:
         raise DataError(
-            f"{path}: {found} bytes, but its head tells of {what}, {size} bytes; tokenize again"
+            f"{path}: {found} bytes, but its header records {what}, {size} bytes; tokenize again"
         )

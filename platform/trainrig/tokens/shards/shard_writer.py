@@ -1,4 +1,4 @@
-"""Writing one token shard."""
+"""Writer of token shards."""
 
 import hashlib
 from collections import defaultdict
@@ -32,17 +32,17 @@ from trainrig.tokens.shards.shard_files import (
     find_array_dtype,
 )
 
-# Rows that a reader of the index decodes to have one: few enough for a millisecond or so.
+# Rows in a row group of the index. A reader decodes one group to get one row: about 1 ms.
 INDEX_ROW_GROUP = 4_096
-PACKED_TOKENS = 2**20  # that wait in four bytes each before they are packed
+PACKED_TOKENS = 2**20  # tokens that wait, at four bytes each, before they are packed
 
-# Of the index, with the names of Arrow's types.
+# Columns of the index, with the names of their Arrow types.
 COLUMNS = {
     "id": "string",
     "source": "string",
     "url": "string",
     "offset": "int64",  # tokens from the start of the shard
-    "length": "int64",  # tokens, end-of-text among them
+    "length": "int64",  # tokens, including end-of-text
     "text_bytes": "int64",
     "corpus_file": "string",
     "corpus_row": "int64",
@@ -51,48 +51,48 @@ _CARRIED = tuple(name for name in COLUMNS if name not in {"source", "offset", "l
 
 
 class EncodedDocument(NamedTuple):
-    """One document as ids, on its way into a shard."""
+    """One tokenized document, ready to be added to a shard."""
 
     id: str
     source: str
     url: str
-    ids: NDArray[np.integer[Any]]  # [tokens], the last one end-of-text
-    text_bytes: int  # UTF-8
+    ids: NDArray[np.integer[Any]]  # [tokens]; the last one is end-of-text
+    text_bytes: int  # bytes of the text in UTF-8
     corpus_file: str
     corpus_row: int
-    # [tokens] uint8, what each id counts as a target in hundredths; None: of documents, all count.
+    # [tokens] weight of each id as a target, in hundredths; None: plain text, where all ids count.
     weights: NDArray[np.uint8] | None = None
-    label: int = 0  # 1: the answer was liked; of a classified text: the number of its class
+    label: int = 0  # labelled answers: 1 if liked; classified texts: number of the class
 
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What one shard holds."""
+    """Counts and files of one shard that was written."""
 
     documents: int
     tokens: int
     text_bytes: int
-    tokens_of: Mapping[str, int]  # by source
-    files: Mapping[str, FileSum]  # by name, without the folder
+    tokens_of: Mapping[str, int]  # source -> tokens
+    files: Mapping[str, FileSum]  # file name without the folder -> size and SHA-256
 
 
 @dataclass
 class _Run:
-    """The documents of one source, as they come."""
+    """The documents of one source, collected in the order in which they are added."""
 
     waiting: list[EncodedDocument] = field(default_factory=list)
-    ids: list[bytes] = field(default_factory=list)  # as they lie on disk
-    lengths: list[int] = field(default_factory=list)  # tokens
+    ids: list[bytes] = field(default_factory=list)  # encoded as on disk
+    lengths: list[int] = field(default_factory=list)  # tokens of each document
     columns: dict[str, list[Any]] = field(default_factory=lambda: {c: [] for c in _CARRIED})
     arrays: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
 
     def pack(self, vocabulary: ShardVocabulary) -> None:
-        """Bring those that wait into the form they will have on disk; all at once is quicker."""
+        """Encode the waiting documents as on disk; all at once is faster than one at a time."""
         if not self.waiting:
             return
         ids = np.concatenate([document.ids for document in self.waiting])
         if ids.max() >= vocabulary.size or ids.min() < 0:
-            _raise_foreign(self.waiting, vocabulary)
+            _raise_unknown_id(self.waiting, vocabulary)
         self.ids.append(ids.astype(vocabulary.dtype).tobytes())
         self.lengths += [len(document.ids) for document in self.waiting]
         for column, values in self.columns.items():
@@ -117,38 +117,41 @@ class _Run:
                 self.arrays[name].append(np.array(value, find_array_dtype(name)).tobytes())
 
 
-def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary) -> NoReturn:
+def _raise_unknown_id(
+    documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary
+) -> NoReturn:
     for document in documents:
-        low, high = document.ids.min(), document.ids.max()
+        low = document.ids.min()
+        high = document.ids.max()
         if high >= vocabulary.size or low < 0:
             raise ValueError(
                 f"document {document.id} has ids from {low} to {high}, beyond a vocabulary of "
                 f"{vocabulary.size}"
             )
-    raise AssertionError("one of them has such an id")
+    raise AssertionError("all documents have valid ids, but their concatenation has not")
 
 
 class ShardBuilder:
-    """The documents of a shard to be: kept as they will lie on disk, until all are there."""
+    """Collector of a shard's documents; holds them encoded in memory until `write` is called."""
 
     def __init__(self, vocabulary: ShardVocabulary, rows: RowKind = "documents") -> None:
         self._vocabulary = vocabulary
         self._rows: RowKind = rows
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
-        self._waiting = 0  # tokens that are not packed yet
+        self._waiting = 0  # tokens that are not encoded yet
 
     def add(self, document: EncodedDocument) -> None:
-        """Add one more document of its source.
+        """Add a document to its source.
 
-        Raises ValueError for a document of no ids, and, sooner or later (`write` at the latest),
-        for an id that the vocabulary does not have.
+        Raises ValueError for a document without ids and, possibly as late as in `write`, for an id
+        outside the vocabulary.
         """
         if len(document.ids) == 0:
             raise ValueError(f"document {document.id} has no ids, not even end-of-text")
         if (document.weights is None) != (self._rows == "documents") or (
             document.weights is not None and len(document.weights) != len(document.ids)
         ):
-            raise ValueError(f"document {document.id}: {self._rows} want a weight for each id")
+            raise ValueError(f"document {document.id}: {self._rows} need one weight for each id")
         self._runs[document.source].waiting.append(document)
         self._waiting += len(document.ids)
         if self._waiting >= PACKED_TOKENS:
@@ -160,7 +163,10 @@ class ShardBuilder:
         self._waiting = 0
 
     def write(self, folder: str, name: str) -> ShardSummary:
-        """Write the shard `name` of `folder`: its documents by source, else in their order."""
+        """Write the files of the shard `name` into `folder`.
+
+        Documents are sorted by source; those of one source keep the order in which they were added.
+        """
         self._pack()
         runs = dict(sorted(self._runs.items()))
         lengths = [length for run in runs.values() for length in run.lengths]
@@ -199,7 +205,7 @@ class ShardBuilder:
         )
 
     def _write_arrays(self, folder: str, name: str, runs: Sequence[_Run]) -> dict[str, FileSum]:
-        """The arrays beside the ids, if these are no documents; their files."""
+        """Write the arrays that rows other than plain documents have; return their files."""
         if self._rows == "documents":
             return {}
         arrays = [WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT]
@@ -214,7 +220,7 @@ class ShardBuilder:
 def write_shard(
     folder: str, name: str, vocabulary: ShardVocabulary, documents: Iterable[EncodedDocument]
 ) -> ShardSummary:
-    """Write `documents` as the shard `name` of `folder`. Raises as `ShardBuilder.add`."""
+    """Write `documents` as the shard `name` in `folder`; raises as `ShardBuilder.add` does."""
     shard = ShardBuilder(vocabulary)
     for document in documents:
         shard.add(document)
@@ -222,7 +228,7 @@ def write_shard(
 
 
 def _write_summed(folder: str, name: str, pieces: Sequence[bytes]) -> dict[str, FileSum]:
-    """Write a file, and the sums of its blocks beside it."""
+    """Write a file, and the checksums of its blocks to a second file."""
     return {
         name: _write(folder, name, pieces),
         name + SUMS: _write(folder, name + SUMS, [compute_block_sums(pieces)]),
@@ -242,7 +248,7 @@ def _write(folder: str, name: str, pieces: Iterable[bytes]) -> FileSum:
 
 
 def _write_index(folder: str, name: str, runs: Mapping[str, _Run], ends: Integers) -> FileSum:
-    import pyarrow as pa  # not before: to read a run file takes none
+    import pyarrow as pa  # imported here: reading a run file does not need pyarrow
     import pyarrow.parquet as pq
 
     lengths = np.diff(ends, prepend=0)

@@ -1,9 +1,8 @@
-"""Token shards as training reads them: each source one array of ids, whatever files it lies in.
+"""Token shards as training reads them: the ids of each source as one array, across all its shards.
 
-A source's tokens are its runs of all shards, one after the other, in the order of the shards'
-names; likewise its documents, which are numbered from 0. Opening looks at the head of each shard
-and at the sizes of its files; reading costs what is asked, and finding a document the logarithm of
-their number.
+A source's tokens are its runs in all shards, concatenated in the order of the shards' names; its
+documents likewise, numbered from 0. Opening reads the header of each shard and checks the sizes of
+its files. The cost of a read grows with what is read; finding a document takes logarithmic time.
 """
 
 import functools
@@ -21,7 +20,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.runs import DocumentRuns, build_runs, group_by_run, spread
+from trainrig.tokens.shards.runs import DocumentRuns, build_runs, group_by_run, split_by_run
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
@@ -38,16 +37,16 @@ from trainrig.tokens.shards.shard_files import (
 )
 from trainrig.tokens.shards.shard_writer import EncodedDocument, ShardSummary, write_shard
 
-# The folders that a tokenized data set consists of.
+# The two folders of a tokenized data set.
 TRAIN = "train"
 HELD_OUT = "held_out"
 
-OPENERS = 16  # threads that look at shards: three requests each on S3, and they wait for answers
+OPENERS = 16  # threads that open shards: each makes three requests to S3 and waits for them
 
 
 @dataclass(frozen=True)
 class TokenShards:
-    """The shards of one folder, as one array of ids for each source. May be pickled."""
+    """The shards of one folder, with one array of ids for each source; picklable."""
 
     folder: str
     vocabulary: ShardVocabulary
@@ -56,10 +55,10 @@ class TokenShards:
 
     @classmethod
     def open(cls, folder: str, cache: BlockCache | None = None) -> "TokenShards":
-        """The shards that lie in `folder` itself, not in folders below it.
+        """Open the shards directly in `folder`; subfolders are ignored.
 
-        `cache` is where blocks are kept if that is in a bucket. Raises DataError for a folder
-        without any, a shard that is not whole, and shards of different tokenizers.
+        `cache` keeps blocks of shards that are in a bucket. Raises DataError if the folder has no
+        shard, if a shard is incomplete, or if shards differ in tokenizer or kind of rows.
         """
         paths = _shard_paths(folder)
         with ThreadPoolExecutor(OPENERS) as threads:
@@ -68,18 +67,23 @@ class TokenShards:
         for path, shard in zip(paths, shards, strict=True):
             if shard.head.tokenizer != first.tokenizer:
                 raise DataError(
-                    f"{path}: made with another tokenizer than {paths[0]}; tokenize both alike"
+                    f"{path}: made with another tokenizer than {paths[0]}; tokenize both with one"
                 )
             if shard.head.rows != first.rows:
                 raise DataError(
                     f"{path}: holds {shard.head.rows}, but {paths[0]} holds {first.rows}; keep "
-                    "them in folders of their own"
+                    "them in separate folders"
                 )
-        return cls(folder, first.of, shards, build_runs([shard.head.runs for shard in shards]))
+        return cls(
+            folder,
+            first.shard_vocabulary,
+            shards,
+            build_runs([shard.head.runs for shard in shards]),
+        )
 
     @property
     def rows(self) -> RowKind:
-        """What the documents are: documents, conversations, pairs or labelled answers."""
+        """The kind of documents in the shards, such as plain documents, conversations or pairs."""
         return self._shards[0].head.rows
 
     @property
@@ -88,18 +92,18 @@ class TokenShards:
         return tuple(self._runs)
 
     def tokens(self, source: str) -> int:
-        """How many ids `source` has."""
+        """Return the number of tokens of `source`."""
         return self._runs[source].token_ends[-1]
 
     def count_documents(self, source: str) -> int:
-        """How many documents `source` has."""
+        """Return the number of documents of `source`."""
         return self._runs[source].document_ends[-1]
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over tokenizer, tokens, where documents end, and which are of which source.
+        """SHA-256 over the tokenizer, the tokens, the ends of documents and the sources.
 
-        The same tokens in the same shards have it, wherever the folder lies.
+        It is the same for the same tokens in the same shards, wherever the folder is.
         """
         content: dict[str, Any] = {
             "tokenizer": self.vocabulary.fingerprint,
@@ -109,166 +113,181 @@ class TokenShards:
             ],
         }
         if self.rows != "documents":
-            content |= {"rows": self.rows, "arrays": [each.head.arrays for each in self._shards]}
+            content |= {"rows": self.rows, "arrays": [shard.head.arrays for shard in self._shards]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def read_window(self, source: str, start: int, length: int) -> Ids:
-        """The ids `start` up to `start + length` of `source`; a copy.
+        """Return a copy of the ids `start` to `start + length` (exclusive) of `source`.
 
-        Raises IndexError beyond the source's end.
+        Raises IndexError if the window exceeds the source.
         """
         ids = np.empty(max(length, 0), self.vocabulary.dtype)
         self.read_into(source, start, ids)
         return ids
 
     def read_into(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
-        """Fill `out` with the ids of `source` from `start` on.
+        """Fill `out` with the ids of `source` from position `start` on.
 
-        Raises IndexError beyond the source's end, DataError for an id beyond the vocabulary.
+        Raises IndexError if the source ends earlier, DataError for an id outside the vocabulary.
         """
-        at = 0
+        filled = 0
         for shard, begin, end in self._iterate_pieces(source, start, len(out)):
             ids = self._shards[shard].ids.read(begin, end)
             largest = ids.max()
             if largest >= self.vocabulary.size:
                 raise DataError(
-                    f"{self._shards[shard].path}{TOKENS}: id {largest} among its tokens {begin} to "
-                    f"{end}, but its vocabulary has {self.vocabulary.size}; tokenize again"
+                    f"{self._shards[shard].path}{TOKENS}: id {largest} in tokens {begin} to {end}, "
+                    f"but its vocabulary has {self.vocabulary.size} entries; tokenize again"
                 )
-            out[at : at + end - begin] = ids
-            at += end - begin
+            out[filled : filled + end - begin] = ids
+            filled += end - begin
 
     def read_weights(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
-        """Fill `out` with what the ids of `source` from `start` on count as targets, in hundredths.
+        """Fill `out` with the target weights of the ids of `source` from `start` on.
 
-        Of documents each id counts as one. Raises IndexError beyond the source's end.
+        Weights are in hundredths; in plain documents every id has the full weight of 100. Raises
+        IndexError if the source ends earlier.
         """
         if self.rows == "documents":
             out[:] = FULL_WEIGHT
             return
-        at = 0
+        filled = 0
         for shard, begin, end in self._iterate_pieces(source, start, len(out)):
-            out[at : at + end - begin] = self._shards[shard].arrays[WEIGHTS].read(begin, end)
-            at += end - begin
+            out[filled : filled + end - begin] = (
+                self._shards[shard].arrays[WEIGHTS].read(begin, end)
+            )
+            filled += end - begin
 
-    def read_of_documents(self, array: str, source: str, numbers: Integers) -> Integers:
-        """What the array `array` says of each of the documents `numbers` of `source`."""
-        of = self._runs[source]
+    def read_document_values(self, array: str, source: str, numbers: Integers) -> Integers:
+        """Return the values of the per-document array `array` for the given documents of `source`.
+
+        `numbers` are the documents' numbers in `source`; the result has their shape.
+        """
+        runs = self._runs[source]
         _check_inside(numbers, self.count_documents(source), f"{source}: document")
         found = np.empty(numbers.shape, dtype=np.int64)
-        for run, here in group_by_run(of.document_ends, numbers):
-            places = numbers[here] - of.count_documents_before(run) + of.first_documents[run]
-            found[here] = self._shards[of.shards[run]].arrays[array].take(places)
+        for run, here in group_by_run(runs.document_ends, numbers):
+            places = numbers[here] - runs.count_documents_before(run) + runs.first_documents[run]
+            found[here] = self._shards[runs.shards[run]].arrays[array].take(places)
         return found
 
     def find_document_starts(self, source: str, numbers: Integers) -> Integers:
-        """The token of `source` at which each document of `numbers` begins.
+        """Return the position in `source` at which each of the documents `numbers` begins.
 
-        A number may be `document_count(source)`: past the last one. Raises IndexError beyond,
-        DataError where the shards have documents end as none can.
+        A number equal to `count_documents(source)` gives the end of the source. Raises IndexError
+        for larger numbers, and DataError if the shards have impossible ends of documents.
         """
-        of = self._runs[source]
+        runs = self._runs[source]
         _check_inside(numbers, self.count_documents(source) + 1, f"{source}: document")
         starts = np.full(numbers.shape, self.tokens(source), dtype=np.int64)
-        for run, here in group_by_run(of.document_ends, numbers):
-            first = of.first_documents[run]
-            places = numbers[here] - of.count_documents_before(run) + first
-            found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
-            # A run's first document begins where the run does.
-            found = np.where(places > first, found, of.first_tokens[run])
-            self._check_ends(of, run, places - first, found)
-            starts[here] = found - of.first_tokens[run] + of.count_tokens_before(run)
+        for run, here in group_by_run(runs.document_ends, numbers):
+            first = runs.first_documents[run]
+            places = numbers[here] - runs.count_documents_before(run) + first
+            found = self._shards[runs.shards[run]].ends.take(np.maximum(places - 1, 0))
+            # The first document of a run begins where the run begins.
+            found = np.where(places > first, found, runs.first_tokens[run])
+            self._check_ends(runs, run, places - first, found)
+            starts[here] = found - runs.first_tokens[run] + runs.count_tokens_before(run)
         return starts
 
     def find_document_numbers(self, source: str, positions: Integers) -> Integers:
-        """The number, in `source`, of the document that the token at each position is of.
+        """Return the number of the document in `source` that each of the token `positions` is in.
 
-        Raises IndexError for what is no position, DataError where the shards have documents end
-        as none can.
+        Raises IndexError for a position outside the source, and DataError if the shards have
+        impossible ends of documents.
         """
-        of = self._runs[source]
+        runs = self._runs[source]
         _check_inside(positions, self.tokens(source), f"{source}: token")
         numbers = np.empty(positions.shape, dtype=np.int64)
-        for run, here in group_by_run(of.token_ends, positions):
-            first = of.first_documents[run]
-            past = first + of.document_ends[run] - of.count_documents_before(run)
-            places = positions[here] - of.count_tokens_before(run) + of.first_tokens[run]
-            ends = self._shards[of.shards[run]].ends
-            # Past the last document only if it ends too early, which is then found.
+        for run, here in group_by_run(runs.token_ends, positions):
+            first = runs.first_documents[run]
+            past = first + runs.document_ends[run] - runs.count_documents_before(run)
+            places = positions[here] - runs.count_tokens_before(run) + runs.first_tokens[run]
+            ends = self._shards[runs.shards[run]].ends
+            # A result past the last document means a wrong end, which `_check_ends` reports.
             found = np.minimum(ends.search(places, "right", first, past), past - 1)
-            self._check_ends(of, run, found - first + 1, ends.take(found))
-            numbers[here] = found - first + of.count_documents_before(run)
+            self._check_ends(runs, run, found - first + 1, ends.take(found))
+            numbers[here] = found - first + runs.count_documents_before(run)
         return numbers
 
     def find_boundaries(self, source: str, start: int, length: int) -> Integers:
-        """The positions after `start` and before `start + length` at which a document begins.
+        """Return the positions between `start` and `start + length` at which a document begins.
 
-        Raises DataError where the shards have documents end as none can.
+        `start` itself is left out. Raises DataError if the shards have impossible document ends.
         """
         self._check_window(source, start, length)
-        of = self._runs[source]
+        runs = self._runs[source]
         found: list[Integers] = []
-        for run, begin, end in spread(of.token_ends, start, start + length):
-            token, document = of.first_tokens[run], of.first_documents[run]
+        for run, begin, end in split_by_run(runs.token_ends, start, start + length):
+            token = runs.first_tokens[run]
+            document = runs.first_documents[run]
             shift = (
-                of.count_tokens_before(run) - token
-            )  # from places in the shard to those in the source
-            ends = self._shards[of.shards[run]].ends
+                runs.count_tokens_before(run) - token
+            )  # converts positions in the shard to positions in the source
+            ends = self._shards[runs.shards[run]].ends
             inside = np.array([token + begin, token + end - 1], dtype=np.int64)
-            past = document + of.document_ends[run] - of.count_documents_before(run)
+            past = document + runs.document_ends[run] - runs.count_documents_before(run)
             first, last = ends.search(inside, "right", document, past).tolist()
             here = ends.read(first, max(first, last))
-            self._check_ends(of, run, np.arange(first, first + len(here)) - document + 1, here)
-            if found:  # a run begins with a document
+            self._check_ends(runs, run, np.arange(first, first + len(here)) - document + 1, here)
+            if found:  # each run begins with a new document
                 found.append(np.array([token + begin + shift]))
             found.append(here + shift)
         return np.concatenate(found)
 
     def read_documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
-        """The documents that the ids `start` up to `start + length` of `source` are of."""
+        """Return the index entries of the documents in the window `start` to `start + length`."""
         return self._read_index(source, *self._find_numbers(source, start, length))
 
     def read_document_at(self, source: str, position: int) -> IndexedDocument:
-        """The document that the id at `position` of `source` is of."""
+        """Return the index entry of the document that the token at `position` belongs to."""
         return self.read_documents(source, position, 1)[0]
 
     def document(self, source: str, number: int) -> IndexedDocument:
-        """The document of this number, counted from 0 in `source`."""
+        """Return the index entry of the document `number` of `source`, counted from 0."""
         if not 0 <= number < self.count_documents(source):
             raise IndexError(f"{source}: document {number} of {self.count_documents(source)}")
         return self._read_index(source, number, number + 1)[0]
 
     def _find_numbers(self, source: str, start: int, length: int) -> tuple[int, int]:
-        """The numbers of the documents of a window: the first, and past the last."""
+        """Return the number of a window's first document, and of the one after its last."""
         self._check_window(source, start, length)
         ends = np.array([start, start + length - 1], dtype=np.int64)
         first, last = self.find_document_numbers(source, ends).tolist()
         return first, last + 1
 
     def _read_index(self, source: str, first: int, past: int) -> list[IndexedDocument]:
-        of = self._runs[source]
+        runs = self._runs[source]
         found: list[IndexedDocument] = []
-        for run, begin, end in spread(of.document_ends, first, past):
-            offset = of.first_documents[run]
-            found += self._shards[of.shards[run]].read_index(offset + begin, offset + end)
+        for run, begin, end in split_by_run(runs.document_ends, first, past):
+            offset = runs.first_documents[run]
+            found += self._shards[runs.shards[run]].read_index(offset + begin, offset + end)
         return found
 
     def _iterate_pieces(
         self, source: str, start: int, length: int
     ) -> Iterator[tuple[int, int, int]]:
-        """Where `length` (at least 1) ids lie: (shard, first id, past the last id) in order."""
-        self._check_window(source, start, length)
-        of = self._runs[source]
-        for run, begin, end in spread(of.token_ends, start, start + length):
-            offset = of.first_tokens[run]
-            yield of.shards[run], offset + begin, offset + end
+        """Yield the parts of the window in order: (shard, first id, end) counted in the shard.
 
-    def _check_ends(self, of: DocumentRuns, run: int, documents: Integers, ends: Integers) -> None:
-        """Raise DataError unless the first so many `documents` of a run can end at `ends`, tokens
-        of its shard: each has a token or more, and so has each that comes after them."""
-        tokens = of.token_ends[run] - of.count_tokens_before(run)
-        count = of.document_ends[run] - of.count_documents_before(run)
-        more = ends - of.first_tokens[run] - documents  # than one token each
+        `length` must be at least 1.
+        """
+        self._check_window(source, start, length)
+        runs = self._runs[source]
+        for run, begin, end in split_by_run(runs.token_ends, start, start + length):
+            offset = runs.first_tokens[run]
+            yield runs.shards[run], offset + begin, offset + end
+
+    def _check_ends(
+        self, runs: DocumentRuns, run: int, documents: Integers, ends: Integers
+    ) -> None:
+        """Raise DataError if the first `documents` documents of a run cannot end at `ends`.
+
+        `ends` are token positions in the shard. Every document of a run has at least one token, so
+        those before an end and those after it need one each.
+        """
+        tokens = runs.token_ends[run] - runs.count_tokens_before(run)
+        count = runs.document_ends[run] - runs.count_documents_before(run)
+        more = ends - runs.first_tokens[run] - documents  # tokens beyond one for each document
         if not more.size:
             return
         wrong = (
@@ -277,10 +296,10 @@ class TokenShards:
         falls = np.diff(more) * np.diff(documents) < 0
         if wrong.any() or falls.any():
             at = int(wrong.argmax()) if wrong.any() else int(falls.argmax()) + 1
-            path = self._shards[of.shards[run]].path + ENDS
+            path = self._shards[runs.shards[run]].path + ENDS
             raise DataError(
-                f"{path}: a document ends at token {ends[at]}, as none can of {count} documents "
-                f"with {tokens} tokens; tokenize again"
+                f"{path}: a document ends at token {ends[at]}, which is impossible for {count} "
+                f"documents with {tokens} tokens; tokenize again"
             )
 
     def _check_window(self, source: str, start: int, length: int) -> None:
@@ -296,7 +315,7 @@ def _check_inside(places: Integers, count: int, what: str) -> None:
 
 
 def _shard_paths(folder: str) -> list[str]:
-    """The shards in `folder`, without their endings: of those that lack some of their files too."""
+    """Return the paths of the shards in `folder`, without suffix, including incomplete shards."""
     files = storage.list_files(folder)
     ending_of = {path: ending for path in files for ending in ENDINGS if path.endswith(ending)}
     paths = {path.removesuffix(ending) for path, ending in ending_of.items() if ending != HEAD}
@@ -305,7 +324,7 @@ def _shard_paths(folder: str) -> list[str]:
         nearby = ", ".join(sorted({path.rpartition("/")[0] for path in paths}))
         remedy = f"there are some in {nearby}" if nearby else "`trainrig tokenize` makes them"
         raise DataError(f"{folder}: no token shards (*{TOKENS}) here; {remedy}")
-    # A head that has lost all its files is a shard too: opening it says what is missing.
+    # A header without any other file is a shard too: opening it reports what is missing.
     heads = {path.removesuffix(HEAD) for path, ending in ending_of.items() if ending == HEAD}
     return sorted(here | {path for path in heads if path.rpartition("/")[0] == folder.rstrip("/")})
 
@@ -326,7 +345,7 @@ __all__ = [
 
 
 def check_rows(shards: TokenShards, wanted: str) -> None:
-    """Raise ConfigError unless the documents of `shards` are `wanted`."""
+    """Raise ConfigError unless the rows of `shards` are of the kind `wanted`."""
     if shards.rows != wanted:
         raise ConfigError(
             f"{shards.folder}: holds {shards.rows}, but the objective is for {wanted}; run "

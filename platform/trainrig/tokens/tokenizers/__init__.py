@@ -1,1 +1,1 @@
-"""Tokenizers by kind, and the text they are trained on."""
+"""Kinds of tokenizers, their training, and the sample of text that they are trained on."""

@@ -1,12 +1,13 @@
 """The bytes of text that each entry of a vocabulary stands for.
 
-An entry is written in one of two spellings, and the tokenizer's decoder says which:
+A tokenizer's decoder decides in which of two spellings its entries are written:
 
-- *byte-level* (GPT-2, Llama 3, and our byte-level BPE and WordPiece): each character is one byte;
-- *plain* with byte fallback (our Unigram, Gemma): an entry is text as it stands, but for the 256
-  entries `<0x00>` … `<0xFF>`, each of which is one byte.
+- *byte-level* (GPT-2, Llama 3, and trainrig's byte-level BPE and WordPiece): each character stands
+  for one byte;
+- *plain* with byte fallback (trainrig's Unigram, Gemma): an entry is literal text, except for the
+  256 entries `<0x00>` … `<0xFF>`, which stand for one byte each.
 
-In both, a decoder may first replace characters, such as SentencePiece's `▁` by a space.
+In both spellings a decoder may first replace characters, such as SentencePiece's `▁` by a space.
 """
 
 import json
@@ -18,39 +19,38 @@ import tokenizers
 
 from trainrig.errors import DataError
 
-BYTE_ENTRIES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # by byte, in the plain spelling
+BYTE_ENTRIES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # plain spelling of each byte
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder loses nothing"
+_LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder is lossless"
 
 
 def list_entry_bytes(
-    tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, as_brought: bool = False
+    tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, lenient: bool = False
 ) -> tuple[bytes, ...]:
-    """What each id adds to a text, by id; special tokens: their names.
+    """Return the bytes that each id adds to a text, by id; for special tokens, their names.
 
-    `as_brought`: also of a tokenizer that puts a space before each text and takes it off again
-    (Llama 2's), whose bytes then begin with that space, and of one whose ids have gaps, which stand
-    for no bytes.
+    Concatenated, these are the bytes of the text that was encoded to the ids, if the tokenizer is
+    lossless. The library's decoder gives the same as text, with U+FFFD for parts of characters.
 
-    Joined, they are the bytes of the text that the ids were made of, if the tokenizer loses
-    nothing: the library's decoder gives the same, but as text, with U+FFFD for half a character.
+    With `lenient`, two more kinds of tokenizers are accepted. One adds a space before each text
+    and removes it when decoding (Llama 2's): the result then begins with that space. The other has
+    gaps between its ids: a missing id stands for no bytes.
 
-    `where` names the tokenizer in errors. Raises DataError if ids have a gap, or if the decoder
-    makes of an id what depends on its neighbours (a prefix space taken off again, say), so that
-    no bytes are its own.
+    Raises DataError, naming the tokenizer by `where`, if there is a gap between ids, or if what the
+    decoder makes of an id depends on its neighbours, so that an id has no bytes by itself.
     """
-    read = _make_reader(tokenizer.decoder, where, as_brought)
+    read = _make_reader(tokenizer.decoder, where, lenient)
     added = {
         number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()
     }
     entries = []
     count = tokenizer.get_vocab_size()
-    if as_brought:
+    if lenient:
         count = max(tokenizer.get_vocab().values(), default=-1) + 1
     for number in range(count):
         name = tokenizer.id_to_token(number)
-        if name is None and as_brought:
+        if name is None and lenient:
             entries.append(b"")
             continue
         if name is None:
@@ -69,10 +69,10 @@ def list_entry_bytes(
 
 
 def list_byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's choice).
+    """Return, for each byte, the character that stands for it in a byte-level vocabulary.
 
-    A byte that is a visible Latin-1 character stands for itself; the others, in order, take the
-    characters from U+0100.
+    This is GPT-2's choice: a byte that is a visible Latin-1 character stands for itself; the others
+    take, in order, the characters from U+0100 on.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -80,19 +80,19 @@ def list_byte_characters() -> list[str]:
 
 
 def list_decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    """What a decoder of the library does, step by step, as tokenizer.json writes it."""
+    """Return the steps of a decoder of the library, as they are written in tokenizer.json."""
     if decoder is None:
         return []
     written = json.loads(decoder.__getstate__())
     return list(written["decoders"]) if written["type"] == "Sequence" else [written]
 
 
-def leading_space_is_stripped(decoder: Any) -> bool:
-    """Whether a decoder takes off one space at the begin of a text, which its encoder put there."""
-    return any(map(_strips_leading_space, list_decoder_steps(decoder)))
+def strips_leading_space(decoder: Any) -> bool:
+    """Return whether a decoder removes a leading space, which its encoder adds to every text."""
+    return any(map(_step_strips_leading_space, list_decoder_steps(decoder)))
 
 
-def _strips_leading_space(step: Mapping[str, Any]) -> bool:
+def _step_strips_leading_space(step: Mapping[str, Any]) -> bool:
     match step:
         case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
             return True
@@ -101,11 +101,11 @@ def _strips_leading_space(step: Mapping[str, Any]) -> bool:
     return False
 
 
-def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], bytes | None]:
-    """How to read an entry: its bytes, or None for one that is not written as the rest."""
+def _make_reader(decoder: Any, where: str, lenient: bool) -> Callable[[str], bytes | None]:
+    """Return a function that gives the bytes of an entry, or None for an entry it cannot read."""
     replacements: list[tuple[str, str]] = []
     spelling: Callable[[str], bytes | None] | None = None
-    # Without a decoder the library would put spaces between entries; byte-level is all they can be.
+    # Without a decoder the library puts spaces between entries. Byte-level is the only possibility.
     for step in list_decoder_steps(decoder) or [{"type": "ByteLevel"}]:
         match step:
             case {"type": "Replace", "pattern": {"String": old}, "content": new} if not spelling:
@@ -116,10 +116,10 @@ def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], 
                 spelling = _parse_plain
             case {"type": "Fuse"} if spelling:
                 pass
-            case {"type": "Metaspace", "replacement": mark} if as_brought and not spelling:
+            case {"type": "Metaspace", "replacement": mark} if lenient and not spelling:
                 replacements.append((mark, " "))
                 spelling = _parse_plain
-            case _ if as_brought and spelling and _strips_leading_space(step):
+            case _ if lenient and spelling and _step_strips_leading_space(step):
                 pass
             case _:
                 raise DataError(f"{where}: decoder {_describe_step(step)}: {_LOSSLESS}")
@@ -137,8 +137,8 @@ def _make_reader(decoder: Any, where: str, as_brought: bool) -> Callable[[str], 
 
 def _describe_step(step: Mapping[str, Any]) -> str:
     if step["type"] == "Strip":
-        return "Strip takes off spaces that text may have had"
-    return f"{step['type']} is none whose entries have bytes of their own"
+        return "Strip removes spaces that may be part of the text"
+    return f"{step['type']} does not give each entry fixed bytes"
 
 
 def _make_byte_level_reader() -> Callable[[str], bytes | None]:

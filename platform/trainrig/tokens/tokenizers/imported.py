@@ -1,4 +1,4 @@
-"""A tokenizer made elsewhere, checked and given what it lacks."""
+"""Import of a tokenizer made with other tools: checks it and adds missing special tokens."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,10 +12,10 @@ from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import DataError
 from trainrig.tokens.special import SPECIAL_TOKENS, find_role_id
 from trainrig.tokens.tokenizers.entries import list_entry_bytes
-from trainrig.tokens.tokenizers.space_mark import SPACE_MARK, spaces_are_marked, with_spaces
+from trainrig.tokens.tokenizers.space_mark import SPACE_MARK, marks_spaces, replace_space_marks
 
-# Texts that a tokenizer loses something of if it loses anything: every byte that UTF-8 has, white
-# space, what normalizers change, what looks like entries of its own.
+# Texts that reveal a lossy tokenizer: all bytes of UTF-8, white space, characters that normalizers
+# change, and text that looks like the names of entries.
 PROBES = (
     "".join(map(chr, range(0x80))),
     "".join(map(chr, [*range(0x80, 0x800, 61), *range(0x80, 0xC0)])),
@@ -34,34 +34,34 @@ PROBES = (
 class Imported(Settings):
     """The `tokenizer.json` at `path`, on disk or `s3://`, as Hugging Face tokenizers are saved.
 
-    Its entries keep their ids. What our code needs beside them is put after the last: the special
-    tokens whose role none of its own plays. A tokenizer that does not give any text back exactly
-    is refused.
+    Its entries keep their ids. Special tokens that trainrig needs, and whose role none of its own
+    tokens has, are added after the last entry. A lossy tokenizer, whose decoding of some text
+    differs from the text, is refused.
 
-    SentencePiece writes a space as `▁`, so a `▁` in a text would come back as a space. Such a
-    vocabulary is rewritten with spaces: same ids for the same text, but for a literal `▁`, which
-    becomes its bytes.
+    SentencePiece writes a space as `▁`, so a `▁` in a text would be decoded as a space. Such a
+    vocabulary is rewritten with spaces. The ids of texts stay the same, except for a literal `▁`,
+    which is encoded as its bytes.
     """
 
     kind: Literal["Imported"] = "Imported"
     path: Annotated[str, NOT_IDENTITY]  # a tokenizer.json, on disk or s3://
-    # Whether to leave out a normalizer, which changes texts for good (NFC makes one character of
-    # `e` and its accent): texts that it would not have changed keep their ids, and all come back.
+    # Whether to remove the normalizer, which changes texts irreversibly (NFC joins `e` and its
+    # accent). Texts that it would not have changed keep their ids, and decoding becomes lossless.
     drop_normalizer: bool = False
 
     @property
     def content(self) -> str:
-        """Fingerprint of the file: what this tokenizer is made from. Raises DataError."""
+        """Fingerprint of the file's content; raises DataError if it cannot be read."""
         return manifest.digest(_read(self.path))
 
     def train(self, texts: Iterable[str]) -> bytes:
-        """The `tokenizer.json` to use; `texts` are not read. Raises DataError if it cannot be."""
+        """Return the `tokenizer.json` to use, ignoring `texts`; raise DataError if it is lossy."""
         description = _read(self.path)
-        description |= {"truncation": None, "padding": None}  # either would change texts unseen
-        # As the library writes what it read: all there, and in the form of today.
+        description |= {"truncation": None, "padding": None}  # either would silently change texts
+        # Let the library rewrite the file, which adds missing keys and updates older formats.
         description = json.loads(_parse_tokenizer(description, self.path).to_str())
-        if spaces_are_marked(description):
-            description = with_spaces(description)
+        if marks_spaces(description):
+            description = replace_space_marks(description)
         elif self.drop_normalizer:
             description["normalizer"] = None
         tokenizer = _parse_tokenizer(description, self.path)
@@ -80,17 +80,17 @@ def _read(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DataError(f"{path}: not JSON, so this is no tokenizer.json") from None
     if not isinstance(description, dict) or "model" not in description:
-        raise DataError(f"{path}: not a tokenizer.json: it describes no model")
+        raise DataError(f"{path}: not a tokenizer.json: it has no model")
     return description
 
 
 def _parse_tokenizer(description: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises no more specific error
         found = " ".join(str(error).split())
-        raise DataError(f"{where}: not a tokenizer.json: {found}; get it again") from None
-    # Kept out of tokenizer.json by the library.
+        raise DataError(f"{where}: not a tokenizer.json: {found}; download it again") from None
+    # This setting is not saved in tokenizer.json.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -106,7 +106,7 @@ def _add_missing_roles(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
-    """Raise DataError if the tokenizer loses anything of a text, or text makes a special token."""
+    """Raise DataError if the tokenizer is lossy, or if a text produces a special token."""
     special = _list_special_ids(tokenizer)
     entries = list_entry_bytes(tokenizer, set(special.values()), where)
     for text in (*PROBES, *_iterate_name_texts(special)):
@@ -114,14 +114,14 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
         made = sorted(set(ids) & set(special.values()))
         if made:
             raise DataError(
-                f"{where}: the text {text!r} makes the special token {made[0]} "
-                f"({tokenizer.id_to_token(made[0])}); use a tokenizer whose special tokens no "
-                f"text makes"
+                f"{where}: the text {text!r} is encoded with the special token {made[0]} "
+                f"({tokenizer.id_to_token(made[0])}); use a tokenizer that never encodes text "
+                f"with special tokens"
             )
         back = b"".join(entries[i] for i in ids).decode("utf-8", errors="replace")
         if back != text:
             raise DataError(
-                f"{where}: gives text back changed: {_describe_difference(text, back)}; use a "
+                f"{where}: changes text when decoding: {_describe_difference(text, back)}; use a "
                 f"byte-level tokenizer{_suggest_fix(tokenizer)}"
             )
 
@@ -129,7 +129,7 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
 def _encode_text(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> list[int]:
     try:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises no more specific error
         raise DataError(
             f"{where}: cannot encode {text[:9]!r}: {error}; use a byte-level tokenizer"
         ) from None
@@ -139,7 +139,7 @@ def _iterate_name_texts(special: Iterable[str]) -> Iterator[str]:
     for name in special:
         yield name
         yield f"a {name}b"
-        yield decoders.ByteLevel().decode([name])  # the text of an entry that is written so
+        yield decoders.ByteLevel().decode([name])  # the text that a byte-level entry `name` means
 
 
 def _describe_difference(text: str, back: str) -> str:

@@ -1,13 +1,13 @@
-"""A reference implementation of byte-pair encoding: slow and simple, for tests.
+"""A reference implementation of byte-pair encoding, slow and simple, for tests.
 
-Words are given, each a string of characters; a merge never crosses two words. Each round merges
-the commonest pair of neighbours everywhere, from the left. Which of several as common goes first
-is the tie rule:
+The input is words, each a string of characters; a merge never crosses words. Each round merges the
+most common pair of neighbours everywhere, from left to right. The tie rule chooses among equally
+common pairs:
 
-- "first_seen": the pair that comes first in the words as they are given (Sennrich et al. 2016,
-  arXiv:1508.07909, whose program keeps pairs in the order it met them);
-- "lowest_pair_id": the pair of the lower first id, then the lower second one. Ids are the places
-  in the alphabet, sorted by code point, then the merges in their order: the tokenizers library's.
+- "first_seen": the pair that occurs first in the words as given (Sennrich et al. 2016,
+  arXiv:1508.07909, whose program keeps pairs in the order of their first occurrence);
+- "lowest_pair_id": the pair with the lower first id, then the lower second id, as in the tokenizers
+  library. Ids number the alphabet, sorted by code point, and then the merges in their order.
 """
 
 import itertools
@@ -22,11 +22,11 @@ TieRule = Literal["first_seen", "lowest_pair_id"]
 def train(
     words: Iterable[str], merges: int, ties: TieRule, alphabet: Iterable[str] = ()
 ) -> list[Pair]:
-    """The first `merges` merges, or fewer where all words are whole.
+    """Return the first `merges` merges, or fewer if every word is a single entry before that.
 
-    `alphabet`: characters that have ids beside those of the words.
+    `alphabet` lists characters that have ids, in addition to those of the words.
     """
-    count_of = Counter(words)  # in the order in which words are first seen
+    count_of = Counter(words)  # keeps the order in which words are first seen
     pieces_of = {word: list(word) for word in count_of}
     ids = {entry: i for i, entry in enumerate(sorted({*alphabet, *"".join(count_of)}))}
     learned: list[Pair] = []
@@ -47,10 +47,10 @@ def train(
 
 
 def merge_pair(pieces: Sequence[str], pair: Pair) -> list[str]:
-    """`pieces` with each occurrence of `pair` made one, from the left."""
+    """Return `pieces` with each occurrence of `pair` merged, from left to right."""
     result: list[str] = []
     for piece in pieces:
-        # A piece just merged is longer than the pair's first, so "aaa" makes "aa", "a".
+        # A piece that was just merged is longer than the pair's first: "aaa" becomes "aa", "a".
         if result and (result[-1], piece) == pair:
             result[-1] += piece
         else:
@@ -59,7 +59,7 @@ def merge_pair(pieces: Sequence[str], pair: Pair) -> list[str]:
 
 
 def encode(word: str, merges: Sequence[Pair]) -> list[str]:
-    """The entries that `word` is made of: the earliest merge that applies, again and again."""
+    """Return the entries of `word`, by repeatedly applying the earliest merge that is possible."""
     rank = {pair: place for place, pair in enumerate(merges)}
     pieces = list(word)
     while True:

@@ -1,4 +1,4 @@
-"""The text that a tokenizer is trained on: a random sample, the same one wherever it is drawn."""
+"""A reproducible random sample of documents, as the text that a tokenizer is trained on."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -9,36 +9,36 @@ from typing import NamedTuple
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 
-# How far beyond the sample texts may pile up before they are sorted and the surplus is dropped:
-# sorting is then a few percent of the time that reading takes, and memory 9/8 of the sample.
+# Share of the sample by which texts may exceed it before they are sorted and the surplus is
+# dropped. Sorting then takes a few percent of the reading time, and memory 9/8 of the sample.
 SLACK = Fraction(1, 8)
-EVERYTHING = ""  # the pool of all documents, when no weights are given
+EVERYTHING = ""  # the pool of all documents, if there are no weights
 
 
 class TextSampling(Settings):
-    """How much text to train on, and from which sources."""
+    """Amount of text to train a tokenizer on, and its sources."""
 
-    # Bytes (UTF-8) of text to train on; more changes few entries, and costs about 1 s for 4 MB on
-    # two cores.
+    # Bytes (UTF-8) of text to train on. More text changes few entries, and costs about 1 s for 4 MB
+    # on two cores.
     bytes: int = Field(default=100_000_000, ge=1)
-    # Share of each source in the sample, in any unit; a source not named gives nothing; None:
-    # documents as they come.
+    # Share of each source in the sample, in any unit, where sources that are not named are left
+    # out; None: documents are drawn regardless of their source.
     weights: dict[str, float] | None = None
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)  # random seed of the sample
 
 
 @dataclass(frozen=True)
 class DrawnTexts:
-    """What was drawn: the texts in a random order, and how many bytes of UTF-8 by source."""
+    """A drawn sample: its texts in random order, and its bytes of UTF-8 by source."""
 
     texts: list[str]
     bytes_of: dict[str, int]
 
 
 class _Drawn(NamedTuple):
-    """A text that may be in the sample; the lowest go first."""
+    """A candidate for the sample; the lowest keys are chosen."""
 
-    key: bytes  # a hash of seed and id: a random place, the same in any order of documents
+    key: bytes  # keyed hash of the id: a random rank that does not depend on document order
     id: str
     source: str
     text: str
@@ -46,21 +46,22 @@ class _Drawn(NamedTuple):
 
 
 def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSampling) -> DrawnTexts:
-    """A sample of `documents` (id, source, text), the same one in whatever order they come.
+    """Return a sample of `documents` (id, source, text), independent of their order.
 
-    A keyed hash of seed and id puts the documents in a random order, and the first are taken. With
-    weights, so many bytes are taken from each source that `settings.bytes` is divided by weight. A
-    source that has less text than its share gives all of it, and what it lacks is divided among
-    the others by their weights, again and again until each has enough or all is taken. The text
-    that would go beyond a source's share is cut there, less the bytes of a character cut in two.
+    A hash of the id, keyed by the seed, puts the documents in a random order, and the first ones
+    are taken. With weights, `settings.bytes` is divided among the sources by weight. A source with
+    less text than its share gives all its text. The rest of its share is divided among the others
+    by weight, repeatedly, until every share is filled or all text is taken. The last text of a
+    source is cut where the share ends, and a character that this would split is left out.
 
-    Holds no more than 9/8 of the sample and one document of each source. Raises ConfigError if a
-    weight is negative, names no source of the documents, or if all are 0.
+    Holds at most 9/8 of the sample and one document of each source. Raises ConfigError if a weight
+    is negative or names a source without documents, or if all weights are 0.
     """
     weights = _check_weights(settings.weights)
     pools = {name: _Pool() for name in weights}
     seen: set[str] = set()
-    held, limit = 0, int(settings.bytes * (1 + SLACK))
+    held = 0
+    limit = int(settings.bytes * (1 + SLACK))
     seed = str(settings.seed).encode()
     for identity, source, text in documents:
         seen.add(source)
@@ -77,15 +78,15 @@ def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSamplin
 
 
 class _Pool:
-    """Texts of one source, or of all, of which the lowest keys will be taken."""
+    """Candidates for the sample of one source, or of all; those with the lowest keys are taken."""
 
     def __init__(self) -> None:
         self.drawn: list[_Drawn] = []
         self.bytes = 0
-        self._highest: _Drawn | None = None  # what sorts after this is known to be surplus
+        self._highest: _Drawn | None = None  # texts with a higher key are surplus
 
     def add(self, key: bytes, identity: str, source: str, text: str) -> int:
-        """Hold a text unless it is known to be surplus; the bytes that are held more."""
+        """Hold a text unless it is known to be surplus; return the bytes that this adds."""
         if self._highest and key > self._highest.key:
             return 0
         drawn = _Drawn(key, identity, source, text, len(text.encode()))
@@ -94,9 +95,9 @@ class _Pool:
         return drawn.bytes
 
     def truncate(self, share: int) -> None:
-        """Drop what comes after the text that reaches `share` bytes, at least 1.
+        """Drop the texts after the one that reaches `share` bytes, at least 1.
 
-        Shares only shrink as documents come, so what is dropped is never missed.
+        Shares only shrink as further documents arrive, so a dropped text is never needed again.
         """
         if self.bytes < share:
             return
@@ -113,22 +114,25 @@ class _Pool:
 def _drop_surplus(
     pools: Mapping[str, _Pool], weights: Mapping[str, Fraction], sample_bytes: int
 ) -> int:
-    """Cut each pool to its share of what has come so far; the bytes that are then held."""
+    """Truncate each pool to its share of the texts so far; return the bytes that remain."""
     for name, share in _compute_shares(pools, weights, sample_bytes).items():
-        pools[name].truncate(share + 1)  # shares are rounded down; a pool at its share is not short
+        # Shares are rounded down. One byte more distinguishes a full pool from a short one.
+        pools[name].truncate(share + 1)
     return sum(pool.bytes for pool in pools.values())
 
 
 def _compute_shares(
     pools: Mapping[str, _Pool], weights: Mapping[str, Fraction], sample_bytes: int
 ) -> dict[str, int]:
-    """Bytes to take from each pool, by weight, as far as it has them; to within a byte each.
+    """Return the bytes to take from each pool, by weight and to within a byte.
 
-    Exact arithmetic, so that no share depends on the order of the documents. A pool that was cut
-    before still has at least its share, so it takes the same one as if it held everything.
+    A pool with less text than its share gives all of it. The arithmetic is exact, so that shares do
+    not depend on the order of the documents. A pool that was truncated before still holds at least
+    its share, and so gets the same share as if it held everything.
     """
     shares: dict[str, int] = {}
-    left, open_pools = Fraction(sample_bytes), dict(weights)
+    left = Fraction(sample_bytes)
+    open_pools = dict(weights)
     while open_pools:
         unit = left / sum(open_pools.values())
         short = [name for name, weight in open_pools.items() if pools[name].bytes < weight * unit]
@@ -148,7 +152,7 @@ def _join_pools(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> DrawnT
         beyond = pool.bytes - share
         if beyond > 0:
             last = pool.drawn.pop()
-            # Only the end of the last text can hold half a character.
+            # Only the end of the last text can be part of a character.
             text = last.text.encode()[: last.bytes - beyond].decode(errors="ignore")
             if text:
                 pool.drawn.append(last._replace(text=text, bytes=len(text.encode())))
@@ -161,7 +165,7 @@ def _join_pools(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> DrawnT
 
 
 def _check_weights(weights: Mapping[str, float] | None) -> dict[str, Fraction]:
-    """The pools' weights, those of 0 left out. Raises ConfigError for what cannot be shares."""
+    """Return the weights above 0 by pool; raise ConfigError for negative or infinite weights."""
     if weights is None:
         return {EVERYTHING: Fraction(1)}
     for source, weight in weights.items():
@@ -172,8 +176,8 @@ def _check_weights(weights: Mapping[str, float] | None) -> dict[str, Fraction]:
     shares = {source: Fraction(weight) for source, weight in sorted(weights.items()) if weight}
     if not shares:
         raise ConfigError(
-            "sample.weights: they sum to 0, so there is nothing to train on; give one source a "
-            "weight above 0, or leave weights out to take documents as they come"
+            "sample.weights: all are 0, so there is nothing to train on; give one source a weight "
+            "above 0, or leave weights out to draw documents of all sources"
         )
     return shares
 

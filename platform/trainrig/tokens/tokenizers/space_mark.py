@@ -1,9 +1,9 @@
-"""SentencePiece's way to write a space, and the same vocabulary without it.
+"""Rewriting of vocabularies in which spaces are written as SentencePiece's mark `▁`.
 
-A tokenizer that turns spaces into `▁` before its model and back after it cannot tell a `▁` of the
-text from a space. Its entries can be rewritten with spaces instead: the model then sees the same
-pieces at the same places, so ids are the same, and a literal `▁`, of which no entry is left, falls
-back to its bytes.
+A tokenizer that replaces spaces by `▁` before its model, and back afterwards, cannot distinguish a
+`▁` in the text from a space. If its entries are rewritten with spaces instead, the model sees the
+same pieces at the same places, so the ids stay the same. A literal `▁` in a text, which is then not
+an entry, is encoded as its bytes.
 """
 
 from collections.abc import Mapping
@@ -15,27 +15,26 @@ _TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK
 _TO_SPACE = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
 
 
-def spaces_are_marked(description: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json marks spaces, and does nothing else to a text before its model.
+def marks_spaces(description: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer only replaces spaces by marks before its model.
 
-    `description` is as the library writes it, here and below.
-
-    One that also puts a space before each text (Llama 2's does) is none: what it added could not
-    be told from a space of the text.
+    `description` is its tokenizer.json as the library writes it. False for a tokenizer that also
+    adds a space before each text, as Llama 2's does: the added space could not be distinguished
+    from a space of the text.
     """
     entries = _list_entries(description["model"])
     return (
         description.get("normalizer") == _TO_MARK
         and _TO_SPACE in (description.get("decoder") or {}).get("decoders", [])
-        and _cuts_nothing(description.get("pre_tokenizer"))
+        and _never_splits(description.get("pre_tokenizer"))
         and bool(entries)
         and not any(" " in entry for entry in entries)
         and all(token["content"] in entries for token in _find_marked(description))
     )
 
 
-def with_spaces(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer.json whose entries have spaces where those of `description` have marks."""
+def replace_space_marks(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokenizer.json of `description` with spaces instead of marks in its entries."""
     model = dict(description["model"])
     if model["type"] == "BPE":
         model["vocab"] = {_unmark_spaces(entry): number for entry, number in model["vocab"].items()}
@@ -46,7 +45,7 @@ def with_spaces(description: Mapping[str, Any]) -> dict[str, Any]:
         model["vocab"] = [[_unmark_spaces(entry), score] for entry, score in model["vocab"]]
     decoder = dict(description["decoder"])
     decoder["decoders"] = [step for step in decoder["decoders"] if step != _TO_SPACE]
-    # Matched before the text was changed, so by nothing but a literal mark.
+    # These are matched before spaces are replaced, so only a literal mark in the text matches.
     marked = _find_marked(description)
     return dict(description) | {
         "model": model,
@@ -73,8 +72,11 @@ def _find_marked(description: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _cuts_nothing(pre_tokenizer: Mapping[str, Any] | None) -> bool:
-    """Whether it is none, or cuts at spaces, of which it sees none (Gemma's)."""
+def _never_splits(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    """Return whether a pre-tokenizer never splits: there is none, or it splits at spaces (Gemma).
+
+    Spaces have already been replaced by marks at this point.
+    """
     return pre_tokenizer is None or (
         pre_tokenizer["type"] == "Split" and pre_tokenizer["pattern"] == {"String": " "}
     )
@@ -85,5 +87,5 @@ def _unmark_spaces(entry: str) -> str:
 
 
 def _split_merge(merge: str | list[str]) -> list[str]:
-    """A merge as two entries; older files write it as one string with a space between."""
+    """Return the two entries of a merge; older files write it as one string with a space."""
     return merge.split(" ") if isinstance(merge, str) else merge

@@ -1,7 +1,8 @@
-"""The tokenizers there are, and how one is made.
+"""All kinds of tokenizers, and how one is trained.
 
-A new kind: a file beside this with settings that have a `kind` and a `train`, its name in
-`Tokenizer`, and a line in the table of this file's tests, whose properties hold for all kinds.
+To add a kind, write a module in this folder with settings that have a `kind` and a `train` method.
+Add the class to `Tokenizer`, and a line to the table in this module's tests, which check the
+properties that all kinds share.
 """
 
 from collections.abc import Iterable
@@ -19,12 +20,12 @@ Tokenizer = Annotated[ByteLevelBPE | Unigram | WordPiece | Imported, Field(discr
 
 
 def train_tokenizer(settings: Tokenizer, texts: Iterable[str]) -> bytes:
-    """The `tokenizer.json` of a tokenizer trained on `texts`; an imported one reads none of them.
+    """Return the `tokenizer.json` of a tokenizer trained on `texts`; an imported one ignores them.
 
-    How many threads it takes is the caller's business: `RAYON_NUM_THREADS`, or
-    `TOKENIZERS_PARALLELISM=false`, set before the first use of the library in a process.
+    The caller sets the number of threads, by `RAYON_NUM_THREADS` or `TOKENIZERS_PARALLELISM=false`,
+    before the first use of the library in a process.
 
-    Raises DataError if the texts do not allow the vocabulary, or for a file that is no tokenizer
-    which gives texts back.
+    Raises DataError if the texts are too few for the vocabulary, or if an imported file is not a
+    lossless tokenizer.
     """
     return settings.train(texts)

@@ -1,4 +1,4 @@
-"""What all kinds of tokenizers that are trained on text have in common."""
+"""Base class and helpers of all tokenizers that are trained on text."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,34 +13,34 @@ from trainrig.tokens.special import list_special_tokens
 
 
 class Trained(Settings):
-    """A vocabulary of a size that is asked for, with our special tokens first.
+    """A tokenizer with a vocabulary of a given size, in which special tokens come first.
 
-    Whatever the kind: any text comes back as it was, no text makes a special token, and the same
-    texts in any order, on any number of threads, make the same file to the byte.
+    Every kind is lossless for any text, produces no special token from text, and gives the same
+    file, byte for byte, for the same texts in any order and on any number of threads.
     """
 
-    # Entries that this kind always has, so that any text can be written, and what they are.
+    # Number of entries that this kind needs to encode any text, and a description of them.
     always: ClassVar[tuple[int, str]]
 
-    # Entries in the vocabulary, special tokens and reserved slots included.
+    # Number of entries in the vocabulary, including special tokens and reserved slots.
     vocabulary: int = 32_768
-    # Special tokens without a meaning yet, <|reserved_0|> and so on, for a model to be taught
-    # later.
+    # Number of special tokens without a meaning, <|reserved_0|> and so on, that can be given one in
+    # later training.
     reserved: int = Field(default=0, ge=0)
-    # Special tokens <extra_id_0> and so on, that stand for spans left out of a text: SpanCorruption
-    # and UL2 need them.
+    # Number of special tokens <extra_id_0> and so on, which mark spans left out of a text.
+    # SpanCorruption and UL2 need them.
     sentinels: int = Field(default=0, ge=0)
-    # Further special tokens, after all others: ["<|mask|>"] for masked prediction, or
+    # Additional special tokens, after all others: ["<|mask|>"] for masked prediction, or
     # ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"] for filling in the middle.
     extra: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _has_room_for_any_text(self) -> Self:
+    def _check_vocabulary_size(self) -> Self:
         names = self.special
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"extra: {twice!r} is a special token already; leave it out")
         if "" in self.extra:
-            raise ValueError("extra: a special token has a name of at least one character")
+            raise ValueError("extra: a special token has an empty name; leave it out")
         if self.vocabulary < self.least:
             entries, what = self.always
             raise ValueError(
@@ -52,17 +52,17 @@ class Trained(Settings):
 
     @property
     def least(self) -> int:
-        """Entries of the smallest vocabulary that can write any text."""
+        """Number of entries of the smallest vocabulary that can encode any text."""
         return self.always[0] + len(self.special)
 
     @property
     def special(self) -> list[str]:
-        """The special tokens by id, reserved slots among them."""
+        """The special tokens in the order of their ids, including reserved slots."""
         return list_special_tokens(self.reserved, self.sentinels, self.extra)
 
 
-class Counted:
-    """Counts texts and their bytes as they pass."""
+class CountedTexts:
+    """Iterable over texts that counts the texts and their bytes."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._source = texts
@@ -76,8 +76,8 @@ class Counted:
             yield text
 
 
-def check_reached(settings: Trained, reached: int, counted: Counted) -> None:
-    """Raise DataError if the texts allow only `reached` entries, fewer than were asked for."""
+def check_vocabulary_reached(settings: Trained, reached: int, counted: CountedTexts) -> None:
+    """Raise DataError if `reached`, the entries that the texts allow, is less than requested."""
     if reached < settings.vocabulary:
         raise DataError(
             f"tokenizer.vocabulary: {counted.texts} texts of {counted.bytes} bytes allow at most "
@@ -86,8 +86,10 @@ def check_reached(settings: Trained, reached: int, counted: Counted) -> None:
         )
 
 
-def as_file(tokenizer: tokenizers.Tokenizer, changes: Mapping[str, Any] | None = None) -> bytes:
-    """The `tokenizer.json` of `tokenizer`, with top-level `changes`, as the library writes it."""
+def serialise_tokenizer(
+    tokenizer: tokenizers.Tokenizer, changes: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return the `tokenizer.json` of `tokenizer` as bytes, with top-level `changes` applied."""
     text = tokenizer.to_str()
     if changes:
         changed = json.dumps(json.loads(text) | changes)

@@ -1,16 +1,16 @@
-"""Which pieces a unigram model has, and how likely each is (Kudo 2018, arXiv:1804.10959, 3.2).
+"""Training of a unigram model's pieces and probabilities (Kudo 2018, arXiv:1804.10959, 3.2).
 
-Many candidates at first; then, again and again, the likelihood of the words is maximised over the
-pieces' probabilities (EM over all ways to cut each word), and the pieces that it would miss least
-are dropped. As in SentencePiece, but for the loss of a piece: each use of it, as expected, is taken
-to become its own best cut into others.
+Training starts with many candidates. Each round estimates the pieces' probabilities by EM over all
+ways to cut each word, which maximises the likelihood of the words, and then drops the pieces whose
+loss would reduce the likelihood least. This is SentencePiece's method, except for the loss of a
+piece: here each expected use of the piece is replaced by its own best cut into other pieces.
 
-The tokenizers library has a trainer too. It goes through words in the order of a hash table that
-changes from run to run, so its sums, and at near ties its pieces, change with it. Here words are
-sorted, one thread adds, and the same words give the same pieces on the same kind of machine.
+The tokenizers library has a trainer too, but it visits words in the order of a hash table that
+differs from run to run. So its sums differ, and at near ties its pieces. Here words are sorted and
+summed by one thread: the same words give the same pieces on the same kind of machine.
 
-Shapes: W words, N characters of all words, E edges (a piece at a place of a word), P pieces,
-L the length of a word or piece in characters.
+Shapes: W words, N characters of all words, E edges (a piece at a place in a word), P pieces,
+L characters of a word or piece.
 """
 
 from collections.abc import Mapping
@@ -25,36 +25,40 @@ from trainrig.tokens.tokenizers.word_lattice import Lattice, find_inner_spans
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 
-# As in SentencePiece: characters of a piece, shares of the characters' uses that get an entry,
-# share of pieces kept by one round, EM steps in it.
+# SentencePiece's values: the longest piece in characters, the alphabet's share of all characters in
+# the text, the share of pieces that a round keeps, and the EM steps in a round.
 LONGEST_PIECE = 16
 COVERAGE = 0.9995
 KEPT_BY_A_ROUND = 0.75
 STEPS_OF_A_ROUND = 2
-# Candidates for each piece wanted. SentencePiece takes a million for any vocabulary: about 30.
+# Candidates for each wanted piece. SentencePiece takes a million for any vocabulary: about 30.
 CANDIDATES = 10
-SEEN = 2  # times a candidate must occur
-# Characters after which a word is cut, in training only: with FLOOR to this power still a float64.
+SEEN = 2  # minimum number of occurrences of a candidate
+# Characters after which a word is cut, in training only: FLOOR to this power is still a float64.
 WORD_LIMIT = 32
-FLOOR = 1e-9  # the least probability of a piece: once in 10^9 pieces
+FLOOR = 1e-9  # lowest probability of a piece: once in 10^9 pieces
 
 
 def choose_pieces(count_of: Mapping[str, int], wanted: int, always: str) -> dict[str, float]:
-    """At most `wanted` pieces for words that occur `count_of` times.
+    """Return at most `wanted` pieces, with the logarithms of their probabilities, for some words.
 
-    `always`: characters that are pieces whatever the words, fewer than `wanted`. After them come
-    the commonest others, until all but 0.05% of the words' characters are covered.
+    Args:
+        count_of: The words, with the number of their occurrences.
+        wanted: Number of pieces; the result has fewer only if the words have no more strings that
+            occur twice.
+        always: Characters that are pieces whatever the words; fewer than `wanted`. The most common
+            other characters follow, until all but 0.05% of the words' characters are covered.
 
-    Returns: the pieces and the logarithms of their probabilities, likeliest first; fewer than
-    `wanted` only if the words have no more that occur twice.
+    Returns:
+        Log-probability by piece, most probable first.
     """
     if not count_of:
         return dict.fromkeys(always, float(np.log(FLOOR)))
-    words = _Words.of(count_of)
+    words = _Words.from_counts(count_of)
     alphabet = _choose_alphabet(words, wanted, always)
-    candidates = _Candidates.of(words, alphabet, CANDIDATES * wanted)
+    candidates = _Candidates.from_words(words, alphabet, CANDIDATES * wanted)
     unseen = [c for c in always if c not in set(candidates.pieces)]
-    pieces, probability = _shrink(words, candidates, wanted - len(unseen))
+    pieces, probability = _drop_candidates(words, candidates, wanted - len(unseen))
     scores = dict(zip(pieces, np.log(probability).tolist(), strict=True))
     scores |= dict.fromkeys(unseen, float(np.log(FLOOR)))
     return dict(sorted(scores.items(), key=lambda piece: (-piece[1], piece[0])))
@@ -62,16 +66,16 @@ def choose_pieces(count_of: Mapping[str, int], wanted: int, always: str) -> dict
 
 @dataclass(frozen=True)
 class _Words:
-    """Words, sorted, one after another."""
+    """The words in sorted order, concatenated, with facts about the word of each character."""
 
     text: str
-    points: Integers  # [N] code points
-    begin: Integers  # [N] where the word of each character begins
-    end: Integers  # [N] where it ends
-    count: Integers  # [N] how often it occurs
+    points: Integers  # [N] code point of each character
+    begin: Integers  # [N] where the character's word begins
+    end: Integers  # [N] where the character's word ends
+    count: Integers  # [N] occurrences of the character's word
 
     @classmethod
-    def of(cls, count_of: Mapping[str, int]) -> "_Words":
+    def from_counts(cls, count_of: Mapping[str, int]) -> "_Words":
         pieces = [
             (word[start : start + WORD_LIMIT], count)
             for word, count in sorted(count_of.items())
@@ -90,7 +94,7 @@ class _Words:
 
 
 def _choose_alphabet(words: _Words, room: int, always: str) -> set[str]:
-    """Characters that are pieces; the others are left to their bytes."""
+    """Return the characters that are pieces; all others are encoded as their bytes."""
     points, place = np.unique(words.points, return_inverse=True)
     uses = np.bincount(place, weights=words.count, minlength=len(points)).astype(np.int64)
     commonest = np.argsort(-uses, kind="stable")
@@ -102,18 +106,21 @@ def _choose_alphabet(words: _Words, room: int, always: str) -> set[str]:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Pieces to choose from, and everywhere they occur. The single characters come first."""
+    """Candidate pieces and all their occurrences; single characters come first."""
 
     pieces: list[str]
-    characters: int  # how many of them are single
-    example: Integers  # [P] a place where each begins
-    start: Integers  # [E] places where pieces begin, ascending
-    length: Integers  # [E]
-    piece: Integers  # [E]
+    characters: int  # number of single characters
+    example: Integers  # [P] position of one occurrence of each piece
+    start: Integers  # [E] position of each occurrence, ascending
+    length: Integers  # [E] characters of each occurrence
+    piece: Integers  # [E] number of its piece
 
     @classmethod
-    def of(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":
-        """All of `alphabet` that occurs, and the strings of it that save most characters."""
+    def from_words(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":
+        """Choose the characters of `alphabet` that occur, and the strings that save the most.
+
+        Together they are at most `limit`, unless the characters alone are more.
+        """
         found = _find_substrings(words, alphabet)
         example = np.concatenate([first for first, _, _, _ in found])
         length = np.repeat(np.arange(1, len(found) + 1), [len(first) for first, _, _, _ in found])
@@ -145,10 +152,11 @@ class _Candidates:
 def _find_substrings(
     words: _Words, alphabet: set[str]
 ) -> list[tuple[Integers, Integers, Integers, Integers]]:
-    """The strings of each length, from 1, that occur inside words.
+    """Find the strings of each length, from 1, that occur inside words often enough.
 
-    Each: a place of each string, its uses, the places of all, and which string is at each of those.
-    A string is found by the number of its first L - 1 characters and its last one.
+    Returns, for each length: the position of one occurrence of each string, the strings' uses, the
+    positions of all occurrences, and the number of the string at each of these. A string is
+    identified by the number of its first L - 1 characters and by its last character.
     """
     points, last = np.unique(words.points, return_inverse=True)
     covered = np.array([chr(point) in alphabet for point in points], dtype=bool)
@@ -158,25 +166,31 @@ def _find_substrings(
     for length in range(1, LONGEST_PIECE + 1):
         if length > 1:
             whole = places + length <= words.end[places]
-            places, which = places[whole], which[whole]
+            places = places[whole]
+            which = which[whole]
             ends = covered[last[places + length - 1]]
-            places, which = places[ends], which[ends]
+            places = places[ends]
+            which = which[ends]
             which = which * len(points) + last[places + length - 1]
         _, first, which = np.unique(which, return_index=True, return_inverse=True)
         uses = np.bincount(which, weights=words.count[places], minlength=len(first))
         often = uses >= (SEEN if length > 1 else 1)
         number = np.cumsum(often) - 1
         kept = often[which]
-        first, uses = places[first][often], uses[often].astype(np.int64)
-        places, which = places[kept], number[which[kept]]
-        # There are several times as many of these as characters of all words: a gigabyte for a
+        first = places[first][often]
+        uses = uses[often].astype(np.int64)
+        places = places[kept]
+        which = number[which[kept]]
+        # There are several times as many occurrences as characters in all words: a gigabyte for a
         # sample of 100 MB, at 4 bytes each.
         found.append((first, uses, places.astype(np.int32), which.astype(np.int32)))
     return found
 
 
-def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[str], Floats]:
-    """Round by round, down to `wanted` of the candidates; and their probabilities. [P]"""
+def _drop_candidates(
+    words: _Words, candidates: _Candidates, wanted: int
+) -> tuple[list[str], Floats]:
+    """Drop candidates round by round, down to `wanted`; return the rest and [P] probabilities."""
     total = len(candidates.pieces)
     uses = np.bincount(
         candidates.piece, weights=words.count[candidates.start], minlength=total
@@ -198,23 +212,28 @@ def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[s
         size = int(alive.sum())
         if size <= wanted:
             return [candidates.pieces[i] for i in np.flatnonzero(alive)], probability[alive]
-        scores, longer = np.log(probability), slice(candidates.characters, None)
-        loss = np.full(len(alive), np.inf)  # single characters stay
+        scores = np.log(probability)
+        longer = slice(candidates.characters, None)
+        loss = np.full(len(alive), np.inf)  # single characters are never dropped
         loss[longer] = expected[longer] * (scores[longer] - inside.find_best_scores(scores)[longer])
         loss[~alive] = -np.inf
         kept = np.argsort(-loss, kind="stable")[: max(wanted, int(size * KEPT_BY_A_ROUND))]
         alive[:] = False
         alive[kept] = True
-        corpus, inside = corpus.of_pieces(alive), inside.of_pieces(alive)
+        corpus = corpus.keep_pieces(alive)
+        inside = inside.keep_pieces(alive)
 
 
 def _build_lattice(words: _Words, candidates: _Candidates) -> Lattice:
-    """All ways to cut the words. A boundary of a word is its place, plus the words before it."""
+    """Return all ways to cut the words.
+
+    The number of a boundary is its position in the text plus the number of words before it.
+    """
     firsts = np.flatnonzero(words.begin == np.arange(len(words.begin)))
     word = np.searchsorted(firsts, candidates.start, side="right") - 1
     start = candidates.start + word
     lengths = words.end[firsts] - firsts
-    return Lattice.of(
+    return Lattice.from_edges(
         start,
         start + candidates.length,
         candidates.start - firsts[word] + candidates.length,
@@ -227,16 +246,17 @@ def _build_lattice(words: _Words, candidates: _Candidates) -> Lattice:
 
 
 def _estimate_probabilities(expected: Floats) -> Floats:
-    """Of pieces used `expected` times; less for rare ones than their share.
+    """Return the probabilities of pieces that are used `expected` times.
 
     exp(digamma(uses)) is the variational Bayes estimate under a sparse prior, as in SentencePiece.
+    Rare pieces get less than their share of the uses.
     """
-    uses = np.maximum(expected, 0.01)  # digamma falls without bound at 0
+    uses = np.maximum(expected, 0.01)  # digamma goes to minus infinity at 0
     return np.maximum(np.exp(_digamma(uses) - _digamma(uses.sum(keepdims=True))), FLOOR)
 
 
 def _digamma(x: Floats) -> Floats:
-    """The derivative of log gamma, to about 1e-9 (Abramowitz and Stegun, 6.3.5 and 6.3.18)."""
+    """Return the derivative of log gamma, to about 1e-9 (Abramowitz and Stegun, 6.3.5, 6.3.18)."""
     result = np.zeros_like(x)
     for step in range(6):
         result -= 1 / (x + step)

@@ -1,8 +1,8 @@
-"""All ways to cut many words into pieces at once, as a graph whose edges are pieces.
+"""All ways to cut many words into pieces, as one graph whose edges are pieces.
 
-A word of L characters has L + 1 boundaries, which have numbers of their own; a piece at a place
-is an edge between two of them. Each sum goes over the words in steps of one boundary, all words
-together, always in the same order.
+A word of L characters has L + 1 boundaries, numbered across all words. A piece at a place in a word
+is an edge between two boundaries. Sums are computed for all words together, one boundary of each
+word at a time, always in the same order.
 
 Shapes: B boundaries of all words, W words, E edges, P pieces.
 """
@@ -20,19 +20,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Lattice:
-    """Edges sorted by how far into its word each ends, then by the boundary where it ends."""
+    """The graph; edges are sorted by their end's depth in its word, then by their end boundary."""
 
-    start: Integers  # [E] boundary
-    end: Integers  # [E] boundary
+    start: Integers  # [E] boundary where the edge starts
+    end: Integers  # [E] boundary where the edge ends
     depth: Integers  # [E] characters of the word up to `end`
-    piece: Integers  # [E]
-    first: Integers  # [W] boundary
-    last: Integers  # [W] boundary
-    count: Integers  # [W] times that the word occurs
+    piece: Integers  # [E] number of the piece
+    first: Integers  # [W] first boundary of the word
+    last: Integers  # [W] last boundary of the word
+    count: Integers  # [W] occurrences of the word
     pieces: int
 
     @classmethod
-    def of(
+    def from_edges(
         cls,
         start: Integers,
         end: Integers,
@@ -43,9 +43,9 @@ class Lattice:
         count: Integers,
         pieces: int,
     ) -> Self:
-        """The lattice of edges in any order."""
+        """Return the lattice of edges that are given in any order."""
         order = np.lexsort((start, end, depth))
-        small = np.int32  # edges are most of what training holds
+        small = np.int32  # edges take most of the memory of training
         return cls(
             start[order].astype(small),
             end[order].astype(small),
@@ -57,8 +57,8 @@ class Lattice:
             pieces,
         )
 
-    def of_pieces(self, alive: NDArray[np.bool_]) -> Self:
-        """Without the edges of pieces that are not `alive`. [P]"""
+    def keep_pieces(self, alive: NDArray[np.bool_]) -> Self:
+        """Return the lattice without the edges of pieces for which `alive` [P] is false."""
         kept = alive[self.piece]
         return replace(
             self,
@@ -69,12 +69,14 @@ class Lattice:
         )
 
     def expect_uses(self, probability: Floats) -> Floats:
-        """How often each piece is used, over all ways to cut each word by their probability. [P]
+        """Return [P] the expected uses of each piece, over all ways to cut each word.
 
-        Words that cannot be cut (a character of theirs is no piece) count for nothing.
+        The ways are weighted by their probabilities. A word that cannot be cut, because one of its
+        characters is not a piece, does not contribute.
         """
         weight = probability[self.piece]
-        forward, backward = self._allocate_boundaries(0.0), self._allocate_boundaries(0.0)
+        forward = self._allocate_boundaries(0.0)
+        backward = self._allocate_boundaries(0.0)
         forward[self.first] = 1
         backward[self.last] = 1
         steps = self._list_steps()
@@ -93,7 +95,7 @@ class Lattice:
         return np.bincount(self.piece, weights=uses, minlength=self.pieces).astype(np.float64)
 
     def find_best_scores(self, score: Floats) -> Floats:
-        """The highest sum of scores of a way to cut each word; -inf if there is none. [W]"""
+        """Return [W] the highest sum of scores over the ways to cut each word; -inf if none."""
         best = self._allocate_boundaries(-np.inf)
         best[self.first] = 0
         for edges, begins, ends in self._list_steps():
@@ -105,7 +107,7 @@ class Lattice:
         return np.full(int(self.last[-1]) + 1 if len(self.last) else 0, value)
 
     def _list_steps(self) -> list[tuple[slice, Integers, Integers]]:
-        """For each depth: its edges, where among them a new end begins, and those ends."""
+        """Return, for each depth, its edges, the indices where their end changes, and the ends."""
         cuts = np.flatnonzero(np.diff(self.depth)) + 1
         borders = [0, *cuts.tolist(), len(self.depth)] if len(self.depth) else [0]
         steps = []
@@ -119,10 +121,10 @@ class Lattice:
 def find_inner_spans(
     place: Integers, length: Integers, start: Integers, edge_length: Integers, piece: Integers
 ) -> Lattice:
-    """All ways to cut each piece into others: the edges inside an example of it.
+    """Return all ways to cut each piece into other pieces: the edges inside one occurrence of it.
 
-    `place`, `length` [P]: where an example of each piece is. `start`, `edge_length`, `piece` [E]:
-    the edges of the text, by place ascending.
+    `place` and `length` [P] locate one occurrence of each piece. `start`, `edge_length` and `piece`
+    [E] are the edges of the text, sorted by `start`.
     """
     begin = np.searchsorted(start, place, side="left")
     count = np.searchsorted(start, place + length, side="left") - begin
@@ -131,9 +133,12 @@ def find_inner_spans(
     offset = start[edge] - place[word]
     depth = offset + edge_length[edge]
     inside = (depth <= length[word]) & (piece[edge] != word)
-    word, edge, offset, depth = word[inside], edge[inside], offset[inside], depth[inside]
+    word = word[inside]
+    edge = edge[inside]
+    offset = offset[inside]
+    depth = depth[inside]
     first = np.cumsum(length + 1) - (length + 1)
-    return Lattice.of(
+    return Lattice.from_edges(
         first[word] + offset,
         first[word] + depth,
         depth,

@@ -1,1 +1,1 @@
-"""What a vocabulary is worth: measures, charts, a page."""
+"""The report on a trained tokenizer: measurements, charts, and the page."""

@@ -1,4 +1,4 @@
-"""The charts of a tokenizer's report: each turns a part of it into a finding with its drawing.
+"""Charts of a tokenizer's report; each has a drawing, a table, and a finding as its title.
 
 Titles are worded from the numbers, so a worse tokenizer gets a worse title.
 """
@@ -21,13 +21,13 @@ from trainrig.tokens.vocabulary.measures import (
     TokenizerReport,
 )
 
-MOST_ROWS = 12  # in a chart; its table has all
-LONGEST_DRAWN = 16  # bytes: longer entries are one bar
+MOST_ROWS = 12  # rows in a chart; its table has all
+LONGEST_DRAWN = 16  # bytes; longer entries share one bar
 
 
-def build_compression_chart(told: TokenizerReport) -> Chart:
-    """Bytes per token by source."""
-    sources = told.vocabulary.sources
+def build_compression_chart(results: TokenizerReport) -> Chart:
+    """Build the chart of bytes per token by source."""
+    sources = results.vocabulary.sources
     best = max(sources, key=lambda name: sources[name].bytes_per_token)
     worst = min(sources, key=lambda name: sources[name].bytes_per_token)
     title = f"A token of {best} is {sources[best].bytes_per_token:.2f} bytes"
@@ -41,34 +41,34 @@ def build_compression_chart(told: TokenizerReport) -> Chart:
         title,
         _draw_bars(rows, "bytes per token"),
         label="Bars of bytes per token by source.",
-        caption=f"n = {format_count(told.vocabulary.total.documents, 'document')}, "
-        f"{format_short(told.vocabulary.total.bytes)} bytes. {_describe_texts(told)} "
+        caption=f"n = {format_count(results.vocabulary.total.documents, 'document')}, "
+        f"{format_short(results.vocabulary.total.bytes)} bytes. {_describe_texts(results)} "
         f"{_describe_rest(sources, 'source')}",
         table=_build_amounts_table("Text and tokens by source", "source", sources),
     )
 
 
-def _describe_texts(told: TokenizerReport) -> str:
-    if told.held_out:
+def _describe_texts(results: TokenizerReport) -> str:
+    if results.held_out:
         return "Documents held out by the hash of their URL, which training did not see."
     return "The text it was trained on, for want of documents held out."
 
 
-def build_rivals_chart(told: TokenizerReport) -> Chart:
-    """Bytes per token of several vocabularies, against the parameters of their embeddings."""
-    rivals = told.rivals
+def build_rivals_chart(results: TokenizerReport) -> Chart:
+    """Build the chart of bytes per token of several vocabularies against embedding parameters."""
+    rivals = results.rivals
     fewest = min(rivals, key=lambda one: one.amount.tokens)
     title = (
         f"{fewest.name[0].upper()}{fewest.name[1:]} needs the fewest tokens: "
         f"{format_short(fewest.amount.tokens)}"
     )
-    formula = "entries × channels" + ("" if told.tied else " × 2, embedding and head")
+    formula = "entries × channels" + ("" if results.tied else " × 2, embedding and head")
     return Chart(
         title,
         figures.draw(partial(_plot_rivals, rivals=rivals), 250),
         label="Points of bytes per token against embedding parameters, one a vocabulary.",
         caption=f"n = {format_count(rivals[0].amount.documents, 'document')}, the same for each. "
-        f"Parameters: {formula}, at {told.channels:,} channels.",
+        f"Parameters: {formula}, at {results.channels:,} channels.",
         table=ReportTable(
             "Vocabularies on the same text",
             ("vocabulary", "entries", "tokens", "bytes per token", "embedding parameters"),
@@ -87,10 +87,10 @@ def build_rivals_chart(told: TokenizerReport) -> Chart:
 
 
 def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
-    """Bytes per token against embedding parameters, each point named."""
+    """Plot bytes per token against embedding parameters, as one named point a vocabulary."""
     for index, one in enumerate(rivals):
-        at = (float(one.embedding_parameters), one.amount.bytes_per_token)
-        ax.plot(*at, "o", markersize=9 if index == 0 else 7, color=C1 if index == 0 else C2)
+        point = (float(one.embedding_parameters), one.amount.bytes_per_token)
+        ax.plot(*point, "o", markersize=9 if index == 0 else 7, color=C1 if index == 0 else C2)
     middle = float(np.median([one.embedding_parameters for one in rivals]))
     for one in rivals:
         is_right = one.embedding_parameters > middle
@@ -112,7 +112,7 @@ def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
 
 
 def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Tokens per word by language."""
+    """Build the chart of tokens per word by language."""
     languages = {name or "not known": amount for name, amount in vocabulary.languages.items()}
     rows = [
         BarRow(name, (amount.tokens_per_word,), f"{amount.tokens_per_word:.2f}")
@@ -131,7 +131,7 @@ def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Entries by length in bytes."""
+    """Build the chart of entries by length in bytes."""
     lengths = _group_lengths(vocabulary.lengths)
     return Chart(
         f"{format_percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
@@ -144,7 +144,7 @@ def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
-    """Entries by length, stacked: used below, not used hatched above."""
+    """Plot entries by length as stacked bars: used entries below, unused ones hatched above."""
     x = np.arange(len(lengths))
     used = np.array([group.used for group in lengths])
     unused = np.array([group.entries - group.used for group in lengths])
@@ -160,7 +160,7 @@ def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
 
 
 def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
-    """One group a length, those beyond `LONGEST_DRAWN` together."""
+    """Return one group for each length, with those beyond `LONGEST_DRAWN` in one group."""
     beyond = [group for group in lengths if int(group.name) > LONGEST_DRAWN]
     rest = [group for group in lengths if int(group.name) <= LONGEST_DRAWN]
     if not beyond:
@@ -170,7 +170,7 @@ def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
 
 
 def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Entries by script."""
+    """Build the chart of entries by script."""
     largest = vocabulary.scripts[0]
     rows = [
         BarRow(group.name, (group.used, group.entries - group.used), f"{group.entries:,}")
@@ -189,8 +189,9 @@ def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
-    """Occurrences by rank."""
-    points, tokens = vocabulary.frequencies, vocabulary.total.tokens
+    """Build the chart of occurrences by rank."""
+    points = vocabulary.frequencies
+    tokens = vocabulary.total.tokens
     return Chart(
         f"The commonest entry is {format_percent(points[0][1], tokens)} of all tokens"
         if points
@@ -203,7 +204,7 @@ def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
 
 
 def _plot_ranks(ax: Axes, points: Sequence[tuple[int, int]]) -> Axes:
-    """Occurrences by rank: a straight line is Zipf's law."""
+    """Plot occurrences against rank on logarithmic axes; a straight line is Zipf's law."""
     if points:
         ax.plot(*zip(*points, strict=True), color=C1, linewidth=2)
     ax.set(xscale="log", yscale="log", xlabel="rank of the entry", ylabel="occurrences")
@@ -218,7 +219,7 @@ def _draw_bars(
 ) -> str:
     def plot(ax: Axes) -> None:
         figures.plot_rows(ax, rows, parts, x_label)
-        ax.xaxis.set_major_formatter("{x:,g}")  # 0.5, not 500 m
+        ax.xaxis.set_major_formatter("{x:,g}")  # writes 0.5, where the default writes 500 m
 
     return figures.draw(plot, 70 + 36 * len(rows) + 20 * (len(parts) > 1))
 
@@ -262,6 +263,6 @@ def _build_groups_table(caption: str, name: str, groups: Sequence[EntryGroup]) -
 
 
 def format_count(count: int, noun: str) -> str:
-    """`1 document`, `2 documents`, `3 entries`."""
+    """Return a count with its noun: `1 document`, `2 documents`, `3 entries`."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"

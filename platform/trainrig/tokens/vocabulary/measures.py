@@ -1,8 +1,8 @@
-"""What a vocabulary is made of, and what it makes of text: the measures behind the report.
+"""Measurements of a vocabulary and of its use in texts, for the tokenizer's report.
 
-All of it is a pure function of a tokenizer and texts. A *word* is what white space separates: in
-languages that write none, such as Chinese or Thai, tokens per word says little, and tokens per
-character is there beside it.
+All are pure functions of a tokenizer and texts. A *word* is text between white space. In languages
+that are written without white space, such as Chinese or Thai, tokens per word mean little, and
+tokens per character are shown too.
 """
 
 import json
@@ -16,20 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.encoding.probe import probe_texts
+from trainrig.tokens.encoding.probe import build_probe_texts
 
 EXAMPLES = 40  # entries shown of each kind
-POINTS = 200  # of the rank-frequency curve
-BATCH_TEXTS = 256  # encoded at a time
-CUT_TOKENS = 200  # of the text that is shown cut into tokens
-CUT_CHARACTERS = 1_000  # that a text should have to be shown
+POINTS = 200  # points of the rank-frequency curve
+BATCH_TEXTS = 256  # texts encoded at a time
+CUT_TOKENS = 200  # tokens of the text that is shown cut into tokens
+CUT_CHARACTERS = 1_000  # minimum length of that text, if there is one
 
 Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class MeasuredText:
-    """A text to measure a vocabulary by. `language` is "" where nobody asked."""
+    """A text on which a vocabulary is measured; `language` is "" if it is unknown."""
 
     id: str
     source: str
@@ -39,10 +39,10 @@ class MeasuredText:
 
 @dataclass(frozen=True)
 class Amount:
-    """Some text, and the tokens that a vocabulary makes of it."""
+    """An amount of text, and the number of tokens that a vocabulary needs for it."""
 
     documents: int = 0
-    bytes: int = 0  # UTF-8
+    bytes: int = 0  # bytes of UTF-8
     characters: int = 0
     words: int = 0
     tokens: int = 0
@@ -58,23 +58,23 @@ class Amount:
 
     @property
     def bytes_per_token(self) -> float:
-        """How far a token reaches; 0 for no text."""
+        """Mean bytes in a token; 0 without text."""
         return self.bytes / self.tokens if self.tokens else 0.0
 
     @property
     def tokens_per_word(self) -> float:
-        """Fertility; 0 for no words."""
+        """Mean tokens in a word (fertility); 0 without words."""
         return self.tokens / self.words if self.words else 0.0
 
     @property
     def tokens_per_character(self) -> float:
-        """Fertility where words are not told apart; 0 for no text."""
+        """Mean tokens in a character, for languages without spaces; 0 without text."""
         return self.tokens / self.characters if self.characters else 0.0
 
 
 @dataclass(frozen=True)
 class EntryGroup:
-    """Entries of one kind, and how many of them the measured text uses."""
+    """Number of entries of one kind, and how many of them the measured text uses."""
 
     name: str
     entries: int
@@ -83,7 +83,7 @@ class EntryGroup:
 
 @dataclass(frozen=True)
 class Rival:
-    """A vocabulary on the same text, and what it costs: the parameters of its embedding."""
+    """A vocabulary measured on the same text, with the number of its embedding parameters."""
 
     name: str
     entries: int
@@ -93,48 +93,50 @@ class Rival:
 
 @dataclass(frozen=True)
 class MeasuredVocabulary:
-    """One vocabulary, measured. Entries are shown as `format_entry` writes them."""
+    """The measurements of one vocabulary; entries are written as by `format_entry`."""
 
     entries: int
-    fingerprint: str  # of tokenizer.json
+    fingerprint: str  # fingerprint of tokenizer.json
     engine: str
     why_not_fast: str
     special: Mapping[str, int]
     total: Amount
     sources: Mapping[str, Amount]
     languages: Mapping[str, Amount]
-    lengths: Sequence[EntryGroup]  # by bytes
+    lengths: Sequence[EntryGroup]  # entries by length in bytes
     scripts: Sequence[EntryGroup]
-    unused: int  # entries that the measured text does not use; special tokens aside, as below
+    unused: int  # entries not in the measured text; here and below without special tokens
     unused_examples: Sequence[str]
-    never_seen: int  # entries that the text trained on does not use: they only made longer ones
+    never_seen: int  # entries not in the training text, which served only to build longer ones
     never_seen_examples: Sequence[str]
     frequencies: Sequence[tuple[int, int]]  # (rank from 1, occurrences in the measured text)
     commonest: Sequence[tuple[str, int]]
     longest: Sequence[str]
-    not_given_back: Sequence[str]  # ids of texts that do not come back as they were
-    cut: Sequence[str]  # a text's beginning, token by token
-    cut_id: str
+    not_given_back: Sequence[str]  # ids of texts that encoding and decoding changes
+    cut: Sequence[str]  # tokens at the beginning of one text
+    cut_id: str  # id of that text
 
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """All that the report of a tokenizer says."""
+    """The content of a tokenizer's report."""
 
     kind: str
-    held_out: bool  # whether the measured text was kept from training
+    held_out: bool  # True if the measured text was held out of training
     sampled_documents: int
-    sampled_bytes_of: Mapping[str, int]  # by source
-    channels: int  # of the model whose embedding is counted
-    tied: bool  # whether that model's head is its embedding
+    sampled_bytes_of: Mapping[str, int]  # source → bytes
+    channels: int  # width of the model whose embedding is counted
+    tied: bool  # True if that model's head shares the parameters of its embedding
     vocabulary: MeasuredVocabulary
     rivals: tuple[Rival, ...]  # this vocabulary first
 
 
 def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> MeasuredVocabulary:
-    """Measure `encoder` on `texts`; `seen` [entries] are occurrences in what it was trained on."""
+    """Measure `encoder` on `texts`; `seen` [entries] are occurrences in its training text."""
     ids = _encode_texts(encoder, [text.text for text in texts])
-    amounts = [_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
+    amounts = [
+        _measure_text(text.text, len(text_ids)) for text, text_ids in zip(texts, ids, strict=True)
+    ]
     used = _count(ids, encoder.vocabulary_size)
     special = set(encoder.special_ids.values())
     entries = [number for number in range(encoder.vocabulary_size) if number not in special]
@@ -143,7 +145,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
     never_seen = [number for number in entries if not seen[number]]
     by_use = sorted((number for number in entries if used[number]), key=lambda n: (-used[n], n))
     by_length = sorted(entries, key=lambda n: (-len(content[n]), n))
-    cut_text, cut_ids = _to_show(texts, ids)
+    cut_text, cut_ids = _choose_shown_text(texts, ids)
     return MeasuredVocabulary(
         entries=encoder.vocabulary_size,
         fingerprint=encoder.fingerprint,
@@ -162,7 +164,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
         frequencies=_thin_ranks([int(used[n]) for n in by_use]),
         commonest=[(format_entry(content[n]), int(used[n])) for n in by_use[:EXAMPLES]],
         longest=[format_entry(content[n]) for n in by_length[:EXAMPLES]],
-        not_given_back=_find_not_given_back(encoder, texts, ids),
+        not_given_back=_find_changed_texts(encoder, texts, ids),
         cut=[encoder.decode_bytes([n]).decode(errors="backslashreplace") for n in cut_ids],
         cut_id=cut_text.id,
     )
@@ -171,15 +173,17 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Me
 def measure_rival(
     name: str, encoder: Encoder, texts: Sequence[MeasuredText], parameters: int
 ) -> Rival:
-    """`encoder` on `texts`. `parameters`: of the embedding and the head, for one entry."""
+    """Measure `encoder` on `texts`, with `parameters` of embedding and head for each entry."""
     ids = _encode_texts(encoder, [text.text for text in texts])
-    amounts = (_measure_text(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
+    amounts = (
+        _measure_text(text.text, len(text_ids)) for text, text_ids in zip(texts, ids, strict=True)
+    )
     cost = encoder.vocabulary_size * parameters
     return Rival(name, encoder.vocabulary_size, sum(amounts, Amount()), cost)
 
 
 def count_occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
-    """[entries] how often each is in `texts`."""
+    """Return [entries] the number of occurrences of each entry in `texts`."""
     counts = np.zeros(encoder.vocabulary_size, dtype=np.int64)
     batch: list[str] = []
     for text in texts:
@@ -191,10 +195,10 @@ def count_occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
 
 
 def keep_first_entries(tokenizer_json: str, entries: int) -> str:
-    """The byte-pair encoding of the first `entries` entries of one that we trained.
+    """Return the byte-pair encoding of the first `entries` entries of one that trainrig trained.
 
-    It is the one that training would have given with a vocabulary of that size: each merge goes by
-    the counts of pairs after the merges before it, and the size only says when to stop.
+    It equals a tokenizer trained with that vocabulary size: each merge depends on the counts of
+    pairs after the merges before it, and the size only decides when training stops.
     """
     tokenizer = json.loads(tokenizer_json)
     vocabulary = tokenizer["model"]["vocab"]
@@ -205,9 +209,9 @@ def keep_first_entries(tokenizer_json: str, entries: int) -> str:
 
 
 def detect_script(entry: bytes) -> str:
-    """What an entry is written in: the script of its letters, or what it has instead of letters.
+    """Return the script of an entry's letters, or a description of an entry without letters.
 
-    A letter's script is the first word of its name in Unicode: LATIN, CJK, HANGUL.
+    A letter's script is the first word of its Unicode name: LATIN, CJK, HANGUL.
     """
     try:
         text = entry.decode()
@@ -226,7 +230,7 @@ def detect_script(entry: bytes) -> str:
 
 
 def format_entry(entry: bytes) -> str:
-    """An entry in visible characters: bytes that are no UTF-8 as \\xNN, spaces as ␣."""
+    r"""Return an entry in visible characters: invalid UTF-8 as \xNN, spaces as ␣."""
     text = entry.decode(errors="backslashreplace")
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
@@ -249,7 +253,7 @@ def _measure_text(text: str, tokens: int) -> Amount:
 
 
 def _sum_by_name(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, Amount]:
-    """Sums by name, most bytes first."""
+    """Return the sums of `amounts` by name, most bytes first."""
     sums: dict[str, Amount] = {}
     for name, amount in zip(names, amounts, strict=True):
         sums[name] = sums.get(name, Amount()) + amount
@@ -257,7 +261,7 @@ def _sum_by_name(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, A
 
 
 def _group_entries(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[EntryGroup]:
-    """Entries by kind: in the order of `key`, or most entries first."""
+    """Return groups of entries by kind, sorted by `key` or with the largest group first."""
     entries = Counter(kinds.values())
     in_use = Counter(kind for number, kind in kinds.items() if used[number])
     order = sorted(entries, key=key or (lambda kind: (-entries[kind], kind)))
@@ -265,33 +269,33 @@ def _group_entries(kinds: Mapping[int, str], used: Counts, key: Any = None) -> l
 
 
 def _thin_ranks(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """(rank, occurrences) at ranks that lie evenly on a logarithmic axis, first and last kept."""
+    """Return (rank, occurrences) at ranks evenly spaced on a logarithmic axis, with both ends."""
     if not counts:
         return []
     ranks = np.unique(np.geomspace(1, len(counts), POINTS).round().astype(int))
     return [(int(rank), counts[rank - 1]) for rank in ranks]
 
 
-def _to_show(
+def _choose_shown_text(
     texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
 ) -> tuple[MeasuredText, list[int]]:
-    """The first text that is long enough, or the longest, and the ids of its beginning."""
+    """Return the first text that is long enough, or the longest, and the ids of its beginning."""
     enough = (number for number, text in enumerate(texts) if len(text.text) >= CUT_CHARACTERS)
     longest = max(range(len(texts)), key=lambda number: len(texts[number].text))
     number = next(enough, longest)
     return texts[number], ids[number][:CUT_TOKENS].tolist()
 
 
-def _find_not_given_back(
+def _find_changed_texts(
     encoder: Encoder, texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
 ) -> list[str]:
     wrong = [
         text.id
-        for text, some in zip(texts, ids, strict=True)
-        if encoder.decode_bytes(some.tolist()) != text.text.encode()
+        for text, text_ids in zip(texts, ids, strict=True)
+        if encoder.decode_bytes(text_ids.tolist()) != text.text.encode()
     ]
-    probe = probe_texts()
-    for number, some in enumerate(_encode_texts(encoder, probe)):
-        if encoder.decode_bytes(some.tolist()) != probe[number].encode():
+    probe = build_probe_texts()
+    for number, text_ids in enumerate(_encode_texts(encoder, probe)):
+        if encoder.decode_bytes(text_ids.tolist()) != probe[number].encode():
             wrong.append(f"probe {number}")
     return wrong

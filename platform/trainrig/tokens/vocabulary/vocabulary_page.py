@@ -1,7 +1,8 @@
-"""The page that a tokenizer's report is read on: a pure function of the report.
+"""The HTML page of a tokenizer's report, made from the report alone.
 
-Bytes per token on text that training did not see, by source, and beside other vocabularies with
-what their embeddings cost; tokens per word by language; what the entries are; a text cut up.
+It shows bytes per token on text that training did not see, by source; other vocabularies with the
+cost of their embeddings; tokens per word by language; the entries by kind; and a text cut into
+tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,18 +32,20 @@ from trainrig.tokens.vocabulary.measures import MeasuredVocabulary, TokenizerRep
 BORDER = "│"  # between two tokens
 
 
-def render_vocabulary_page(told: TokenizerReport) -> str:
-    """The page as HTML text."""
-    vocabulary = told.vocabulary
+def render_vocabulary_page(results: TokenizerReport) -> str:
+    """Return the report's page as HTML."""
+    vocabulary = results.vocabulary
     page = report.ReportPage(
-        title=f"Tokenizer: {told.kind} of {vocabulary.entries:,} entries",
-        verdict=_build_verdict(told),
-        figures=_build_key_figures(told),
+        title=f"Tokenizer: {results.kind} of {vocabulary.entries:,} entries",
+        verdict=_build_verdict(results),
+        figures=_build_key_figures(results),
         sections=(
             Section(
-                "bytes-per-token", "How much text a token holds", (build_compression_chart(told),)
+                "bytes-per-token",
+                "How much text a token holds",
+                (build_compression_chart(results),),
             ),
-            _build_rivals_section(told),
+            _build_rivals_section(results),
             Section("languages", "What a word costs", (build_languages_chart(vocabulary),)),
             _build_entries_section(vocabulary),
             _show_cut_document(vocabulary),
@@ -60,7 +63,7 @@ def render_vocabulary_page(told: TokenizerReport) -> str:
                 "report.json": "all numbers of this page",
             },
             "Trained on": {
-                name: f"{count:,} bytes" for name, count in told.sampled_bytes_of.items()
+                name: f"{count:,} bytes" for name, count in results.sampled_bytes_of.items()
             },
             "Special tokens": {name: str(number) for name, number in vocabulary.special.items()},
             "Encodes with": {
@@ -72,9 +75,9 @@ def render_vocabulary_page(told: TokenizerReport) -> str:
     return page.render_html()
 
 
-def _build_verdict(told: TokenizerReport) -> report.Verdict:
-    vocabulary = told.vocabulary
-    kind = "held-out" if told.held_out else "training"
+def _build_verdict(results: TokenizerReport) -> report.Verdict:
+    vocabulary = results.vocabulary
+    kind = "held-out" if results.held_out else "training"
     sentence = (
         f"{vocabulary.total.bytes_per_token:.2f} bytes per token on "
         f"{format_count(vocabulary.total.documents, f'{kind} document')}"
@@ -87,7 +90,7 @@ def _build_verdict(told: TokenizerReport) -> report.Verdict:
     warnings = []
     if wrong:
         warnings.append(f"Not given back: {', '.join(vocabulary.not_given_back[:5])}.")
-    if not told.held_out:
+    if not results.held_out:
         warnings.append(
             "No document was held out, so all is measured on the text that it was trained on: "
             "raise report.held_out, or give more documents."
@@ -97,10 +100,11 @@ def _build_verdict(told: TokenizerReport) -> report.Verdict:
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _build_key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
-    vocabulary, total = told.vocabulary, told.vocabulary.total
-    sampled = sum(told.sampled_bytes_of.values())
-    embedding = told.rivals[0].embedding_parameters
+def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]:
+    vocabulary = results.vocabulary
+    total = results.vocabulary.total
+    sampled = sum(results.sampled_bytes_of.values())
+    embedding = results.rivals[0].embedding_parameters
     return (
         report.KeyFigure(
             "Bytes per token",
@@ -119,8 +123,8 @@ def _build_key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
             "Trained on",
             format_short(sampled),
             "bytes",
-            f"{format_count(told.sampled_documents, 'document')} of "
-            f"{format_count(len(told.sampled_bytes_of), 'source')}",
+            f"{format_count(results.sampled_documents, 'document')} of "
+            f"{format_count(len(results.sampled_bytes_of), 'source')}",
         ),
         report.KeyFigure(
             "Never seen",
@@ -133,8 +137,8 @@ def _build_key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
             "Embedding",
             format_short(embedding),
             "parameters",
-            f"{vocabulary.entries:,} entries × {told.channels:,} channels"
-            + ("" if told.tied else " × 2, for the head"),
+            f"{vocabulary.entries:,} entries × {results.channels:,} channels"
+            + ("" if results.tied else " × 2, for the head"),
         ),
         report.KeyFigure(
             "Special tokens",
@@ -145,13 +149,13 @@ def _build_key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
     )
 
 
-def _build_rivals_section(told: TokenizerReport) -> Section:
-    chart = build_rivals_chart(told)
+def _build_rivals_section(results: TokenizerReport) -> Section:
+    chart = build_rivals_chart(results)
     note = Text(
         "The first entries of a byte-pair encoding are what training stops at with a smaller "
         "vocabulary: each merge goes by the counts after the merges before it."
     )
-    inside = (chart, note) if any("first" in one.name for one in told.rivals) else (chart,)
+    inside = (chart, note) if any("first" in one.name for one in results.rivals) else (chart,)
     return Section("vocabularies", "What another vocabulary would cost", inside)
 
 
@@ -170,12 +174,12 @@ def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
     )
     yield Details("The commonest entries", (counts,))
     yield Details("The longest entries", (_list_entries("by bytes", vocabulary.longest),))
-    for where, count, some in (
+    for where, count, examples in (
         ("not used in the measured text", vocabulary.unused, vocabulary.unused_examples),
         ("never seen in training", vocabulary.never_seen, vocabulary.never_seen_examples),
     ):
         if count:
-            first = _list_entries(f"the {len(some)} of the lowest ids", some)
+            first = _list_entries(f"the {len(examples)} of the lowest ids", examples)
             yield Details(f"{format_count(count, 'entry')} {where}", (first,))
 
 

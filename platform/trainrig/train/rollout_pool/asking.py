@@ -17,7 +17,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.parallel.fsdp import keep_gathered, reshard
-from trainrig.tokens.batch_makers import NONE, Arrays, RolloutMaker, Waves
+from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker, Waves
 from trainrig.tokens.batches import MicroBatchSlot
 from trainrig.train.rollout_pool.requests import (
     FAILED,
@@ -181,7 +181,7 @@ class RolloutsAhead:
         number: int,
         indices: Sequence[int],
         gather_once: bool,
-        asked: Arrays = NONE,
+        asked: Arrays = NO_ARRAYS,
     ) -> None:
         try:
             with torch.no_grad(), keep_gathered(state.model, gather_once):

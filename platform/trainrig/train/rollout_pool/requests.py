@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from trainrig import errors, storage
 from trainrig.errors import ClusterError, TrainrigError
-from trainrig.tokens.batch_makers import NONE, Arrays
+from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import FOLDER, pack_arrays, unpack_arrays
 
@@ -38,7 +38,7 @@ class RolloutRequest:
     attempt: int  # that asks
     has_asked: bool = False  # whether ASKED lies beside it
 
-    def write(self, asked: Arrays = NONE) -> None:
+    def write(self, asked: Arrays = NO_ARRAYS) -> None:
         """Put it where samplers look, in place of an earlier attempt's; `asked`: as `asked` has
         it."""
         if self.has_asked:
@@ -55,7 +55,7 @@ class RolloutRequest:
         """What its units are asked beside their numbers. Raises ClusterError if that is gone:
         then the request was withdrawn."""
         if not self.has_asked:
-            return NONE
+            return NO_ARRAYS
         try:
             return unpack_arrays(storage.read(storage.join(self.folder, ASKED)))
         except FileNotFoundError as error:
