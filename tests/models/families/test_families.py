@@ -212,3 +212,20 @@ def test_yarn_is_scaled_as_transformers_scales_it(
     found, scale = compute_rotation_rates(rope, 8, torch.device("cpu"))
     torch.testing.assert_close(found, rates)
     assert scale == pytest.approx(expected, rel=1e-12)
+
+
+def test_dropouts_of_a_brought_model_are_said_to_be_left_out(tmp_path, capsys, transformers):
+    """GPT-2 has three of 0.1; a Llama without any is brought in without a word."""
+    from trainrig.posttrain.huggingface_verbs import import_folder
+
+    for name, said in (("gpt2", True), ("llama2", False)):
+        THEIRS["make"](transformers, name, tmp_path / name)
+        BROUGHT["write"]("llama3", tmp_path / name)
+        path = tmp_path / name / "config.json"
+        shares = {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "attention_dropout": 0.0}
+        given = json.loads(path.read_text()) | (shares if said else {"attention_dropout": 0.0})
+        path.write_text(json.dumps(given))
+        import_folder(str(tmp_path / name), str(tmp_path / f"{name}-run"))
+        found = capsys.readouterr().err
+        assert ("attn_pdrop = 0.1, embd_pdrop = 0.2" in found) == said
+        assert ("drop" in found) == said

@@ -187,6 +187,16 @@ class HubConfig:
             raise DataError(f"{self.path}: as a model's {where or 'sizes'}: {what}") from None
 
 
+def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares that the config.json `given` has layers drop in training, by key, if above
+    0. No model here drops any, which changes nothing but training in Transformers."""
+    return {
+        key: float(value)
+        for key, value in sorted(given.items())
+        if "drop" in key and type(value) in (int, float) and value > 0
+    }
+
+
 def read_labels(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes of the config.json `given`, in the order of their ids: Transformers
     counts them by `id2label`, and takes two where nothing is said."""
