@@ -38,6 +38,7 @@ TOKENIZER_CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION, MODEL_CONFIG = "generation_config.json", "config.json"
 TEMPLATE = "chat_template.jinja"
 ROLES = "roles.json"  # ours: role → token, where the other files do not tell
+NEW_TOKENS = "new_tokens.json"  # ours: the tokens that `import --add-token` added
 # One file in their place, in folders that we write: file name → text.
 BROUGHT = "brought.json"
 # The files that are read beside a tokenizer.json, and carried along with it.
