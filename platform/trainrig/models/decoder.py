@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         `text_BT` [B, T] is false for it. Where that is not given, padding is what follows the last
         of `places_N` in a row, and what `documents_BS` gives the number 0.
         """
-        if isinstance(self.config.feedforward, MixtureOfExperts) and text_BT is None:
+        if self.counts_padding and text_BT is None:
             text_BT = _find_text(ids_BT, places_N, documents_BS)
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
@@ -190,6 +190,11 @@ class Decoder(nn.Module):
                 raise ValueError("further heads read neither prefixes nor branches")
             return self._predict_several(x_BTC, positions, documents_BS, text_BT)
         return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks, text_BT)
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether padding would count in what it computes, unless `text_BT` says where it is."""
+        return isinstance(self.config.feedforward, MixtureOfExperts)
 
     @property
     def reads_branches(self) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.tokens.batches import IGNORE, TARGETS
 
@@ -21,11 +20,7 @@ def mark_text(model: nn.Module, batch: DeviceBatch) -> dict[str, Tensor]:
     What follows the last target of a row is padding, or as good as that: nothing is learnt from it.
     Rows that have a target at every place have none.
     """
-    mixture = isinstance(
-        getattr(getattr(model, "config", None), "feedforward", None), MixtureOfExperts
-    )
-    if batch.all_targets or not mixture:
+    if batch.all_targets or not getattr(model, "counts_padding", False):
         return {}
-    from trainrig.models.moe import find_text
-
-    return {"text_BT": find_text(batch.arrays[TARGETS] != IGNORE)}
+    asked_BT = batch.arrays[TARGETS] != IGNORE
+    return {"text_BT": asked_BT.flip(1).cumsum(1).flip(1) > 0}
