@@ -14,6 +14,9 @@ from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.activation_memory.recompute import Budget, Full
+from trainrig.parallel.context.settings import Gathered
+from trainrig.parallel.exact.plan import SumPlan
+from trainrig.parallel.layout import FSDP
 from trainrig.parallel.precision import Precision
 from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import FineTuning
@@ -52,6 +55,25 @@ def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: 
     assert facts["parameters"] == exact
     assert facts["parameters_of_embedding"] == 320 * 32
     assert facts["positions"] == 5 * 8 * 32
+
+
+@pytest.mark.parametrize("micro_batches", [3, 4, 7])
+def test_ranks_that_share_micro_batches_are_checked_for_any_number(
+    micro_batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = BATCHES.model_copy(update={"global_batch": 2 * micro_batches})
+    layout = FSDP(context=Gathered(ranks=2))
+    training = Training(steps=5, parallel=layout)
+    changes = {"batches": batches, "training": training, "workers": (2, 8)}
+    run = pretraining(tmp_path / "tokens", vocabulary=320).model_copy(update=changes)
+    assert describe(run)["parameters"]
+    # A tree that mixes parts adds up at powers of two alone.
+    monkeypatch.setattr(SumPlan, "tree", property(lambda plan: (2 * plan.micro_batches,) * 2))
+    if micro_batches == 4:
+        assert describe(run)["parameters"]
+        return
+    with pytest.raises(ConfigError, match=f"{micro_batches} micro-batches over 2 workers do not"):
+        describe(run)
 
 
 def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:

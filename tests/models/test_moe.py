@@ -1,5 +1,6 @@
 """Experts: against loops over tokens, against Transformers, and what balances them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,10 @@ from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.feedforward import activate
 from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, multiply_grouped
+from trainrig.objectives import SFT, CausalLM
+from trainrig.objectives.contract import DeviceBatch
 from trainrig.optim import AdamW
+from trainrig.tokens.batches import IGNORE, MicroBatch
 
 IDS = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
 MIXTURE = MixtureOfExperts(experts=4, active=2, expert_channels=20)
@@ -145,6 +149,97 @@ def test_router_terms_are_those_of_their_formulas(build):
     assert terms.keys() == {"expert_balance", "router_z"}
     assert terms["expert_balance"].item() == pytest.approx(balance.item(), rel=1e-5)
     assert terms["router_z"].item() == pytest.approx(z.item(), rel=1e-5)
+
+
+PADDED = [  # every way to tell a model of padding, of rows of 10, 7 and 3 tokens in 12 places
+    lambda there: {"text_BT": there},
+    lambda there: {"places_N": there.flatten().nonzero().squeeze(1)},
+    lambda there: {
+        "documents_BS": there.long(),
+        "positions_BT": torch.arange(12).expand(3, -1),
+    },
+]
+
+
+@pytest.mark.parametrize("tell", PADDED, ids=["text", "places", "documents"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"balance_loss": 0.5, "router_z_loss": 0.25},
+        {"scores": "sigmoid", "balance_bias": True, "active": 1},
+        {"capacity": 0.4, "shared_experts": 1},
+    ],
+    ids=["terms", "bias", "capacity"],
+)
+def test_padding_counts_nowhere(build, changes, tell):
+    """Other padding, or none, changes neither terms, loads, logits of the text nor gradients."""
+    model = build(feedforward=MIXTURE.model_copy(update=changes))
+    ids = torch.randint(60, (3, 12), generator=torch.Generator().manual_seed(5))
+    there = torch.arange(12) < torch.tensor([10, 7, 3])[:, None]
+
+    def read(padding):
+        model.zero_grad()
+        output = model(ids.where(there, padding), **tell(there))
+        logits = output.logits if output.logits.ndim == 2 else output.logits[there]
+        scalars = [term for term in output.auxiliary.values() if not term.ndim]
+        (logits.square().mean() + sum(scalars)).backward()
+        gradients = {n: each.grad.clone() for n, each in model.named_parameters()}
+        return logits.detach(), output.auxiliary, gradients
+
+    logits, terms, gradients = read(60)
+    other_logits, other_terms, other_gradients = read(11)
+    torch.testing.assert_close(other_logits, logits, rtol=0, atol=0)
+    torch.testing.assert_close(other_terms, terms, rtol=0, atol=0)
+    torch.testing.assert_close(other_gradients, gradients)
+    for layer in range(2):
+        sent = terms[f"expert_tokens/{layer}"].sum()
+        assert sent == there.sum() * model.config.feedforward.active
+
+
+def test_padding_takes_no_capacity_from_other_rows(build):
+    """What a row comes to is what it comes to without a padded row before it."""
+    model = build(feedforward=MIXTURE.model_copy(update={"capacity": 1.0, "active": 1}), layers=1)
+    network = network_of(model)
+    with torch.no_grad():
+        network.router.weight.zero_()
+        network.router.weight[2] = 1.0  # all tokens go to expert 2
+    x = torch.rand(2, 8, 32)
+    text = torch.tensor([[True] * 2 + [False] * 6, [True] * 6 + [False] * 2])
+    found, router = network(x, text)
+    assert router[3:].tolist() == [0, 0, 8, 0]
+    # An even share of 8 tokens over 4 experts: 2, those of the first row.
+    assert (found[0, :2] != 0).any(-1).all()
+    assert (found[0, 2:] == 0).all()
+    assert (found[1] == 0).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"capacity": 0.5}, {"balance_bias": True}])
+def test_rows_without_padding_keep_their_bits(build, changes):
+    model = build(feedforward=MIXTURE.model_copy(update=changes))
+    found, expected = model(IDS, text_BT=torch.ones_like(IDS, dtype=torch.bool)), model(IDS)
+    assert torch.equal(found.logits, expected.logits)
+    for name, term in expected.auxiliary.items():
+        assert torch.equal(found.auxiliary[name], term), name
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), SFT()])
+def test_objectives_tell_a_mixture_where_rows_end(build, objective):
+    model = build(feedforward=MIXTURE)
+    targets = IDS.clone()
+    targets[:, 15:] = IGNORE
+    targets[:, :3] = IGNORE
+
+    def compute(padding):
+        ids = IDS.clone()
+        ids[:, 15:] = padding
+        arrays = {"ids": ids.numpy(), "targets": targets.numpy()}
+        arrays["weights"] = (targets != IGNORE).long().numpy() * 100
+        rows = np.arange(2)
+        micro = MicroBatch(arrays, rows, rows, np.zeros((0, 3), dtype=np.int64))
+        return objective.compute(model, DeviceBatch.copy(micro, torch.device("cpu")), {}).auxiliary
+
+    torch.testing.assert_close(compute(60), compute(11), rtol=0, atol=0)
+    assert compute(60)["expert_tokens/0"].sum() == 2 * 2 * 15
 
 
 def test_without_losses_there_are_no_terms(build):

@@ -48,6 +48,36 @@ def test_a_hand_worked_cosine():
     assert schedule.multiplier(50, 6) == pytest.approx(0.2)
 
 
+FALLING = [
+    (Cosine, {}),
+    (Cosine, {"floor": 0.0}),
+    (Linear, {}),
+    (Polynomial, {}),
+    (InverseSquareRoot, {}),
+    (Constant, {}),
+    *((WarmupStableDecay, {"form": form}) for form in ("sqrt", "linear", "cosine")),
+    (WarmupStableDecay, {"decay": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), FALLING)
+@pytest.mark.parametrize("warmup", [None, 0])
+def test_the_only_step_of_a_run_is_taken_at_the_peak(kind, changes, warmup):
+    assert kind(warmup=warmup, **changes).multiplier(0, 1) == 1.0
+    with pytest.raises(ConfigError, match=r"must end before the run does \(1 steps\)"):
+        kind(warmup=1, **changes).multiplier(0, 1)
+
+
+@pytest.mark.parametrize(("kind", "changes"), FALLING)
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+def test_only_the_last_step_of_a_run_may_have_rate_0(kind, changes, warmup):
+    """As where all steps but the last are its warm-up, or it falls in one."""
+    for steps in range(warmup + 1, 12):
+        schedule = kind(warmup=warmup, **changes)
+        rates = [schedule.multiplier(step, steps) for step in range(steps)]
+        assert all(rate > 0 for rate in rates[: max(1, steps - 1)])
+
+
 def test_a_hand_worked_constant():
     rates = [Constant(warmup=4).multiplier(step, 6) for step in range(6)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])

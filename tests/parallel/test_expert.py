@@ -27,6 +27,14 @@ def test_divided_experts_give_what_they_give_on_one_rank(kind, world, ranks):
         assert max(errors.values()) <= 1e-5
 
 
+@pytest.mark.parametrize("kind", ["softmax", "capacity"])
+def test_divided_experts_leave_out_padding_as_one_rank_does(kind, ranks):
+    told = {"mixture": KINDS[kind], "rows": 7, "favourites": [], "padded": True}
+    for errors, _ in ranks(2, "dispatched", **told):  # the last row is padding alone
+        assert errors.pop("counts") == 0
+        assert max(errors.values()) <= 1e-5
+
+
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_rows_may_be_too_few_for_equal_parts(rows, ranks):
     """As those that are held out may be: of one row, only one of two ranks has any."""

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,16 +11,18 @@ from safetensors.torch import load_file, save_file
 
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.huggingface import HubFolder
+from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.models.lora.layers import list_adapter_shapes
 from trainrig.models.lora.settings import LoRA
-from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 from trainrig.posttrain.peft_adapter.names import name_saved_module
+from trainrig.tokens.special_tokens import find_special_tokens
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter
 
+BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 KINDS = {
     "plain": LoRA(rank=4, alpha=8),
     "some layers": LoRA(rank=4, alpha=8, rslora=True, targets=("layers.1.attention.*",)),
@@ -197,3 +201,37 @@ def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
     with torch.inference_mode():
         back = checkpoint.open_model(str(tmp_path / "back")).build()(ids).logits
     torch.testing.assert_close(back, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [334, 448], ids=["grown", "had room"])
+@pytest.mark.parametrize("targets", [(), ("embedding", "attention.*")], ids=["layers", "tables"])
+def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
+    rows, targets, write_trained, tmp_path
+):
+    """PEFT, on the model as it was before, resized, gives the same logits for the new token."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    files = BROUGHT["brought"]("qwen")
+    entries = find_special_tokens(files).entries
+    rows = entries if rows == 334 else rows
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
+    config = DecoderConfig(**sizes, vocabulary=rows, tie_embeddings=False, initial_std=0.3)
+    model = Decoder(config)
+    initialise(model, 2)
+    hub = str(tmp_path / "hub")
+    write_folder(hub, config, model.state_dict().__getitem__, files, HubFolder())
+    import_checkpoint(hub, str(tmp_path / "run"), added=["<|tool|>"])
+    lora = LoRA(rank=4, alpha=8, targets=targets) if targets else LoRA(rank=4, alpha=8)
+    ours = write_trained(str(tmp_path / "run"), lora)
+    export_adapter(ours, str(tmp_path / "peft"))
+    built = checkpoint.open_model(ours).build()
+    base = transformers.AutoModelForCausalLM.from_pretrained(hub)
+    base.resize_token_embeddings(built.config.shape.vocabulary)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
+    ids = torch.tensor([[5, entries, 7, entries, 9]])  # the new token is the first after all
+    with torch.inference_mode():
+        expected = built(ids).logits
+        torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    back = import_adapter(str(tmp_path / "peft"), str(tmp_path / "run"), str(tmp_path / "back"))
+    again = checkpoint.open_model(str(tmp_path / "back")).weights
+    assert back["parameters"] > 0
+    assert all(torch.equal(again[n], value) for n, value in built.state_dict().items())

@@ -36,10 +36,11 @@ def decoder(mixture: Mapping[str, Any], favourites: list[int]) -> Decoder:
 
 
 def dispatched(
-    mixture: Mapping[str, Any], rows: int, favourites: list[int]
+    mixture: Mapping[str, Any], rows: int, favourites: list[int], padded: bool = False
 ) -> tuple[dict[str, float], int]:
     """How far what this rank makes of its share of `rows` rows is from what one rank makes of all:
-    the greatest error by name; and the bytes of tokens and of their gradients that it sends."""
+    the greatest error by name; and the bytes of tokens and of their gradients that it sends.
+    `padded`: the n-th row ends with n places of padding."""
     group = dist.group.WORLD
     assert group is not None
     rank, ranks = group.rank(), group.size()
@@ -47,7 +48,8 @@ def dispatched(
     x = torch.randn(rows, LENGTH, CHANNELS, requires_grad=True)
     gradient = torch.randn(rows, LENGTH, CHANNELS)
     alone = layer_of(decoder(mixture, favourites))
-    expected, router = alone(x)
+    text = torch.arange(LENGTH) < LENGTH - torch.arange(rows)[:, None] if padded else None
+    expected, router = alone(x, text)
     ((expected * gradient).sum() + router[:3].sum()).backward()
 
     divided = decoder(mixture, favourites)
@@ -63,7 +65,7 @@ def dispatched(
     own = slice(rows * rank // ranks, rows * (rank + 1) // ranks)
     mine = x.detach()[own].requires_grad_()
     with Sent() as traffic:
-        seen, own_router = here(mine)
+        seen, own_router = here(mine, None if text is None else text[own])
         ((seen * gradient[own]).sum() + own_router[:3].sum()).backward()
 
     found = {"output": _error(seen, expected[own]), "input": _error(mine.grad, x.grad[own])}

@@ -31,6 +31,7 @@ from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.sum_check import check_sums
 from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import parse_bounds
 
@@ -40,6 +41,9 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
 
     Raises InputError if its parts do not fit each other or its inputs.
     """
+    stages = run.batches.resolve_stages()
+    counts = [stage.global_batch // stage.micro_batch for stage in stages]
+    check_sums(run.training, run.workers, counts)
     facts: dict[str, Any] = {"positions": run.batches.count_positions(run.training.steps)}
     facts |= describe_rows(run.objective, run.batches)
     if storage.exists(storage.join(run.tokens, MANIFEST)):

@@ -1,5 +1,6 @@
 """Tokens added to a model that has learnt without them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from trainrig.errors import DataError
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubModel
-from trainrig.tokens.special_tokens import find_special_tokens, parse_tokenizer
+from trainrig.tokens.special_tokens import NEW_TOKENS, find_special_tokens, parse_tokenizer
 
 TABLES = ("embedding.weight", "head.weight", "head.bias", "head_bias")  # a row for each entry
 
@@ -41,7 +42,11 @@ def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
     return replace(
         model,
         config=model.config.model_copy(update={"vocabulary": rows}),
-        files=replace(model.files, tokenizer=tokenizer.to_str()),
+        files=replace(
+            model.files,
+            tokenizer=tokenizer.to_str(),
+            beside={**model.files.beside, NEW_TOKENS: json.dumps(list(tokens))},
+        ),
         tensors=tensors,
     )
 

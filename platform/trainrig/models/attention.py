@@ -109,6 +109,8 @@ class Sight:
         self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
         self.added_B1TS = added_B1TS
         self.kernel, self.rows = kernel, rows
+        # False for the queries that are padding, for experts to leave out; None: there are none.
+        self.text_BT: Tensor | None = None
 
     def mask_for(self, dtype: torch.dtype) -> Tensor | None:
         """What a kernel takes whose queries have that `dtype`. Given true and false, torch makes

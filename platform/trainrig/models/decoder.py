@@ -45,7 +45,7 @@ from trainrig.models.kernels.choice import (
     choose_kernel,
 )
 from trainrig.models.kernels.prepared_rows import PreparedRows, prepare_rows
-from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
+from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward, find_text
 from trainrig.models.norm import Norm
 from trainrig.models.output import Head, ModelOutput, build_output_projection, reach_head
 from trainrig.models.positions import Rotation
@@ -84,23 +84,23 @@ class Layer(nn.Module):
             alone_BTC = seen_BTC
             if self.feedforward_norm is not None:
                 alone_BTC = self.feedforward_norm(x_BTC)
-            changed_BTC, router = self._feed_forward(alone_BTC)
+            changed_BTC, router = self._feed_forward(alone_BTC, sight)
             both_BTC = self.attention(seen_BTC, sight, cache) + changed_BTC
             return x_BTC + self._scale(both_BTC), router
         if isinstance(self.block, PostNorm):
             x_BTC = x_BTC + self._scale(self.attention(x_BTC, sight, cache))
             x_BTC = _apply_norm(self.attention_norm, x_BTC)
-            changed_BTC, router = self._feed_forward(x_BTC)
+            changed_BTC, router = self._feed_forward(x_BTC, sight)
             return _apply_norm(self.feedforward_norm, x_BTC + self._scale(changed_BTC)), router
         seen_BTC = self.attention(_apply_norm(self.attention_norm, x_BTC), sight, cache)
         x_BTC = x_BTC + self._scale(_apply_norm(self.attention_output_norm, seen_BTC))
-        changed_BTC, router = self._feed_forward(_apply_norm(self.feedforward_norm, x_BTC))
+        changed_BTC, router = self._feed_forward(_apply_norm(self.feedforward_norm, x_BTC), sight)
         changed_BTC = _apply_norm(self.feedforward_output_norm, changed_BTC)
         return x_BTC + self._scale(changed_BTC), router
 
-    def _feed_forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _feed_forward(self, x_BTC: Tensor, sight: Sight) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.feedforward, ExpertFeedForward):
-            changed_BTC, router = self.feedforward(x_BTC)
+            changed_BTC, router = self.feedforward(x_BTC, sight.text_BT)
             return changed_BTC, router
         return self.feedforward(x_BTC), None
 
@@ -149,6 +149,7 @@ class Decoder(nn.Module):
         prefixes_BT: Tensor | None = None,
         branches_BT: Tensor | None = None,
         further: bool = False,
+        text_BT: Tensor | None = None,
     ) -> ModelOutput | tuple[ModelOutput, ...]:
         """What gives the logits [B, T, V] of the token after each of `ids_BT` [B, T].
 
@@ -167,7 +168,13 @@ class Decoder(nn.Module):
         takes no such mask.
 
         With `further`, also what gives those of the tokens after that one, by its further heads.
+
+        A mixture of experts leaves padding out of its balance, its loads and its capacity:
+        `text_BT` [B, T] is false for it. Where that is not given, padding is what follows the last
+        of `places_N` in a row, and what `documents_BS` gives the number 0.
         """
+        if self.counts_padding and text_BT is None:
+            text_BT = _find_text(ids_BT, places_N, documents_BS)
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
         # Places count in each document where rows hold several, which may be wider in all.
@@ -197,8 +204,13 @@ class Decoder(nn.Module):
         if further:
             if marks is not None:
                 raise ValueError("further heads read neither prefixes nor branches")
-            return self._predict_several(x_BTC, positions, documents_BS)
-        return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks)
+            return self._predict_several(x_BTC, positions, documents_BS, text_BT)
+        return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks, text_BT)
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether padding would count in what it computes, unless `text_BT` says where it is."""
+        return isinstance(self.config.feedforward, MixtureOfExperts)
 
     def choose_kernel(
         self, dtype: torch.dtype, device: torch.device, in_ring: bool = False
@@ -223,11 +235,16 @@ class Decoder(nn.Module):
         return not dropped
 
     def _predict_several(
-        self, x_BTC: Tensor, positions: Tensor, documents_BS: Tensor | None
+        self,
+        x_BTC: Tensor,
+        positions: Tensor,
+        documents_BS: Tensor | None,
+        text_BT: Tensor | None,
     ) -> tuple[ModelOutput, ...]:
         """What gives the logits of the next token, and of those after it: see `forward`."""
-        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, None)
+        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, None, text_BT=text_BT)
         sight = self.sights(positions, documents_BS, dtype=x_BTC.dtype)[False]
+        sight.text_BT = text_BT
         streams = [x_BTC, *(layer(x_BTC, sight)[0] for layer in self.further_layers)]
         return self._finish_streams(streams, routers, None, documents_BS)
 
@@ -261,9 +278,10 @@ class Decoder(nn.Module):
         caches: Sequence[Cache] | None,
         places_N: Tensor | None,
         marks: MaskRegions | None = None,
+        text_BT: Tensor | None = None,
     ) -> ModelOutput:
         """What gives the logits, from the embedded tokens `x_BTC` on: see `forward`."""
-        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, marks)
+        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, marks, text_BT)
         return self._finish(x_BTC, routers, places_N, documents_BS)
 
     def _finish(
@@ -301,9 +319,12 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
         caches: Sequence[Cache] | None,
         marks: MaskRegions | None = None,
+        text_BT: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
         sights = self.sights(positions, documents_BS, marks, x_BTC.dtype)
+        for sight in sights.values():
+            sight.text_BT = text_BT
         routers: list[Tensor] = []
         for index, layer in self._number_layers():
             sight = sights[self._local[index]]
@@ -431,6 +452,19 @@ def _feedforward(
         return DenseFeedForward(shape, config.network)
     assert isinstance(config.feedforward, MixtureOfExperts)
     return ExpertFeedForward(shape, config.feedforward)
+
+
+def _find_text(
+    ids_BT: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
+) -> Tensor | None:
+    """[B, T] which of `ids_BT` are no padding; None: nothing tells. See `Decoder.forward`."""
+    if documents_BS is not None:
+        return documents_BS[:, -ids_BT.shape[1] :] != 0
+    if places_N is None:
+        return None
+    asked_BT = torch.zeros(ids_BT.shape, dtype=torch.bool, device=ids_BT.device)
+    asked_BT.view(-1).index_fill_(0, places_N, True)
+    return find_text(asked_BT)
 
 
 def _apply_norm(norm: Norm | None, x_BTC: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ from trainrig.tokens.special_tokens import (
     GENERATION,
     MAP,
     MODEL_CONFIG,
+    NEW_TOKENS,
     ROLES,
     TEMPLATE,
     TOKENIZER,
@@ -254,7 +255,7 @@ def _write_texts(
 ) -> dict[str, str]:
     """The files beside weights and config, by name; what was brought, as it came."""
     texts = {TOKENIZER: files.tokenizer}
-    texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES)}
+    texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES, NEW_TOKENS)}
     if TOKENIZER_CONFIG not in texts:
         texts |= _write_tokenizer_files(special, config, template)
     if GENERATION not in texts and not config.bidirectional:

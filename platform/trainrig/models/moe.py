@@ -2,7 +2,8 @@
 
 No token is dropped unless a capacity says so: tokens are sorted by expert, and each expert's
 product is made of just those that it got. The same micro-batch gives the same bits: nothing is
-added in an order that a device might choose.
+added in an order that a device might choose. Padding is sent to no expert, and is left out of all
+that a router counts and averages.
 
 Shapes: N tokens of a micro-batch, C channels, E experts, A active ones of a token, M = N A pairs of
 token and expert, F channels between, O outputs of a product.
@@ -24,6 +25,15 @@ from trainrig.models.feedforward import DenseFeedForward, activate, build_projec
 ROUTER_TERMS = ("expert_balance", "router_z", "balance_bias")
 # Tokens of a micro-batch that each expert of a layer is sent: the name, before the layer's number.
 EXPERT_TOKENS = "expert_tokens"
+
+
+def find_text(asked_BT: Tensor) -> Tensor:
+    """[B, T] which places are no padding, by those that something is `asked` of.
+
+    What follows the last of them in a row is padding, or as good as that: no later place of a
+    causal model is looked at by one before it.
+    """
+    return asked_BT.flip(1).cumsum(1).flip(1) > 0
 
 
 class Experts(nn.Module):
@@ -63,6 +73,7 @@ class Routed(NamedTuple):
     chosen_NA: Tensor  # experts of each token
     weights_NA: Tensor  # factors on what they give
     counts_E: Tensor  # tokens of each expert
+    text_N: Tensor | None = None  # false for padding; None: there is none
 
 
 class ExpertFeedForward(nn.Module):
@@ -81,21 +92,25 @@ class ExpertFeedForward(nn.Module):
             None if shape.shared is None else DenseFeedForward(shape.shared, settings.network)
         )
 
-    def forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTC: Tensor, text_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, T, C] to [B, T, C], and of the router, [3 + E] in float32: what it adds to the loss,
-        weighted, by the names of `ROUTER_TERMS`, then how many tokens it sends to each expert."""
+        weighted, by the names of `ROUTER_TERMS`, then how many tokens it sends to each expert.
+        `text_BT`: false for padding; None: there is none."""
         x_NC = x_BTC.flatten(0, 1)
-        routed = self.route(x_NC)
+        routed = self.route(x_NC, text_BT)
         changed_NC, router = self.change(x_NC, routed)
         return changed_NC.view_as(x_BTC), router
 
-    def route(self, x_NC: Tensor) -> Routed:
-        """Where each token goes."""
+    def route(self, x_NC: Tensor, text_BT: Tensor | None = None) -> Routed:
+        """Return where each token goes. Padding goes to expert number E, which is none."""
         logits_NE = F.linear(x_NC.float(), self.router.weight.float())
         scores_NE = self._score_experts(logits_NE)
         chosen_NA, weights_NA = self._choose(scores_NE)
+        text_N = None if text_BT is None else text_BT.flatten()
+        if text_N is not None:
+            chosen_NA = chosen_NA.masked_fill(~text_N[:, None], self.settings.experts)
         counts_E = _count(chosen_NA, self.settings.experts)
-        return Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E)
+        return Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E, text_N)
 
     def change(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
         """[N, C] what the experts of each token and the network beside them make of it; and of the
@@ -110,7 +125,9 @@ class ExpertFeedForward(nn.Module):
 
         Apart so that another way to lay out experts (over devices) can take its place.
         """
-        pairs = routed.chosen_NA.numel()
+        pairs: int | Tensor = routed.chosen_NA.numel()
+        if routed.text_N is not None:
+            pairs = routed.counts_E.sum().clamp(min=1)  # nothing waits for the device
         kept_E = self.limit_counts(routed.counts_E, pairs)
         order_M = sort_pairs(routed, kept_E)
         given_MC = self.experts(self.copy_tokens(x_NC, order_M), kept_E)
@@ -131,12 +148,15 @@ class ExpertFeedForward(nn.Module):
             weights_NA = weights_NA / (weights_NA.sum(-1, keepdim=True) + 1e-20)
         return chosen_NA, weights_NA * self.settings.scale
 
-    def limit_counts(self, counts_E: Tensor, pairs: int) -> Tensor:
+    def limit_counts(self, counts_E: Tensor, pairs: int | Tensor) -> Tensor:
         """[…, E] how many of `counts_E` tokens the experts take, of `pairs` in a micro-batch."""
-        if self.settings.capacity is None:
+        capacity, experts = self.settings.capacity, self.settings.experts
+        if capacity is None:
             return counts_E
-        most = math.ceil(self.settings.capacity * pairs / self.settings.experts)
-        return counts_E.clamp(max=most)
+        if isinstance(pairs, Tensor):
+            most = (capacity * pairs.double() / experts).ceil().to(counts_E.dtype)
+            return torch.minimum(counts_E, most)
+        return counts_E.clamp(max=math.ceil(capacity * pairs / experts))
 
     def copy_tokens(self, x_NC: Tensor, order_M: Tensor) -> Tensor:
         """[len(order), C] rows of the tokens' copies, one for each of their experts, in order."""
@@ -160,9 +180,11 @@ class ExpertFeedForward(nn.Module):
         balance = z = excess = zero
         if settings.balance_loss:
             parts_NE = scores_NE / scores_NE.sum(-1, keepdim=True)
-            balance = (share_E * parts_NE.mean(0)).sum() * settings.experts * settings.balance_loss
+            mean_E = _average(parts_NE, routed.text_N)
+            balance = (share_E * mean_E).sum() * settings.experts * settings.balance_loss
         if settings.router_z_loss:
-            z = logits_NE.logsumexp(-1).square().mean() * settings.router_z_loss
+            squares_N = logits_NE.logsumexp(-1).square()
+            z = _average(squares_N, routed.text_N) * settings.router_z_loss
         if self.balance_bias is not None:
             # Nothing in value; its gradient is how far an expert is above its even share.
             bias_E = self.balance_bias.float()
@@ -174,6 +196,15 @@ def _stack(shape: StackShape) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape.sizes()[""]))
 
 
+def _average(values: Tensor, text_N: Tensor | None) -> Tensor:
+    """Return the mean over the tokens of `values` [N, …] that are no padding; 0 if all are."""
+    if text_N is None:
+        return values.mean(0)
+    shown = text_N.view(-1, *[1] * (values.ndim - 1))
+    total = torch.where(shown, values, 0).sum(0)
+    return total / text_N.sum().clamp(min=1)
+
+
 def _count(chosen_NA: Tensor, experts: int) -> Tensor:
     """[E], tokens of each expert; by comparison, as its size depends on no value."""
     numbers_E = torch.arange(experts, device=chosen_NA.device)
@@ -182,7 +213,7 @@ def _count(chosen_NA: Tensor, experts: int) -> Tensor:
 
 def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
     """[M] the pairs of token and expert by expert, the earlier tokens first; behind all, those
-    beyond the `kept_E` that an expert takes."""
+    beyond the `kept_E` that an expert takes, and those of padding."""
     experts_M = routed.chosen_NA.flatten()
     order_M = experts_M.argsort(stable=True)
     if kept_E is routed.counts_E:
@@ -190,6 +221,9 @@ def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
     places_M = torch.arange(len(order_M), device=order_M.device)
     first_E = routed.counts_E.cumsum(0) - routed.counts_E
     sorted_M = experts_M[order_M]
+    if routed.text_N is not None:  # of padding none is kept
+        first_E = F.pad(first_E, (0, 1))
+        kept_E = F.pad(kept_E, (0, 1))
     late_M = places_M - first_E[sorted_M] >= kept_E[sorted_M]
     return order_M[late_M.to(torch.uint8).argsort(stable=True)]
 

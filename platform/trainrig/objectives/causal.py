@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
+from trainrig.objectives.padding import mark_text
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -53,10 +54,11 @@ class CausalLM(Settings):
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """What gives the logits of the targets of `batch`, place by place."""
         output: Output
+        text = mark_text(model, batch)
         if (positions_BT := batch.arrays.get(POSITIONS)) is None:
-            output = model(batch.arrays[IDS])
+            output = model(batch.arrays[IDS], **text)
         else:
-            output = model(batch.arrays[IDS], positions_BT=positions_BT)
+            output = model(batch.arrays[IDS], positions_BT=positions_BT, **text)
         return output
 
     def compute(

@@ -18,6 +18,7 @@ else:
     Numbers = TypeVar("Numbers")
 
 Estimator = Literal["k1", "k2", "k3"]
+LARGEST_DIFFERENCE = 20.0  # nats, of log-probabilities; of estimates with a bound, as verl has it
 
 
 class AdaptiveWeight(Settings):
@@ -53,6 +54,24 @@ class ReferenceDivergence(Settings):
     # Whether, in the loss, each token's estimate is multiplied by its ratio: without, the gradient
     # of k1 is 0 on average, and that of k3 is of another divergence than is meant.
     unbiased: bool = True
+    # Most nats that the estimate of one token comes to, either way; a token beyond has no gradient.
+    # verl takes 10. k3 grows as exp(-d): 10^13 for a token 30 nats below the reference. None: no
+    # bound, so that a token pulls back the harder the farther it has gone.
+    bound: float | None = Field(default=None, gt=0, le=LARGEST_DIFFERENCE)
+
+    def estimate(self, difference: Numbers) -> Numbers:
+        """Return the estimate of each token, within the bound, by the log-probability less the
+        reference's."""
+        if self.bound is None:
+            return estimate_divergence(self.estimator, difference)
+        # Bounded first, or an infinite estimate would have a gradient that is no number.
+        within = difference.clip(-LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
+        return estimate_divergence(self.estimator, within).clip(-self.bound, self.bound)
+
+    def is_beyond_bound(self, difference: Numbers) -> Numbers:
+        """Return for each token whether its estimate is cut by the bound."""
+        assert self.bound is not None
+        return abs(estimate_divergence(self.estimator, difference)) > self.bound
 
 
 def estimate_divergence(estimator: Estimator, difference: Numbers) -> Numbers:

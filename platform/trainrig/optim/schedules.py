@@ -1,6 +1,8 @@
 """The share of the peak learning rate at each step: pure functions of the step.
 
 Steps count from 0. A warm-up of w steps goes 1/w, 2/w … 1, so that no step is wasted at rate 0.
+What falls is at its floor at the last step, where a floor of 0 changes nothing. The only step of a
+run is taken at the peak: it would be the last one.
 """
 
 import math
@@ -38,6 +40,10 @@ class _Warmed(Settings):
         return self.warmup
 
 
+def _is_only_step(step: int, steps: int) -> bool:
+    return step == 0 and steps == 1
+
+
 class Cosine(_Warmed):
     """Warm up, then fall along half a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
 
@@ -50,6 +56,8 @@ class Cosine(_Warmed):
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
+        if _is_only_step(step, steps):
+            return 1.0
         fallen = min(1.0, (step + 1 - warmup) / (steps - warmup))  # share of the way down
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * fallen)) / 2
 
@@ -67,6 +75,8 @@ class Polynomial(_Warmed):
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
+        if _is_only_step(step, steps):
+            return 1.0
         left = max(0.0, (steps - step - 1) / (steps - warmup))
         return float(self.floor + (1 - self.floor) * left**self.power)
 
@@ -84,6 +94,8 @@ class Linear(_Warmed):
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
+        if _is_only_step(step, steps):
+            return 1.0
         left = max(0.0, (steps - step - 1) / (steps - warmup))
         return self.floor + (1 - self.floor) * left
 
@@ -147,7 +159,7 @@ class WarmupStableDecay(_Warmed):
         warmup, stable = self.warmup_steps(steps), self.stable_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
-        if step < stable:
+        if step < stable or _is_only_step(step, steps):
             return 1.0
         fallen = min(1.0, (step + 1 - stable) / (steps - stable))  # share of the way down
         return self.floor + (1 - self.floor) * self._compute_left(fallen)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trainrig.config import Settings
 from trainrig.parallel.context.settings import Context
+from trainrig.parallel.exact.plan import SumPlan
 from trainrig.parallel.expert.settings import Expert
 from trainrig.parallel.pipeline.settings import Pipeline
 from trainrig.parallel.tensor.settings import TensorSplit
@@ -169,6 +170,19 @@ class WorkerLayout(Settings):
     def data_workers(self, workers: int) -> int:
         """Among how many of `workers` data is divided: a replica is one."""
         return workers // self.replica
+
+    def plan_sums(self, workers: int, micro_batches: int, virtual: int) -> list[SumPlan]:
+        """Return who hands over which sums of gradients in a step, on a mesh of `workers`: of whole
+        parameters, then of experts that are divided, if they are."""
+        alike = workers // self._tensor // self.pipeline_ranks  # ranks that have the same layers
+        copies = self.copies(workers // self.pipeline_ranks) or 1
+        slices = alike // copies
+        parts = self.replica // self._tensor // self.pipeline_ranks
+        peers = slices if self.by_micro_batch else 1
+        plans = [SumPlan(micro_batches, virtual, slices, parts, copies, peers)]
+        if self.expert is not None:
+            plans.append(SumPlan(micro_batches, virtual, slices // parts, 1, copies, peers))
+        return plans
 
     def mesh(self, device: "torch.device") -> "WorkerMesh":
         """All ranks of the process group, as they are laid out; each calls it."""

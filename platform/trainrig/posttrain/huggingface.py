@@ -10,10 +10,11 @@ from trainrig.errors import ConfigError, OutputTaken
 from trainrig.models.added_tokens import add_special_tokens
 from trainrig.models.decoder_config import count_parameters
 from trainrig.models.encoder.model import read_of_generator
+from trainrig.models.families.mapping import find_dropouts
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.chat import TEMPLATE
-from trainrig.tokens.special_tokens import find_special_tokens
+from trainrig.tokens.special_tokens import MODEL_CONFIG, find_special_tokens
 from trainrig.train import checkpoint
 
 
@@ -84,4 +85,5 @@ def import_checkpoint(
                 ("end_of_turn", special.end_of_turn),
             )
         },
+        "dropouts_left_out": find_dropouts(files.parse_json(MODEL_CONFIG) or {}),
     }

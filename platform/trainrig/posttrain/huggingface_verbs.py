@@ -1,6 +1,7 @@
 """The commands `export` and `import`. They import what they need when they run."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -137,6 +138,9 @@ def import_folder(
     print(f"{out}: {facts['parameters']:,} parameters, {facts['vocabulary']:,} entries")
     for name, token in facts["special_tokens"].items():
         print(f"{name}: {token or 'none'}")
+    if dropouts := facts["dropouts_left_out"]:
+        shares = ", ".join(f"{key} = {share:g}" for key, share in dropouts.items())
+        print(f"config.json: {shares} is left out; training here drops nothing", file=sys.stderr)
 
 
 def _parse_role(given: str) -> tuple[str, str]:

@@ -51,6 +51,7 @@ from trainrig.train.held_out import HeldOutSets, hold_nothing_out, open_held_out
 from trainrig.train.job import Adapter, FrozenModel, TrainingJob
 from trainrig.train.pretrain import drive
 from trainrig.train.run_file.objective_fit import check_positions
+from trainrig.train.run_file.sum_check import check_sums
 
 
 def posttrain(run: FineTuning) -> Manifest:
@@ -257,6 +258,7 @@ def estimate_tuning(run: FineTuning, machine: DeviceChoice) -> dict[str, Any]:
 
     Raises InputError for what does not fit.
     """
+    check_sums(run.training, run.workers, [run.batches.global_batch // run.batches.micro_batch])
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
     counted: dict[str, int] = {}

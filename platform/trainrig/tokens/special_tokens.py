@@ -40,6 +40,7 @@ GENERATION = "generation_config.json"
 MODEL_CONFIG = "config.json"
 TEMPLATE = "chat_template.jinja"
 ROLES = "roles.json"  # trainrig's own: role → token, for roles that the other files do not give
+NEW_TOKENS = "new_tokens.json"  # trainrig's own: the tokens that `import --add-token` added
 # One file with the content of all others, in folders that trainrig writes: file name → text.
 BROUGHT = "brought.json"
 # Files beside a tokenizer.json that are read and carried along with it.

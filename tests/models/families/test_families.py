@@ -10,9 +10,11 @@ import torch
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families import FAMILIES, find_family, read_config, strip_config
+from trainrig.models.families.mapping import HubConfig, read_rope
 from trainrig.models.generation.generate import Request, generate, generate_batch
 from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
+from trainrig.models.positions import compute_rotation_rates
 from trainrig.tokens.special_tokens import TokenizerFiles
 
 HERE = Path(__file__)
@@ -188,3 +190,42 @@ def test_a_config_that_we_would_compute_otherwise_is_refused(case):
     with pytest.raises(DataError, match=message) as refused:
         read_config(given | changes, "x/config.json")
     assert str(refused.value).startswith("x/config.json: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("attention_factor", [None, 0.7, 1.0])
+@pytest.mark.parametrize(
+    ("mscale", "mscale_all_dim"), [(None, None), (1.0, None), (None, 0.8), (1.0, 1.0), (0.7, 1.3)]
+)
+@pytest.mark.parametrize("factor", [1.0, 4.0, None])
+def test_yarn_is_scaled_as_transformers_scales_it(
+    factor, mscale, mscale_all_dim, attention_factor, transformers
+):
+    """DeepSeek's multiples beside a factor of its own: Transformers takes the latter."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    given = {"attention_factor": attention_factor, "mscale": mscale}
+    given |= {"mscale_all_dim": mscale_all_dim}
+    table = THEIRS["YARN"] | {"factor": factor} | {k: v for k, v in given.items() if v is not None}
+    theirs = transformers.LlamaConfig(**THEIRS["SMALL"], rope_parameters=table)
+    rates, expected = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    rope = read_rope(HubConfig(theirs.to_dict() | {"rope_parameters": table}, "config.json"))
+    found, scale = compute_rotation_rates(rope, 8, torch.device("cpu"))
+    torch.testing.assert_close(found, rates)
+    assert scale == pytest.approx(expected, rel=1e-12)
+
+
+def test_dropouts_of_a_brought_model_are_said_to_be_left_out(tmp_path, capsys, transformers):
+    """GPT-2 has three of 0.1; a Llama without any is brought in without a word."""
+    from trainrig.posttrain.huggingface_verbs import import_folder
+
+    for name, said in (("gpt2", True), ("llama2", False)):
+        THEIRS["make"](transformers, name, tmp_path / name)
+        BROUGHT["write"]("llama3", tmp_path / name)
+        path = tmp_path / name / "config.json"
+        shares = {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "attention_dropout": 0.0}
+        given = json.loads(path.read_text()) | (shares if said else {"attention_dropout": 0.0})
+        path.write_text(json.dumps(given))
+        import_folder(str(tmp_path / name), str(tmp_path / f"{name}-run"))
+        found = capsys.readouterr().err
+        assert ("attn_pdrop = 0.1, embd_pdrop = 0.2" in found) == said
+        assert ("drop" in found) == said

@@ -27,6 +27,7 @@ from trainrig.tokens.batches import (
     SAMPLED,
     TARGETS,
     TEMPERATURE,
+    TOKEN_ADVANTAGES,
     TOKENS,
 )
 
@@ -106,6 +107,83 @@ def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
     assert means == pytest.approx({"k1": 0.27488722, "k2": 0.29385605, "k3": 0.27488722})
 
 
+def whiten_as_verl(rewards_BT, mask_BT):
+    """Returns of each token, and these by mean and sample variance over all tokens."""
+    returns_BT, running_B = np.zeros_like(rewards_BT), np.zeros(len(rewards_BT))
+    for place in reversed(range(rewards_BT.shape[1])):
+        running_B = rewards_BT[:, place] + running_B
+        returns_BT[:, place] = running_B
+        running_B = running_B * mask_BT[:, place]
+    values_N = returns_BT[mask_BT]
+    mean = values_N.mean()
+    variance = ((values_N - mean) ** 2).sum() / (len(values_N) - 1)
+    return (returns_BT - mean) / np.sqrt(variance + 1e-8)
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_reinforce_plus_plus_whitens_over_tokens_as_verl_does(penalised, device_batch):
+    """Completions of 1, 5, 2 and 7 tokens: over completions, other advantages come out."""
+    objective = ReinforcePlusPlus()
+    mask_BT = np.arange(9) < np.array([1, 5, 2, 7])[:, None]
+    rewards_GS = np.array([[1.0, 0.0], [0.25, 0.0]])
+    penalties_BT = np.random.default_rng(3).normal(0, 0.1, mask_BT.shape) * mask_BT
+    found = objective.credit(rewards_GS, mask_BT, penalties_BT if penalised else None, None)
+    rewards_BT = np.zeros(mask_BT.shape)
+    rewards_BT[np.arange(4), mask_BT.sum(1) - 1] = rewards_GS.reshape(-1)
+    expected_BT = whiten_as_verl(rewards_BT - penalised * penalties_BT, mask_BT)
+    arrays = {**found, TARGETS: np.where(mask_BT, 5, IGNORE)}
+    seen = []
+    for cuts in ([], [1], [2, 3]):
+        parts = np.split(np.arange(4), cuts)
+        batches = [device_batch(**{n: array[p] for n, array in arrays.items()}) for p in parts]
+        sums = [objective.measure(None, batch) for batch in batches]
+        statistics = {name: float(sum(each[name] for each in sums)) for name in sums[0]}
+        read = [objective.read_advantages(batch.arrays, statistics) for batch in batches]
+        seen = torch.cat([each.expand(-1, 9) for each in read]).numpy()
+        np.testing.assert_allclose(seen[mask_BT], expected_BT[mask_BT], atol=1e-5)
+    of_rows = (rewards_GS - rewards_GS.mean()).reshape(-1) / rewards_GS.std(ddof=1)
+    assert abs(seen[:, 0] - of_rows).max() > 0.1
+
+
+def test_with_the_group_as_baseline_a_completion_has_one_advantage():
+    objective = ReinforcePlusPlus(baseline="group")
+    mask_BT = np.ones((2, 3), dtype=bool)
+    found = objective.credit(np.array([[1.0, 0.0]]), mask_BT, np.full((2, 3), 0.1), None)
+    assert TOKEN_ADVANTAGES not in found
+    np.testing.assert_allclose(found[ADVANTAGES], [0.5, -0.5])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_bounded_estimate_is_finite_and_has_no_gradient_beyond(estimator):
+    held = ReferenceDivergence(weight=1.0, estimator=estimator, bound=10.0)
+    away = torch.tensor([-1000.0, -30.0, -1.0, 0.5, 30.0, 1000.0], requires_grad=True)
+    found = held.estimate(away)
+    found.sum().backward()
+    assert found.abs().max() <= 10
+    beyond = held.is_beyond_bound(away.detach())
+    assert beyond.tolist() == [True, True, False, False, True, True]
+    assert away.grad.isfinite().all()
+    assert (away.grad != 0).tolist() == [False, False, True, True, False, False]
+    free = held.model_copy(update={"bound": None})
+    middle = away.detach()[2:4]
+    assert torch.equal(free.estimate(middle), found.detach()[2:4])
+    np.testing.assert_allclose(held.estimate(away.detach().numpy()), found.detach().numpy())
+    if estimator == "k3":
+        assert free.estimate(torch.tensor(-30.0)) > 1e12
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_how_often_the_bound_cuts_is_measured(place, decoder, completions, device_batch):
+    held = ReferenceDivergence(weight=0.3, bound=0.01, place=place)
+    arrays = rollouts(completions)
+    computed = GRPO(reference=held).compute(decoder(), device_batch(**arrays), {})
+    found = computed.diagnostics["divergence_bounded"]
+    assert 0 < found.values.sum() <= found.counts_B.sum()
+    without = GRPO(reference=held.model_copy(update={"bound": None}))
+    computed = without.compute(decoder(), device_batch(**arrays), {})
+    assert "divergence_bounded" not in computed.diagnostics
+
+
 def rollouts(completions, rows=4, seed=1, temperature=1.0):
     """Arrays of made-up rollouts, sampled by other weights than those that learn of them."""
     ids, targets = completions(rows, seed)
@@ -139,8 +217,9 @@ def by_hand(objective, model, arrays):
     logits = model(torch.from_numpy(arrays[IDS])).logits[..., :60].double()
     log = (logits / arrays[TEMPERATURE][0]).log_softmax(-1)
     advantages = arrays[ADVANTAGES].astype(float)
-    if objective.kind == "ReinforcePlusPlus":
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-4)
+    if objective.kind == "ReinforcePlusPlus":  # over tokens, as if each had a row of its own
+        of_tokens = np.repeat(advantages, (arrays[TARGETS] != IGNORE).sum(1))
+        advantages = (advantages - of_tokens.mean()) / np.sqrt(of_tokens.var(ddof=1) + 1e-8)
     total, rows = 0.0, len(advantages)
     tokens = int((arrays[TARGETS] != IGNORE).sum())
     for row, advantage in enumerate(advantages.tolist()):

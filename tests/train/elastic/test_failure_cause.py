@@ -47,8 +47,27 @@ def test_a_failure_is_laid_to_a_node_only_where_one_rank_alone_shows_it(failures
 
 def test_an_exception_of_a_ranks_own_is_told_from_what_follows_it():
     failure = find_cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
-    assert failure.problem == "rank 1: ValueError: bad row 7"
+    assert failure.problem == "rank 1: ValueError: bad row 7 (1 more lost its connection then)"
     assert (failure.exception, failure.step) == ("ValueError: bad row 7", 8)
+
+
+SIZES_DIFFER = RuntimeError(
+    "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/alltoallv.cc:138] "
+    "inLengthPerRank[myRank] == outLengthPerRank[myRank]. "
+)
+
+
+def test_what_a_collective_refuses_is_told_before_the_connections_that_it_costs():
+    failure = find_cause({0: BROKEN, 1: SIZES_DIFFER, 2: BROKEN}, {}, {1: 0, 0: 0, 2: 0}, 0)
+    assert failure.problem.startswith("rank 1: RuntimeError: [enforce fail at")
+    assert failure.problem.endswith("(2 more lost their connection then)")
+    assert "alltoallv.cc:138" in failure.exception
+
+
+def test_of_several_exceptions_that_which_was_raised_first_is_told():
+    raised = {0: ValueError("late"), 1: ValueError("early"), 2: BROKEN}
+    assert find_cause(raised, {}, {2: 4, 1: 4, 0: 4}, 3).exception == "ValueError: early"
+    assert find_cause(raised, {}, {}, 3).exception == "ValueError: late"  # nothing tells
 
 
 def test_lost_connections_alone_are_nobodys_own():

@@ -88,7 +88,7 @@ class WritingLayer(Layer):
         else:
             keys = cache.read
         x_BTC = x_BTC + self.cross_attention.look(self.cross_norm(x_BTC), keys, cross)
-        changed_BTC, router = self._feed_forward(self.feedforward_norm(x_BTC))
+        changed_BTC, router = self._feed_forward(self.feedforward_norm(x_BTC), sight)
         return x_BTC + changed_BTC, router
 
 

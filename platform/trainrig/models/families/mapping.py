@@ -187,6 +187,16 @@ class HubConfig:
             raise DataError(f"{self.path}: as a model's {where or 'sizes'}: {what}") from None
 
 
+def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares that the config.json `given` has layers drop in training, by key, if above
+    0. No model here drops any, which changes nothing but training in Transformers."""
+    return {
+        key: float(value)
+        for key, value in sorted(given.items())
+        if "drop" in key and type(value) in (int, float) and value > 0
+    }
+
+
 def read_labels(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes of the config.json `given`, in the order of their ids: Transformers
     counts them by `id2label`, and takes two where nothing is said."""
@@ -256,12 +266,15 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
                     fast_turns=table["high_freq_factor"],
                 )
             case "yarn":
+                factor = table["factor"]
+                if factor is None:
+                    factor = config.get("max_position_embeddings", 2048) / original
                 return YaRN(
-                    factor=table["factor"],
+                    factor=factor,
                     original_positions=original,
                     fast_turns=table.get("beta_fast") or 32.0,
                     slow_turns=table.get("beta_slow") or 1.0,
-                    attention_factor=_read_yarn_attention(table),
+                    attention_factor=_read_yarn_attention(table, factor),
                     whole_channels=table.get("truncate", True),
                 )
     except KeyError as error:
@@ -278,12 +291,14 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
     )
 
 
-def _read_yarn_attention(table: Mapping[str, Any]) -> float | None:
-    """The factor as DeepSeek's files give it, by two multiples of the usual one, or by itself."""
+def _read_yarn_attention(table: Mapping[str, Any], factor: float) -> float | None:
+    """Return `attention_factor` if the file has one, else what DeepSeek's two multiples of the
+    usual factor come to, else None. Transformers takes them in this order."""
+    given: float | None = table.get("attention_factor")
     over, under = table.get("mscale"), table.get("mscale_all_dim")
-    if not (over and under):
-        return table.get("attention_factor")
-    growth = 0.1 * math.log(table["factor"])
+    if given is not None or not (over and under):
+        return given
+    growth = 0.1 * math.log(factor)
     return float((growth * over + 1) / (growth * under + 1))
 
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
+from trainrig.objectives.padding import mark_text
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.packing.choices import Packing
@@ -93,7 +94,7 @@ class MultiTokenPrediction(CausalLM):
 
         arrays = batch.arrays
         rows = {} if POSITIONS not in arrays else {"positions_BT": arrays[POSITIONS]}
-        first, *others = model(arrays[IDS], further=True, **rows)
+        first, *others = model(arrays[IDS], further=True, **rows, **mark_text(model, batch))
         terms = self.compute_losses(first, arrays[TARGETS], batch.all_targets)
         for ahead, output in zip(self.ahead, others, strict=True):
             targets_BT: Tensor = arrays[name_term(ahead)]

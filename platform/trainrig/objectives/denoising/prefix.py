@@ -17,6 +17,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import DeviceBatch, Output
+from trainrig.objectives.padding import mark_text
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
@@ -69,7 +70,10 @@ class PrefixLM(CausalLM):
         """What gives the logits of the targets of `batch`, place by place."""
         arrays = batch.arrays
         output: Output = model(
-            arrays[IDS], positions_BT=arrays.get(POSITIONS), prefixes_BT=arrays[PREFIXES]
+            arrays[IDS],
+            positions_BT=arrays.get(POSITIONS),
+            prefixes_BT=arrays[PREFIXES],
+            **mark_text(model, batch),
         )
         return output
 

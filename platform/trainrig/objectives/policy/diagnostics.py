@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainrig.objectives.contract import Contributions, DeviceBatch, average_rows
-from trainrig.objectives.divergence import estimate_divergence
+from trainrig.objectives.divergence import ReferenceDivergence, estimate_divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
     BEHAVIOUR,
@@ -80,6 +80,16 @@ def watch_policy(
     if DIVERGENCE_WEIGHT in arrays:
         found |= average_rows(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
     return found
+
+
+def watch_bound(
+    batch: DeviceBatch, seen: PolicyTokens, reference: ReferenceDivergence
+) -> dict[str, Contributions]:
+    """Return the share of tokens whose divergence from the reference is cut by its bound."""
+    arrays = batch.arrays
+    log_BT = arrays[OLD] if reference.place == "reward" else seen.log_BT.detach()
+    beyond_BT = reference.is_beyond_bound(log_BT - arrays[REFERENCE_TOKENS])
+    return {"divergence_bounded": _average_tokens(beyond_BT, arrays[TARGETS] != IGNORE)}
 
 
 def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Contributions:

@@ -20,8 +20,8 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
-from trainrig.objectives.divergence import ReferenceDivergence, estimate_divergence
-from trainrig.objectives.policy.diagnostics import PolicyTokens, watch_policy
+from trainrig.objectives.divergence import ReferenceDivergence
+from trainrig.objectives.policy.diagnostics import PolicyTokens, watch_bound, watch_policy
 from trainrig.tokens.batches import (
     ADVANTAGES,
     DIVERGENCE_WEIGHT,
@@ -176,9 +176,7 @@ class PolicyGradient(Settings):
         counts_B = self._count_tokens(count_B, arrays)
         terms = {POLICY: Contributions(self.weigh(losses_BT, mask_BT).float(), counts_B)}
         if self.reference and self.reference.place == "loss":
-            estimate_BT = estimate_divergence(
-                self.reference.estimator, log_BT - arrays[REFERENCE_TOKENS]
-            )
+            estimate_BT = self.reference.estimate(log_BT - arrays[REFERENCE_TOKENS])
             if self.reference.unbiased:
                 estimate_BT = estimate_BT * change_BT.exp()
             if self.reference.adaptive:
@@ -191,17 +189,16 @@ class PolicyGradient(Settings):
 
     def watch(self, batch: DeviceBatch, seen: PolicyTokens) -> dict[str, Contributions]:
         """What is looked at of a micro-batch, by name."""
-        return watch_policy(batch, seen, self.clip_low, self.clip_high)
+        found = watch_policy(batch, seen, self.clip_low, self.clip_high)
+        if self.reference and self.reference.bound is not None:
+            found |= watch_bound(batch, seen, self.reference)
+        return found
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """[B, 1], or [B, T] where each token has its own."""
-        return self.normalise_advantages(arrays[ADVANTAGES], statistics)[:, None]
-
-    def normalise_advantages(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
-        """[B] as they are."""
-        return advantages_B
+        return arrays[ADVANTAGES][:, None]
 
     def _count_tokens(self, tokens_B: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
         import torch

@@ -16,6 +16,7 @@ from pydantic import Field
 from trainrig.config import Settings
 from trainrig.objectives.causal import CROSS_ENTROPY
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
+from trainrig.objectives.padding import mark_text
 from trainrig.tokens.batches import (
     IDS,
     IGNORE,
@@ -78,10 +79,11 @@ class Distillation(Settings):
         from trainrig.objectives.teachers.soft_targets import SoftTargets, TeacherRows
 
         arrays = batch.arrays
+        text = mark_text(model, batch)
         if (positions_BT := arrays.get(POSITIONS)) is None:
-            output: Output = model(arrays[IDS])
+            output: Output = model(arrays[IDS], **text)
         else:
-            output = model(arrays[IDS], positions_BT=positions_BT)
+            output = model(arrays[IDS], positions_BT=positions_BT, **text)
         targets_BT, weights_BT = arrays[TARGETS], arrays[WEIGHTS]
         there_BT = targets_BT != IGNORE
         teacher = TeacherRows(

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainrig.parallel.exact.tree import Span, TreeSum, join_spans, plan_hand_over
+from trainrig.parallel.exact.plan import SumPlan
+from trainrig.parallel.exact.tree import Span, TreeSum, join_spans
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import MicroBatchSlot, find_virtual_worker
@@ -59,37 +60,41 @@ class Summation:
     `slices` and each of `parts` has a part of what a micro-batch adds."""
 
     def __init__(self, step: "StepSum", mesh: WorkerMesh, slices: Axis, parts: Axis) -> None:
-        # First come the leaves of the first of the parts, then those of the second, so that what a
-        # rank adds up itself are neighbours.
-        self.step, self.slices, self._parts = step, slices, parts
+        self._step, self._slices, self._parts = step, slices, parts
         self._copies, self._node, self._nodes = mesh.copies, mesh.node, mesh.nodes
-        self._shape = step.micro_batches * parts.size, step.virtual * parts.size
+        self._plan = SumPlan(
+            step.micro_batches,
+            step.virtual,
+            slices.size,
+            parts.size,
+            mesh.copies.size,
+            step.peers,
+        )
 
     def make_tree(self) -> TreeSum[Tensor]:
         """Of all leaves."""
-        return TreeSum(*self._shape)
+        return TreeSum(*self._plan.tree)
 
     def make_tree_of_received(self) -> TreeSum[Tensor]:
         """The same, which measures virtual workers whose sums come together there."""
-        return TreeSum(*self._shape, formed=self.step.measure_formed)
+        return TreeSum(*self._plan.tree, formed=self._step.measure_formed)
 
     def find_span(self, slot: MicroBatchSlot) -> Span:
         """What this rank's part of `slot`, and those added up with it, are of the tree."""
-        first = self._parts.rank * self.step.micro_batches
-        return first + slot.first, first + slot.index + 1
+        return self._plan.find_span(self._parts.rank, slot.first, slot.index + 1)
 
     def add_up(
         self, own: Pieces, kept: TreeSum[Tensor], like: Tensor, turn: int, last: bool
     ) -> Waits:
         """Send `own` [slices x slice], what this rank hands over the `turn`-th time, and add to
         `kept` this rank's slice [slice, as `like`] of what all of a copy do."""
-        width, axis = like.numel(), self.slices
-        spans = self._plan_hand_over(turn)
+        width, axis = like.numel(), self._slices
+        spans = self._plan.list_hand_over(self._copies.rank, turn)
         if self._node.size > 1:
             own = yield from self._add_up_node(own, like, spans)
             size, axis = self._node.size, self._nodes
             firsts = range(0, len(spans), size)
-            spans = [join_spans(_flatten(spans[n : n + size]), *self._shape) for n in firsts]
+            spans = [join_spans(_flatten(spans[n : n + size]), *self._plan.tree) for n in firsts]
         sent = PendingTransfer.to_all(own, width, [len(each) for each in spans], axis, like)
         own.clear()
         yield sent
@@ -128,7 +133,7 @@ class Summation:
         if self._copies.size == 1:
             output.copy_(kept.whole())
             return
-        count, elements, spans = self._copies.size, output.numel(), self._plan_copies()
+        count, elements, spans = self._copies.size, output.numel(), self._plan.list_copies()
         width = -(-elements // count)
         padding = (0, width * count - elements)
         own = [
@@ -148,28 +153,6 @@ class Summation:
         work = dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
         yield PendingTransfer(work, part, whole)
         output.copy_(whole[:elements].view(output.shape))
-
-    def _plan_hand_over(self, turn: int) -> list[list[Span]]:
-        """What each rank of `slices` hands over the `turn`-th time."""
-        step, found = self.step, list[list[Span]]()
-        replicas = self.slices.size // self._parts.size
-        for rank in range(self.slices.size):
-            replica, part = divmod(rank, self._parts.size)
-            number = self._copies.rank * replicas + replica
-            own = plan_hand_over(*step.shape, number, replicas * self._copies.size, step.peers)
-            first = part * step.micro_batches
-            found.append([(first + begin, first + end) for begin, end in own[turn]])
-        return found
-
-    def _plan_copies(self) -> list[list[Span]]:
-        """What each copy of the model hands over, all its turns together."""
-        step, size = self.step, self.slices.size
-        world = size * self._copies.size
-        own = [
-            _flatten(plan_hand_over(*step.shape, rank, world, step.peers)) for rank in range(world)
-        ]
-        firsts = range(0, world, size)
-        return [join_spans(_flatten(own[first : first + size]), *self._shape) for first in firsts]
 
 
 def _flatten(spans: Sequence[Sequence[Span]]) -> list[Span]:

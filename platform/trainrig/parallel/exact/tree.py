@@ -1,9 +1,10 @@
 """One fixed order of adding up: a binary tree over numbered leaves.
 
 Floating-point addition does not associate, so a sum is reproducible only if its brackets are. Here
-they depend on two numbers alone, of leaves and of the runs that these are cut into: neither on who
-owns which leaf nor on what comes first. Leaves of a run are added one after another, runs by
-halves.
+they depend on three numbers alone, of leaves, of the runs that these are cut into, and of the parts
+that runs are cut into: neither on who owns which leaf nor on what comes first. Leaves of a run are
+added one after another, runs of a part by halves, parts by halves. So a subtree of one part alone
+is a subtree of all parts, whatever their numbers.
 """
 
 import functools
@@ -33,11 +34,16 @@ class TreeSum(Generic[Value]):
         self,
         leaves: int,
         runs: int | None = None,
+        parts: int = 1,
         formed: Callable[[Span, Value], None] | None = None,
     ) -> None:
-        """`runs`: that the leaves are cut into; None: each is one. `formed` is called with each sum
-        that is made here, before anything is added to it."""
-        self._parents = _find_parents(leaves, runs or leaves)
+        """Build an empty sum.
+
+        `runs`: that the leaves are cut into; None: each leaf is one. `parts`: that the runs are cut
+        into, of as many runs and leaves each. `formed` is called with each sum that is made here,
+        before anything is added to it.
+        """
+        self._parents = _find_parents(leaves, runs or leaves, parts)
         self._whole: Span = (0, leaves)
         self._nodes: dict[Span, Value] = {}
         self._formed = formed
@@ -75,9 +81,11 @@ def find_largest_subtrees(begin: int, end: int, leaves: int, runs: int | None = 
     return join_spans([(leaf, leaf + 1) for leaf in range(begin, end)], leaves, runs)
 
 
-def join_spans(spans: Iterable[Span], leaves: int, runs: int | None = None) -> list[Span]:
-    """The fewest subtrees that the subtrees `spans` add up to, left to right."""
-    tree: TreeSum[_Nothing] = TreeSum(leaves, runs)
+def join_spans(
+    spans: Iterable[Span], leaves: int, runs: int | None = None, parts: int = 1
+) -> list[Span]:
+    """Return the fewest subtrees that the subtrees `spans` add up to, left to right."""
+    tree: TreeSum[_Nothing] = TreeSum(leaves, runs, parts)
     for span in spans:
         tree.add(span, _Nothing())
     return [span for span, _ in tree.parts()]
@@ -106,15 +114,16 @@ def plan_hand_over(
 
 
 @functools.lru_cache(maxsize=64)
-def _find_parents(leaves: int, runs: int) -> dict[Span, tuple[Span, Span, Span]]:
-    """Each node but the root → its parent, and the parent's left and right.
+def _find_parents(leaves: int, runs: int, parts: int) -> dict[Span, tuple[Span, Span, Span]]:
+    """Return each node but the root → its parent, and the parent's left and right.
 
-    The left of a node above the runs holds the largest power of two of them that leaves the right
-    any: so what is a subtree among few runs is one among many. The right of a node in a run is its
-    last leaf.
+    The left of a node above the parts holds the largest power of two of them that leaves the right
+    any, and the left of a node above the runs of a part as many of those: so what is a subtree
+    among few is one among many. The right of a node in a run is its last leaf.
     """
     found: dict[Span, tuple[Span, Span, Span]] = {}
     cuts = [leaves * number // runs for number in range(runs + 1)]
+    of_a_part = runs // parts
 
     def divide(node: Span, middle: int) -> tuple[Span, Span]:
         left, right = (node[0], middle), (middle, node[1])
@@ -126,7 +135,9 @@ def _find_parents(leaves: int, runs: int) -> dict[Span, tuple[Span, Span, Span]]
         begin, end = open_nodes.pop()
         first, last = cuts[begin], cuts[end]
         if end - begin > 1:
-            middle = begin + (1 << ((end - begin - 1).bit_length() - 1))
+            unit = of_a_part if end - begin > of_a_part else 1
+            count = (end - begin) // unit
+            middle = begin + unit * (1 << ((count - 1).bit_length() - 1))
             divide((first, last), cuts[middle])
             open_nodes += [(begin, middle), (middle, end)]
             continue

@@ -30,14 +30,14 @@ class _SharedExperts:
     def __init__(self, layer: ExpertFeedForward, group: dist.ProcessGroup, sequence: bool) -> None:
         self._layer, self._group, self._sequence = layer, group, sequence
 
-    def __call__(self, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_BTC: Tensor, text_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `ExpertFeedForward.forward`."""
         layer, group = self._layer, self._group
         if self._sequence:
             alike_BTC, apart_BTC = gather_apart(x_BTC, group)
         else:
             alike_BTC, apart_BTC = x_BTC, copy_in(x_BTC, group)
-        routed = layer.route(alike_BTC.flatten(0, 1))
+        routed = layer.route(alike_BTC.flatten(0, 1), text_BT)
         # Each rank multiplies parts of what experts give by them, so each has a part of the
         # gradient.
         routed = routed._replace(weights_NA=copy_in(routed.weights_NA, group))

@@ -5,7 +5,7 @@ are their adapters, of a rank of its own; a head that is trained whole is among 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from safetensors.torch import save_file
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainrig import storage
 from trainrig.errors import DataError, OutputTaken
+from trainrig.models.added_tokens import TABLES
 from trainrig.models.lora.layers import is_adapter
 from trainrig.models.lora.settings import LoRA, alpha_divisor
 from trainrig.posttrain.peft_adapter.joined_layers import LowRank, join_parts
@@ -28,6 +29,7 @@ from trainrig.posttrain.peft_adapter.names import (
 )
 from trainrig.posttrain.peft_adapter.settings import CONFIG, TASKS, WEIGHTS
 from trainrig.storage.writable import check_folder
+from trainrig.tokens.special_tokens import NEW_TOKENS
 from trainrig.train import checkpoint
 
 
@@ -61,6 +63,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     whole = find_tensors(opened.path, opened.config)
     saved = {whole[name]: value for name, value in ours.items() if not is_adapter(name)}
     tensors |= {PREFIX + name: value.contiguous() for name, value in saved.items()}
+    tensors |= _read_grown_tables(opened.adapter.of.base, whole, set(joined), set(saved))
     ranks = {name: each.rank for name, each in joined.items()}
     alphas = {name: _compute_alpha(lora, rank) for name, rank in ranks.items()}
     settings = {
@@ -84,6 +87,30 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         save_file(tensors, local, metadata={"format": "pt"})
     storage.write(storage.join(out, CONFIG), json.dumps(settings, indent=2).encode())
     return {"output": out, "checkpoint": opened.path, "step": opened.step, "rank": lora.rank}
+
+
+def _read_grown_tables(
+    base: str, theirs: Mapping[str, str], adapted: Set[str], saved: Set[str]
+) -> dict[str, Tensor]:
+    """Return the tables of the checkpoint `base` that have rows for tokens which `import` added, by
+    their keys in PEFT; none if no token was added.
+
+    The model in Transformers has other rows there, or none. PEFT itself saves whole tables when
+    they were resized, and reads them back. `theirs`: their name of each tensor of ours; `adapted`
+    and `saved`: layers and tensors there that the adapter has already.
+    """
+    below = checkpoint.StoredModel(base)
+    if NEW_TOKENS not in below.files.beside:
+        return {}
+    found = {}
+    for ours in TABLES:
+        name = theirs.get(ours)
+        if name is None or name in saved:
+            continue
+        module, _, last = name.rpartition(".")
+        key = f"{module}.base_layer.{last}" if module in adapted else name
+        found[PREFIX + key] = below.read(ours).contiguous()
+    return found
 
 
 def _compute_alpha(lora: LoRA, rank: int) -> float:

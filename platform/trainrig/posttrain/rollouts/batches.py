@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from trainrig.config import extract_identity
 from trainrig.errors import DataError
-from trainrig.objectives.divergence import estimate_divergence
 from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
@@ -255,7 +254,7 @@ class RolloutBatches(RolloutMaker):
             weight = self.carried.get(DIVERGENCE_WEIGHT, held.weight)
             if held.place == "reward":
                 away_BT = (arrays[OLD] - found[REFERENCE_TOKENS]).astype(np.float64)
-                penalties_BT = weight * estimate_divergence(held.estimator, away_BT) * mask_BT
+                penalties_BT = weight * held.estimate(away_BT) * mask_BT
             if held.adaptive:
                 found[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
         if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":

@@ -32,9 +32,13 @@ BROKEN_DEVICE = (
 # How a rank died whose whole node is gone: no fault that another attempt would meet there.
 LOST_NODE = "its node is lost"
 # In what a rank raises when it lost another, or waited for it in vain (words of c10d, gloo, NCCL).
-# "NCCL" alone is not among them: a rank's own mistakes, "Duplicate GPU detected" say, bear it too.
+# Neither "gloo" nor "NCCL" alone is among them: a rank's own mistakes bear them too, "Duplicate GPU
+# detected" say, or sizes in a collective that do not fit.
+OWN_MISTAKE = "enforce fail at"  # what gloo says of the arguments of a collective
 LOST_PEER = (
-    "gloo",
+    "gloo/transport",
+    "gloo/rendezvous",
+    "Gloo connectFullMesh failed",
     "Connection closed by peer",
     "Connection closed by remote peer",
     "Connection reset by peer",
@@ -54,7 +58,8 @@ def find_cause(
     one that had too little memory. It is laid to a node only where one rank alone died, and its
     node did not: a collective that times out ends sound ranks, all together.
 
-    `dead`: how a rank's process died; `steps`: updates that ranks had done when they raised;
+    `dead`: how a rank's process died; `steps`: updates that ranks had done when they raised, those
+    of the rank that raised first before others;
     `step`: as far as is known of the group.
     """
     for error in failures.values():
@@ -75,14 +80,18 @@ def find_cause(
         alone = len(dead) == 1 and not short and LOST_NODE not in dead[rank]
         return Failure(problem, "Ray", step, memory=bool(short), rank=rank if alone else None)
     own = [rank for rank, error in failures.items() if not follows_peer(str(error))]
-    rank = min(own or failures)
+    raised_first = (rank for rank in steps if rank in own)
+    rank = next(raised_first, min(own or failures))
     at = steps.get(rank, step)
     if not own:
         problem = f"rank {rank} lost its connection to another: a process or a node is gone"
         return Failure(problem, "Ray", at)
     line = format_last_line(failures[rank])
     memory = is_out_of_memory(_describe_error(failures[rank]))
-    return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
+    problem = f"rank {rank}: {line}"
+    if followed := len(failures) - len(own):
+        problem += f" ({followed} more lost {'its' if followed == 1 else 'their'} connection then)"
+    return Failure(problem, "Ray", at, exception=line, memory=memory)
 
 
 def find_absent_ranks(
@@ -129,7 +138,7 @@ def _describe_error(error: BaseException) -> str:
 
 def follows_peer(said: str) -> bool:
     """Whether a rank that said so was well before another was lost."""
-    return any(words in said for words in LOST_PEER)
+    return OWN_MISTAKE not in said and any(words in said for words in LOST_PEER)
 
 
 def is_out_of_memory(said: str) -> bool:
