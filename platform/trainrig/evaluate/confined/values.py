@@ -100,8 +100,9 @@ class Codec:
                 return ["complex", value.real, value.imag]
             if base in _CONTAINERS:
                 return self._encode_container(value, base)
-        if issubclass(kind, type) and vars(builtins).get(value.__name__) is value:
-            return ["builtin", value.__name__]
+        name = getattr(value, "__name__", None) if isinstance(value, type) else None
+        if type(name) is str and vars(builtins).get(name) is value:
+            return ["builtin", name]
         return self._handles.encode_object(value)
 
     def _encode_container(self, value: Any, base: type) -> Form:
