@@ -55,7 +55,8 @@ prompt = "{{ query }}"
 [scoring]
 kind = "ProgramTests"
 maximum_tokens = 4
-program = "# {{ completion | replace('\\\\n', ' ') }}\\nassert {{ gold }} == 0"
+program = "# {{ completion | replace('\\\\n', ' ') }}\\ndef find(): return {{ gold }}"
+tests = "assert find() == 0"
 """,
 }
 WORDS = ["sea", "grey", "mirror", "Question", "because"]

@@ -1,11 +1,15 @@
-"""What a program of a stranger's may not do, each tried."""
+"""What programs may do and what they may not, each tried; and that tests mean what they say."""
 
+import os
 import platform
+import resource
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from tests.evaluate.confined.escapes import ESCAPES
+from tests.evaluate.confined.honest import HONEST, UNFIT
 
 from trainrig.errors import ConfigError
 from trainrig.evaluate.confined import run
@@ -14,90 +18,119 @@ from trainrig.evaluate.confined.run import check_confinement, run_confined
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.system() != "Linux", reason="refused elsewhere"
 )
+ADD = "def add(a, b): return a + b"
+# Limits that a program may have lowered or raised in the process that waits for it.
+LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
 
-def test_what_computes_passes_and_what_does_not_hold_fails():
-    check_confinement()
-    library = "import math, re, json, hashlib, collections, itertools, random, decimal, threading"
-    threads = "t = threading.Thread(target=print); t.start(); t.join()"
-    assert (
-        run_confined(f"{library}\n{threads}\nassert math.isqrt(9) == 3", 20, 512).verdict
-        == "passed"
+def _look_around(file):
+    """What a program must leave as it is: limits, environment, signals, and a file."""
+    status = file.stat()
+    return (
+        [resource.getrlimit(limit) for limit in LIMITS],
+        dict(os.environ),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.sched_getaffinity(0),
+        (file.read_text(), status.st_mode, status.st_mtime_ns),
     )
-    failed = run_confined("assert 1 + 1 == 3, 'no'", 20, 512)
+
+
+def test_the_suite_has_sixty_escapes_and_more():
+    check_confinement()
+    assert len(ESCAPES) >= 60
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_escape_and_no_cheat_passes(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "START_SECONDS", 3.0)
+    there = tmp_path / "there"
+    there.write_text("kept")
+    before = _look_around(there)
+    program, tests = (
+        text.replace("THERE", str(there)).replace("TRAINER", str(os.getpid()))
+        for text in ESCAPES[name]
+    )
+    outcome = run_confined(program, tests, 0.5, 512)
+    assert outcome.verdict in ("failed", "timed out")
+    assert _look_around(there) == before
+    assert list(tmp_path.iterdir()) == [there]
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_passes(name):
+    outcome = run_confined(*HONEST[name], 20, 512)
+    assert outcome.verdict == "passed", outcome.said
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_tests_cannot_ask_fails_and_says_why(name):
+    program, tests, said = UNFIT[name]
+    outcome = run_confined(program, tests, 20, 512)
+    assert outcome.verdict == "failed" and said in outcome.said
+
+
+def test_a_failure_says_what_failed():
+    failed = run_confined(ADD, "assert add(1, 1) == 3, 'no'", 20, 512)
     assert failed.verdict == "failed" and "AssertionError: no" in failed.said
+    broken = run_confined("1 / 0", "", 20, 512)
+    assert broken.verdict == "failed" and "ZeroDivisionError" in broken.said
 
 
 @pytest.mark.parametrize("ending", ["import os; os._exit(0)", "import sys; sys.exit(0)"])
-def test_to_end_with_0_is_not_to_pass(ending):
-    assert run_confined(ending, 20, 512).verdict == "failed"
+@pytest.mark.parametrize("tests", ["", "pass"])
+def test_to_end_with_0_is_not_to_pass(ending, tests):
+    assert run_confined(ending, tests, 20, 512).verdict == "failed"
 
 
-# All in one program each of which goes on after a refusal: a start costs a third of a second.
-ESCAPES = {
-    "write here": "open('x', 'w')",
-    "write there": "open({target!r}, 'w')",
-    "change": "open({there!r}, 'r+')",
-    "remove": "os.unlink({there!r})",
-    "truncate": "os.truncate({there!r}, 0)",
-    "chmod": "os.chmod({there!r}, 0o777)",
-    "utime": "os.utime({there!r})",
-    "rename": "os.rename({there!r}, {target!r})",
-    "link": "os.symlink('/etc/passwd', 'l')",
-    "read": "open('/etc/passwd').read()",
-    "read here": "open({there!r}).read()",
-    "environment": "open('/proc/self/environ').read()",
-    "list": "os.listdir('/home')",
-    "socket": "socket.socket()",
-    "local socket": "socket.socket(socket.AF_UNIX)",
-    "pair": "socket.socketpair()",
-    "fork": "os.fork()",
-    "start": "subprocess.run(['/bin/true'])",
-    "signal": "os.kill(os.getppid(), 0)",
-    "limits": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
-    "memory": "bytearray(2**30)",
-    "much output": "os.write(1, b'x' * 2**21); os.write(1, b'x' * 2**21)",
-}
+def test_tests_that_catch_everything_do_not_pass_a_program_that_is_gone():
+    tests = "try:\n    add(1, 2)\nexcept BaseException:\n    pass"
+    gone = "import os\ndef add(a, b): os._exit(0)"
+    assert run_confined(gone, tests, 20, 512).verdict == "failed"
 
 
-def test_nothing_is_reached_that_is_not_the_interpreter(tmp_path):
-    there, target = tmp_path / "there", Path(tempfile.gettempdir()) / "trainrig-test-escape"
-    there.write_text("kept")
-    before = there.stat()
-    lines = ["import os, resource, socket, subprocess"]
-    for name, escape in ESCAPES.items():
-        code = escape.format(there=str(there), target=str(target))
-        lines += ["try:", f"    {code}", "except (OSError, MemoryError, ValueError): pass"]
-        lines += [f"else: raise SystemExit({name!r})"]
-    outcome = run_confined("\n".join(lines), 30, 512)
-    # What it printed on its way has filled its output, so the secret finds no room.
-    assert outcome.verdict in ("passed", "failed") and "File too large" in outcome.said
-    assert not any(f"\n{name}\n" in f"\n{outcome.said}" for name in ESCAPES), outcome.said
-    assert there.read_text() == "kept" and not target.exists()
-    after = there.stat()
-    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
-
-
-@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(600)"])
-def test_a_program_does_not_outlive_its_time(program, monkeypatch):
+@pytest.mark.parametrize("tests", ["while True: pass", "assert add(1, 2) == 3"])
+def test_nothing_outlives_its_time(tests, monkeypatch):
     monkeypatch.setattr(run, "START_SECONDS", 0.5)
+    program = ADD if tests.startswith("while") else "import time; time.sleep(600)"
     begun = time.monotonic()
-    assert run_confined(program, 0.5, 512).verdict == "timed out"
+    assert run_confined(program, tests, 0.5, 512).verdict == "timed out"
     assert time.monotonic() - begun < 60
 
 
-def test_where_nothing_can_be_confined_nothing_is_run(monkeypatch):
-    broken = Path(run.LAUNCHER).read_text().replace("kernel.confine(", "kernel._landlock_off(")
-    monkeypatch.setattr(run, "LAUNCHER", str(_written(broken)))
-    with pytest.raises(ConfigError, match="cannot be confined here, so none is run"):
-        run_confined("print(1)", 20, 512)
-
-
-def _written(launcher):
+def _write_launcher(changed, of, to):
+    """A copy of the launcher's folder in which one of its modules has another text."""
     folder = Path(tempfile.mkdtemp())
-    kernel = Path(run.LAUNCHER).with_name("kernel.py").read_text()
-    off = "\n\ndef _landlock_off(*given):\n    raise CannotConfine('Landlock is not on')\n"
-    (folder / "kernel.py").write_text(kernel + off)
-    path = folder / "launcher.py"
-    path.write_text(launcher)
-    return path
+    for module in Path(run.LAUNCHER).parent.glob("*.py"):
+        text = module.read_text()
+        if module.name == changed:
+            assert of in text
+            text = text.replace(of, to)
+        (folder / module.name).write_text(text)
+    return str(folder / "launcher.py")
+
+
+@pytest.mark.parametrize("which", ["(*limits, more_calls=(kernel.WAIT4,))", "(*limits)"])
+def test_where_nothing_can_be_confined_nothing_is_run(which, monkeypatch):
+    off = "((_ for _ in ()).throw(OSError('Landlock is not on')), 1, 1)"
+    launcher = _write_launcher("launcher.py", f"kernel.confine{which}", f"kernel.confine{off}")
+    monkeypatch.setattr(run, "LAUNCHER", launcher)
+    with pytest.raises(ConfigError, match="cannot be confined here, so none is run"):
+        run_confined(ADD, "assert add(1, 2) == 3", 20, 512)
+
+
+def test_without_namespaces_programs_run_and_that_is_said_once(monkeypatch, capfd):
+    # A flag that clone refuses, as it does all namespaces where they are forbidden.
+    launcher = _write_launcher("kernel.py", "_NAMESPACES | _SIGCHLD", "0x20200")
+    monkeypatch.setattr(run, "LAUNCHER", launcher)
+    run._tell_shared.cache_clear()
+    for _ in range(2):
+        assert run_confined(ADD, "assert add(1, 2) == 3", 20, 512).verdict == "passed"
+    assert capfd.readouterr().err.count("without namespaces of their own") == 1
+    parent = "import os, resource\ndef limit(): resource.prlimit(os.getppid(), 0, (1, 1))"
+    assert run_confined(parent, "limit()", 20, 512).verdict == "failed"
+
+
+def test_sets_have_one_order_in_every_run():
+    program = "def order(): return list({'a', 'b', 'c', 'd', 'e'})"
+    said = {run_confined(program, "assert 0, order()", 20, 512).said for _ in range(3)}
+    assert len(said) == 1

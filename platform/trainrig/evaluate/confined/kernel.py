@@ -1,55 +1,74 @@
 """What the kernel is told so that this process can do nothing but compute: Landlock, seccomp,
 limits and no capabilities.
 
-It runs before the standard library's site is there (`python -I -S`), so it imports that library
+It runs before the standard library's site is there (`python -P -s -S`), so it imports that library
 alone, and not this package. Numbers are those of Linux on x86-64 (landlock(7), seccomp(2),
 capabilities(7)).
 """
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 from collections.abc import Iterable
 
 ABI_WANTED = 1
+MOST_THREADS = 64  # of a program, where it has a user namespace of its own and is not root
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_PYTHON = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock over a call
 
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF, _SYS_CAPSET = 444, 445, 446, 126
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 _SIGKILL = 9
+_SIGCHLD = 17
+# CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET.
+_NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
 _LAST_CAPABILITY = 63
 
-# Rights of Landlock on files: execute, read a file, read a folder.
-_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+# Rights of Landlock on files: read a file, read a folder.
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
 # All rights that each version knows: the first has 13 of files, the next add refer, truncate, -,
 # ioctl; the fourth has two of the network; the sixth the scopes of signals and abstract sockets.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 
-# What an interpreter needs to compute, and no more: no socket, no process, no change of a file's
-# attributes, no signal to others, no second look at memory.
+# What an interpreter that runs needs to compute, and no more: no socket, no process, no other
+# program, no change of a file's attributes, no signal to others, no second look at memory.
 ALLOWED = {
     "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
-    "rt_sigreturn": 15, "ioctl": 16, "pread64": 17, "readv": 19, "writev": 20, "access": 21,
-    "pipe": 22, "select": 23, "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32,
-    "dup2": 33, "nanosleep": 35, "getitimer": 36, "alarm": 37, "setitimer": 38, "getpid": 39,
-    "execve": 59, "exit": 60, "uname": 63, "fcntl": 72, "getcwd": 79, "chdir": 80, "readlink": 89,
-    "gettimeofday": 96, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "times": 100,
-    "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110,
-    "sigaltstack": 131, "arch_prctl": 158, "gettid": 186, "time": 201, "futex": 202,
-    "sched_getaffinity": 204, "getdents64": 217, "set_tid_address": 218, "restart_syscall": 219,
-    "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
-    "epoll_wait": 232, "epoll_ctl": 233, "openat": 257, "newfstatat": 262, "readlinkat": 267,
-    "pselect6": 270, "set_robust_list": 273, "get_robust_list": 274, "eventfd2": 290,
-    "epoll_create1": 291, "dup3": 292, "pipe2": 293, "preadv": 295, "prlimit64": 302,
-    "getrandom": 318, "statx": 332, "rseq": 334, "faccessat2": 439,
+    "rt_sigreturn": 15, "pread64": 17, "readv": 19, "writev": 20, "access": 21, "pipe": 22,
+    "select": 23, "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32, "dup2": 33,
+    "nanosleep": 35, "getitimer": 36, "alarm": 37, "setitimer": 38, "getpid": 39, "exit": 60,
+    "uname": 63, "getcwd": 79, "chdir": 80, "readlink": 89, "gettimeofday": 96, "getrlimit": 97,
+    "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107,
+    "getegid": 108, "getppid": 110, "sigaltstack": 131, "gettid": 186, "time": 201, "futex": 202,
+    "getdents64": 217, "set_tid_address": 218, "restart_syscall": 219, "clock_gettime": 228,
+    "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231, "epoll_wait": 232,
+    "epoll_ctl": 233, "openat": 257, "newfstatat": 262, "readlinkat": 267, "pselect6": 270,
+    "set_robust_list": 273, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
+    "preadv": 295, "getrandom": 318, "statx": 332, "rseq": 334, "faccessat2": 439,
 }  # fmt: skip
+# Calls that are allowed with some arguments alone: for each, which 32-bit words of the arguments
+# (the low half of the first is word 0, its high half word 1) must have one of which values.
+CHECKED: dict[int, dict[int, tuple[int, ...]]] = {
+    # ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
+    16: {2: (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)},
+    # fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETFL, and
+    # nothing that has the kernel send signals.
+    72: {2: (0, 1, 2, 3, 1030, 1032)},
+    204: {0: (0,)},  # sched_getaffinity of the caller
+    302: {0: (0,), 4: (0,), 5: (0,)},  # prlimit64 of the caller, without a new limit
+}
+WAIT4 = 61
 _CLONE, _CLONE3 = 56, 435
 _CLONE_THREAD = 0x10000
+# All flags that C libraries start a thread with: memory, file system, files, handlers, thread,
+# semaphores, its storage, and where its number is written and cleared.
+_CLONE_FLAGS_OF_THREADS = 0x7D0F00
 _ARCHITECTURE = 0xC000003E  # AUDIT_ARCH_X86_64
 _FIRST_X32 = 0x40000000
+_ARGUMENTS = 16  # where the arguments begin in what a filter sees
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 
@@ -58,21 +77,42 @@ class CannotConfine(Exception):
     """The kernel has not what it takes; the message says what."""
 
 
-def confine(readable: Iterable[str], executable: Iterable[str], memory: int, seconds: int) -> None:
-    """Leave this process, and what it becomes, nothing but to compute.
+def confine(
+    readable: Iterable[str], memory: int, seconds: int, more_calls: Iterable[int] = ()
+) -> None:
+    """Leave this process nothing but to compute.
 
-    `readable` are folders and files that it may read, `executable` files that it may become;
-    `memory` in bytes of address space; `seconds` of the CPU. Raises CannotConfine.
+    `readable` are folders and files that it may read; `memory` is in bytes of address space;
+    `seconds` are of the CPU; `more_calls` are numbers of system calls that it needs beside
+    `ALLOWED`. Raises CannotConfine.
     """
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise CannotConfine(f"{platform.system()} on {platform.machine()}, not Linux on x86_64")
+    machine = os.uname()
+    if machine.sysname != "Linux" or machine.machine != "x86_64":
+        raise CannotConfine(f"{machine.sysname} on {machine.machine}, not Linux on x86_64")
     _call_prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     _limit(memory, seconds)
-    if os.geteuid() == 0:
-        _drop_capabilities()
+    _drop_capabilities()
     _call_prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _apply_landlock(readable, executable)
-    _apply_seccomp()
+    _apply_landlock(readable)
+    _apply_seccomp(more_calls)
+
+
+def fork_alone() -> tuple[int, str]:
+    """Fork into user, process, network, IPC, mount and host name namespaces of its own.
+
+    Returns the child's number, 0 in the child, and why it has no namespaces of its own: "" if it
+    has. The clone is made here since `unshare` would forbid this process to start threads.
+    """
+    _PYTHON.PyOS_BeforeFork()
+    child = _PYTHON.syscall(_CLONE, ctypes.c_ulong(_NAMESPACES | _SIGCHLD), None, None, None, None)
+    refusal = "" if child >= 0 else _describe_error()
+    if child == 0:
+        _PYTHON.PyOS_AfterFork_Child()
+        # In its own user namespace, this counts the threads of the program alone.
+        _lower_limit(resource.RLIMIT_NPROC, MOST_THREADS)
+        return 0, ""
+    _PYTHON.PyOS_AfterFork_Parent()
+    return (child, "") if child > 0 else (os.fork(), refusal)
 
 
 def _limit(memory: int, seconds: int) -> None:
@@ -83,13 +123,18 @@ def _limit(memory: int, seconds: int) -> None:
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
     ):
-        _, there = resource.getrlimit(what)
-        most = most if there == resource.RLIM_INFINITY else min(most, there)
-        resource.setrlimit(what, (most, most))
+        _lower_limit(what, most)
+
+
+def _lower_limit(what: int, most: int) -> None:
+    _, there = resource.getrlimit(what)
+    most = most if there == resource.RLIM_INFINITY else min(most, there)
+    resource.setrlimit(what, (most, most))
 
 
 def _drop_capabilities() -> None:
     """Root without capabilities can still open what root owns, which Landlock forbids."""
+    # A process has all of them in a user namespace of its own; who has none has none to drop.
     for number in range(_LAST_CAPABILITY + 1):
         _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails past the last that the kernel knows
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
@@ -104,7 +149,7 @@ def find_landlock_version() -> int:
     return max(0, int(found))
 
 
-def _apply_landlock(readable: Iterable[str], executable: Iterable[str]) -> None:
+def _apply_landlock(readable: Iterable[str]) -> None:
     version = find_landlock_version()
     if version < ABI_WANTED:
         raise CannotConfine(f"Landlock is not on ({_describe_error()}); Linux has it since 5.13")
@@ -117,9 +162,7 @@ def _apply_landlock(readable: Iterable[str], executable: Iterable[str]) -> None:
     if ruleset < 0:
         raise CannotConfine(f"no Landlock ruleset: {_describe_error()}")
     for path in readable:
-        _allow(ruleset, path, _READ_FILE | _EXECUTE | _READ_DIR)
-    for path in executable:
-        _allow(ruleset, path, _READ_FILE | _EXECUTE)
+        _allow(ruleset, path, _READ_FILE | _READ_DIR)
     if _LIBC.syscall(_SYS_RESTRICT_SELF, ruleset, 0):
         raise CannotConfine(f"Landlock refuses: {_describe_error()}")
     os.close(ruleset)
@@ -137,45 +180,61 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     os.close(place)
 
 
-def _apply_seccomp() -> None:
-    program = _filter()
+def _apply_seccomp(more_calls: Iterable[int]) -> None:
+    program = _build_filter(more_calls)
     code = ctypes.create_string_buffer(b"".join(program))
     head = struct.pack("=HxxxxxxQ", len(program), ctypes.addressof(code))
     if _LIBC.prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head, len(head)), 0, 0):
         raise CannotConfine(f"seccomp refuses: {_describe_error()}")
 
 
-def _filter() -> list[bytes]:
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+
+
+def _load(offset: int) -> bytes:
+    return struct.pack("=HBBI", 0x20, 0, 0, offset)
+
+
+def _skip(code: int, operand: int, if_true: int, if_false: int) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, operand)
+
+
+def _end(action: int) -> bytes:
+    return struct.pack("=HBBI", 0x06, 0, 0, action)
+
+
+def _build_filter(more_calls: Iterable[int]) -> list[bytes]:
     """The filter in classic BPF: instructions of (code, jump if true, jump if false, operand)."""
-
-    def load(offset: int) -> bytes:
-        return struct.pack("=HBBI", 0x20, 0, 0, offset)
-
-    def skip(code: int, operand: int, if_true: int, if_false: int) -> bytes:
-        return struct.pack("=HBBI", code, if_true, if_false, operand)
-
-    def end(action: int) -> bytes:
-        return struct.pack("=HBBI", 0x06, 0, 0, action)
-
-    equal, at_least, any_bit = 0x15, 0x35, 0x45
     program = [
-        load(4),  # architecture
-        skip(equal, _ARCHITECTURE, 1, 0),
-        end(_KILL),
-        load(0),  # number of the call
-        skip(at_least, _FIRST_X32, 0, 1),
-        end(_KILL),
-        skip(equal, _CLONE3, 0, 1),
-        end(_ERRNO | _ENOSYS),  # so that the C library falls back on clone
-        skip(equal, _CLONE, 0, 4),
-        load(16),  # flags, the first argument
-        skip(any_bit, _CLONE_THREAD, 0, 1),
-        end(_ALLOW),  # a thread
-        end(_ERRNO | _EPERM),  # a process
+        _load(4),  # architecture
+        _skip(_EQUAL, _ARCHITECTURE, 1, 0),
+        _end(_KILL),
+        _load(0),  # number of the call
+        _skip(_AT_LEAST, _FIRST_X32, 0, 1),
+        _end(_KILL),
+        _skip(_EQUAL, _CLONE3, 0, 1),
+        _end(_ERRNO | _ENOSYS),  # so that the C library falls back on clone
+        _skip(_EQUAL, _CLONE, 0, 5),
+        _load(_ARGUMENTS),  # flags
+        _skip(_ANY_BIT, 0xFFFFFFFF & ~_CLONE_FLAGS_OF_THREADS, 2, 0),
+        _skip(_ANY_BIT, _CLONE_THREAD, 0, 1),
+        _end(_ALLOW),  # a thread
+        _end(_ERRNO | _EPERM),  # a process
     ]
-    for number in sorted(ALLOWED.values()):
-        program += [skip(equal, number, 0, 1), end(_ALLOW)]
-    return [*program, end(_ERRNO | _EPERM)]
+    for number, words in CHECKED.items():
+        checks: list[bytes] = []
+        for word, values in words.items():
+            checks.append(_load(_ARGUMENTS + 4 * word))
+            for index, value in enumerate(values):
+                checks.append(_skip(_EQUAL, value, len(values) - index, 0))
+            checks.append(_end(_ERRNO | _EPERM))
+        checks.append(_end(_ALLOW))
+        program += [_skip(_EQUAL, number, 0, len(checks)), *checks]
+    for number in sorted({*ALLOWED.values(), *more_calls}):
+        program += [_skip(_EQUAL, number, 0, 1), _end(_ALLOW)]
+    return [*program, _end(_ERRNO | _EPERM)]
 
 
 def _call_prctl(option: int, value: int) -> None:

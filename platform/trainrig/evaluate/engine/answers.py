@@ -171,11 +171,14 @@ class Examination:
         return rows
 
     def _run_programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
-        program = compile_template(scoring.program, f"task '{self.task.name}': scoring.program")
+        where = f"task '{self.task.name}': scoring."
+        make_program = compile_template(scoring.program, f"{where}program")
+        make_tests = compile_template(scoring.tests, f"{where}tests")
         rows = []
         for question, request, text in self._write_answers(questions, scoring):
-            source = program({**question.fields, "completion": text}, question.where)
-            outcome = run_confined(source, scoring.seconds, scoring.memory_mib)
+            program = make_program({**question.fields, "completion": text}, question.where)
+            tests = make_tests(question.fields, question.where)
+            outcome = run_confined(program, tests, scoring.seconds, scoring.memory_mib)
             row = _build_row(question, {"pass_at_1": float(outcome.verdict == "passed")}, text)
             row |= {"written": text, "outcome": outcome.verdict}
             rows.append(row | _describe_truncation([request]))

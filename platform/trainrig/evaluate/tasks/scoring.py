@@ -84,8 +84,10 @@ class ProgramTests(Settings):
     """
 
     kind: Literal["ProgramTests"] = "ProgramTests"
-    # Template of the program with its tests, where `completion` is what the model wrote.
+    # Template of the program, where `completion` is what the model wrote.
     program: str
+    # Template of its tests, without `completion`: they run in another process and call the program.
+    tests: str = Field(min_length=1)
     # Template of the answer in a row that is shown solved.
     shown: str | None = None
     # Texts at which the answer ends, without them.

@@ -1,0 +1,321 @@
+"""Requests between the tests and the program, each in its own process, over two pipes.
+
+Both ends are alike: while one waits for the answer to a request, it answers requests of the other,
+so tests may hand functions to the program. What is no plain data stays where it is, and the other
+end has a handle, whose methods, attributes, items and iteration are requests.
+
+A handle is equal to itself alone, and no operator with a value of this end is asked of the other:
+objects that are equal to all, or contain all, would let a program decide its own verdict.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from values import Codec  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False  # `typing` would take a tenth of the start
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from values import Form
+
+LARGEST = 2**26  # bytes of a message
+# Special methods of an object that are asked of the end that has it.
+ASKED = (
+    *("__call__", "__len__", "__iter__", "__next__", "__reversed__", "__bool__"),
+    *("__getitem__", "__setitem__", "__delitem__", "__enter__", "__exit__"),
+    *("__str__", "__repr__", "__int__", "__float__", "__index__", "__complex__"),
+    *("__abs__", "__neg__", "__pos__", "__invert__", "__round__"),
+)
+# Those of two operands are asked only where the other end has both.
+OPERATORS = (
+    *("__add__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__floordiv__", "__mod__"),
+    *("__pow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
+)
+_READABLE = ("__name__", "__qualname__", "__doc__")
+# Raised by a call, these would end a loop of the caller in silence.
+_ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
+class ConnectionLost(BaseException):
+    """The other end is gone, or sent what it may not: nothing that it sends counts any more."""
+
+
+class ClassHandle(type):
+    """A class of the other end. `isinstance` holds for the handles of its objects."""
+
+    __exchange: Exchange
+
+    @staticmethod
+    def build(exchange: Exchange, name: str, bases: list[type], methods: Sequence[str]) -> type:
+        """A class for the handles of objects that have `methods` of the special ones."""
+        asked = {each: _ask(each) for each in (*ASKED, *OPERATORS) if each in methods}
+        made = ClassHandle(name, tuple(bases) or (Handle,), {"__slots__": (), **asked})
+        made.__exchange = exchange
+        return made
+
+    def get_exchange(cls) -> Exchange:
+        """The exchange that is asked."""
+        return cls.__exchange
+
+    def __call__(cls, *arguments: object, **named: object) -> Any:
+        """Make an object there."""
+        return cls.__exchange.request("call", cls, "", arguments, named)
+
+    def __getattr__(cls, name: str) -> Any:
+        """Read an attribute of the class there."""
+        return _read_attribute(cls.__exchange, cls, name)
+
+    def __iter__(cls) -> Any:
+        """Iterate over the class there, such as an enumeration."""
+        return iter(cls.__exchange.request("operate", cls, "__iter__"))
+
+
+class Handle:
+    """An object of the other end."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """Read an attribute of the object there."""
+        return _read_attribute(_get_exchange(self), self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute of the object there."""
+        _get_exchange(self).request("set", self, name, (value,))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied, since the object is in another process."""
+        raise TypeError("an object of another process cannot be copied")
+
+
+def _get_exchange(handle: Handle) -> Exchange:
+    kind: Any = type(handle)
+    found: Exchange = ClassHandle.get_exchange(kind)
+    return found
+
+
+def _read_attribute(exchange: Exchange, handle: object, name: str) -> Any:
+    if name.startswith("__") and name not in _READABLE:
+        raise AttributeError(f"'{name}' of an object of another process cannot be read")
+    return exchange.request("get", handle, name)
+
+
+def _ask(name: str) -> Any:
+    def method(self: Handle, *arguments: object, **named: object) -> Any:
+        if name in OPERATORS and not isinstance(arguments[0], Handle):
+            return NotImplemented
+        return _get_exchange(self).request("operate", self, name, arguments, named)
+
+    return method
+
+
+class Exchange:
+    """One end of the two pipes, which asks by `request` and answers by `answer`."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading = open(reading, "rb")  # noqa: SIM115
+        self._writing = writing
+        self._here: list[object] = []  # objects that the other end has handles of
+        self._there: dict[int, Any] = {}  # handles, by the number of their object at the other end
+        self._numbers: dict[int, int] = {}  # of objects here, by their id
+        self._there_numbers: dict[int, int] = {}  # of objects there, by the id of their handle
+        self._lock = _thread.RLock()
+        self.lost = ""  # why nothing from the other end counts any more
+        self.ended = False  # whether that is since the other end closed its pipes
+
+    def request(
+        self,
+        operation: str,
+        target: object = None,
+        name: str = "",
+        arguments: Sequence[object] = (),
+        named: dict[str, object] | None = None,
+    ) -> Any:
+        """What the other end answers. Raises what the operation raised there, or ConnectionLost."""
+        codec = Codec(self)
+        captured = sys.stdout is not sys.__stdout__
+        forms = [codec.encode(part) for part in (target, name, tuple(arguments), named or {})]
+        with self._lock:
+            self._send(pack([operation, *forms, captured]))
+            while (message := self._receive())[0] != "answer":
+                self.answer(message)
+        try:
+            _, changes, form, raised, printed = message
+            codec.decode_changes(changes)
+            result = self._decode_error(codec, form) if raised else codec.decode(form)
+            printed = "".join(printed)
+        except Exception as error:
+            self._lose(f"its answer is no value: {error!r}")
+        if captured and printed:
+            sys.stdout.write(printed)
+        if not raised:
+            return result
+        if name != "__next__" and isinstance(result, _ENDS_OF_LOOPS):
+            result = RuntimeError(f"the program raised {type(result).__name__}")
+        raise result
+
+    def answer(self, message: Sequence[Form]) -> None:
+        """Do what the other end asks for, and send what came of it."""
+        codec = Codec(self)
+        try:
+            operation, *forms, captured = message
+            target, name, arguments, named = map(codec.decode, forms)
+        except Exception as error:
+            self._lose(f"its request cannot be read: {error!r}")
+        given = codec.count_met()
+        printed = io.BytesIO()
+        stream = io.TextIOWrapper(printed, "utf-8", "replace", write_through=True)
+        try:
+            with contextlib.redirect_stdout(stream) if captured else contextlib.nullcontext():
+                result = self.perform(operation, target, name, arguments, named)
+            reply = [codec.encode_changes(given), codec.encode(result), False]
+            packed = pack(["answer", *reply, printed.getvalue().decode("utf-8", "replace")])
+        except ConnectionLost:
+            raise
+        except BaseException as error:
+            text = printed.getvalue().decode("utf-8", "replace")
+            packed = pack(["answer", [], self._encode_error(error), True, text])
+        self._send(packed)
+
+    def perform(
+        self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Any
+    ) -> Any:
+        """The result of an operation that the other end asks for on an object of this end."""
+        match operation:
+            case "call":
+                return target(*arguments, **named)
+            case "get":
+                return getattr(target, name)
+            case "set":
+                return setattr(target, name, arguments[0])
+            case "operate":
+                result = getattr(type(target), name)(target, *arguments, **named)
+                if result is not NotImplemented:
+                    return result
+        raise TypeError(f"{type(target).__name__} has no {name or operation} for that")
+
+    # --- objects
+
+    def encode_object(self, value: object) -> Form:
+        """The form of `value`, which stays where it is."""
+        if id(value) in self._there_numbers:
+            return ["yours", self._there_numbers[id(value)]]
+        if not isinstance(value, type):
+            return ["object", self._number(value), self.encode_object(type(value))]
+        present = {name for base in value.__mro__ if base is not object for name in vars(base)}
+        methods = [name for name in (*ASKED, *OPERATORS) if name in present]
+        bases = [
+            ["builtin", base.__name__]
+            if base.__module__ == "builtins"
+            else self.encode_object(base)
+            for base in value.__bases__
+            if base.__module__ != "builtins" or issubclass(base, BaseException)
+        ]
+        return ["class", self._number(value), value.__name__, methods, bases]
+
+    def _number(self, value: object) -> int:
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._here)
+            self._here.append(value)
+        return self._numbers[id(value)]
+
+    def decode_object(self, form: Sequence[Form]) -> Any:
+        """The object or the handle of `form`. Raises ValueError, TypeError, ... if it is none."""
+        match form:
+            case ["yours", int(number)] if number >= 0:
+                return self._here[number]
+            case ["object" | "class", int(number), *_] if number in self._there:
+                return self._there[number]
+            case ["object", int(number), class_form]:
+                kind = self.decode_object(class_form)
+                if not isinstance(kind, ClassHandle):
+                    kind = ClassHandle.build(self, kind.__name__, [], ())
+                made: Any = object.__new__(kind)
+            case ["class", int(number), str(name), list(methods), list(base_forms)]:
+                bases = [Codec(self).decode(base) for base in base_forms]
+                errors = [base for base in bases if issubclass(base, BaseException)]
+                if errors:
+                    made = type(name, tuple(errors), {})
+                else:
+                    made = ClassHandle.build(self, name, bases, methods)
+            case _:
+                raise ValueError("no object")
+        self._there[number] = made
+        self._there_numbers[id(made)] = number
+        return made
+
+    def _encode_error(self, error: BaseException) -> Form:
+        codec = Codec(self)
+        kind = codec.encode(type(error))
+        try:
+            form = [kind, codec.encode(error.args), codec.encode(vars(error))]
+            pack(form)
+        except Exception:
+            return [kind, ["tuple"], ["dict"]]
+        return form
+
+    def _decode_error(self, codec: Codec, form: Form) -> BaseException:
+        kind, arguments, attributes = map(codec.decode, form)
+        if not issubclass(kind, BaseException):
+            raise TypeError("what was raised is no exception")
+        try:
+            error: BaseException = kind(*arguments)
+        except Exception:
+            error = RuntimeError(f"{kind.__name__}{arguments}")
+        vars(error).update(attributes)
+        return error
+
+    # --- bytes
+
+    def _send(self, packed: bytes) -> None:
+        if self.lost:
+            self._lose(self.lost)
+        rest = memoryview(len(packed).to_bytes(8, "little") + packed)
+        try:
+            while rest:
+                rest = rest[os.write(self._writing, rest) :]
+        except OSError:
+            self._lose_ended()
+
+    def _receive(self) -> list[Form]:
+        size = int.from_bytes(self._read(8), "little")
+        if size > LARGEST:
+            self._lose(f"its message is longer than {LARGEST:,} bytes")
+        packed = self._read(size)
+        try:
+            message = json.loads(packed.decode("ascii"))
+        except (ValueError, RecursionError, MemoryError):
+            self._lose("its message is not JSON")
+        if type(message) is not list or not message:
+            self._lose("its message is no list")
+        return message
+
+    def _read(self, size: int) -> bytes:
+        found = self._reading.read(size)
+        if len(found) < size:
+            self._lose_ended()
+        return found
+
+    def _lose_ended(self) -> NoReturn:
+        self.ended = not self.lost
+        self._lose("it has ended")
+
+    def _lose(self, reason: str) -> NoReturn:
+        self.lost = self.lost or reason
+        raise ConnectionLost(self.lost)
+
+
+def pack(message: Form) -> bytes:
+    """The bytes of a message. Raises ValueError if it is too large, RecursionError if too deep."""
+    packed = json.dumps(message, separators=(",", ":")).encode("ascii")
+    if len(packed) > LARGEST:
+        raise ValueError(f"a value takes more than {LARGEST:,} bytes")
+    return packed

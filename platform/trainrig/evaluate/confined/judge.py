@@ -1,0 +1,159 @@
+"""The judge's process: it runs the tests of a row, and decides.
+
+Names that the tests use and do not define are, in this order, the interpreter's own, the standard
+library's where the program imported them under that name, and the program's. So a program that
+defines `abs` or `isinstance` changes no test.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+
+from exchange import (  # type: ignore[import-not-found]
+    ASKED,
+    ClassHandle,
+    ConnectionLost,
+    Exchange,
+    Handle,
+)
+
+TYPE_CHECKING = False  # `typing` would take a tenth of the start
+if TYPE_CHECKING:
+    from typing import Any
+
+# Modules that tests may use because the program imported them: none decides anything in its stead.
+_COMMON = frozenset(
+    [
+        "bisect",
+        "collections",
+        "copy",
+        "datetime",
+        "decimal",
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "math",
+        "operator",
+        "random",
+        "re",
+        "statistics",
+        "string",
+        "typing",
+    ]
+)
+RUN = "run_program"  # the name by which tests run the program as a script
+
+
+class JudgeEnd(Exchange):  # type: ignore[misc]
+    """The end of the exchange that has the tests: the program may do little to their objects."""
+
+    def await_start(self) -> str:
+        """Why the other end cannot be confined; "" if it is."""
+        try:
+            _, refusal = self._receive()
+        except ConnectionLost:
+            return str(self.lost)
+        return str(refusal)
+
+    def perform(
+        self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Any
+    ) -> Any:
+        """The result of an operation on an object that the tests handed to the program.
+
+        Anything may be called. Attributes are read and set only of objects of classes that the
+        tests define, and iterators give their next item: all else leads to the tests themselves.
+        """
+        called = operation == "call" or (operation == "operate" and name == "__call__")
+        if called and not isinstance(target, ClassHandle):
+            return super().perform(operation, target, name, arguments, named)
+        steps = operation == "operate" and name in ("__iter__", "__next__")
+        if steps and hasattr(type(target), "__next__") and not isinstance(target, Handle):
+            return super().perform(operation, target, name, arguments, named)
+        kind = type(target)
+        if all(base is object or base.__module__ == "tests" for base in kind.__mro__):
+            public = not name.startswith("_")
+            fixed = operation == "set" and callable(getattr(kind, name, None))
+            if public and operation in ("get", "set") and not fixed:
+                return super().perform(operation, target, name, arguments, named)
+            if operation == "operate" and name in ASKED:
+                return super().perform(operation, target, name, arguments, named)
+        raise TypeError(f"the tests' {kind.__name__} allows no '{operation} {name}'")
+
+
+class _Names(dict):  # type: ignore[type-arg]
+    """Global names of the tests; those that they do not define are looked up when used."""
+
+    def __init__(self, end: JudgeEnd, tests: str) -> None:
+        super().__init__(__name__="tests")
+        self._end = end
+        self._tests = tests
+        self._tested: str | None = None  # the one name of the program's that hides a built-in one
+        self._hidden_sought = False
+
+    def __missing__(self, name: str) -> Any:
+        if name in vars(builtins) and name != self._find_tested_builtin():
+            raise KeyError(name)
+        origin, value = self._end.request("find", None, name)
+        where, _, module = str(origin).partition(" ")
+        if name in _COMMON and where != "missing" and f"{name}." in self._tests:
+            return __import__(name)  # not what the program may have put in its place
+        if where == "program":
+            return value
+        if where in ("module", "member") and module in _COMMON:
+            found = __import__(module)
+            return found if where == "module" else getattr(found, name)
+        raise KeyError(name)
+
+    def _find_tested_builtin(self) -> str | None:
+        """The name of the tested function, if the tests name nothing but built-in functions.
+
+        Rows such as `assert sum(10, 15) == 6` are of a function `sum` of the program's.
+        """
+        if not self._hidden_sought:
+            self._hidden_sought = True
+            hidden = self._end.request("defined", None, "", sorted(vars(builtins)))
+            free = _find_free_names(self._tests) if hidden else set()
+            named = [name for name in hidden if name in free]
+            if len(named) == 1 and free <= set(vars(builtins)):
+                self._tested = named[0]
+        return self._tested
+
+
+def judge(end: JudgeEnd, program: str, tests: str) -> str:
+    """Why `program`, run at the other end, does not pass `tests`; "" if it passes."""
+    try:
+        code = compile(tests, "tests.py", "exec")
+        end.request("give", None, program)
+        if RUN not in tests:
+            end.request("load")
+        names = _Names(end, tests)
+        names[RUN] = lambda given="": end.request("run", None, str(given))
+        exec(code, names)
+    except ConnectionLost:
+        pass
+    except BaseException as error:
+        import traceback  # takes a tenth of a start, so only where it is used
+
+        return "".join(traceback.format_exception(error))
+    # Tests that catch whatever they meet do not pass a program that is gone.
+    return f"the program was given up: {end.lost}" if end.lost else ""
+
+
+def _find_free_names(tests: str) -> set[str]:
+    """Names that `tests` read and bind nowhere."""
+    import ast
+
+    read: set[str] = set()
+    bound: set[str] = set()
+    for node in ast.walk(ast.parse(tests)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    return read - bound

@@ -1,0 +1,100 @@
+"""The program's process: it runs the program, and does what the tests ask of it.
+
+All that a program can reach is here. The tests, what they expect and the verdict are in the process
+of `judge`, at the other end of two pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from exchange import Exchange, pack  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False  # `typing` would take a tenth of the start
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+class ProgramEnd(Exchange):  # type: ignore[misc]
+    """The end of the exchange that has the program."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        super().__init__(reading, writing)
+        self._names: dict[str, Any] = {"__name__": "program"}
+        self._source = ""
+
+    def tell_start(self, refusal: str) -> None:
+        """Say that requests are served, or why not."""
+        self._send(pack(["start", refusal]))
+
+    def serve(self) -> None:
+        """Answer requests until the other end is gone."""
+        while True:
+            self.answer(self._receive())
+
+    def perform(
+        self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Any
+    ) -> Any:
+        """The result of a request on the program, or on an object of it."""
+        match operation:
+            case "give":
+                self._source = name
+                return None
+            case "load":
+                return exec(compile(self._source, "program.py", "exec"), self._names)
+            case "run":
+                return self._run(name)
+            case "find":
+                return self._find(name)
+            case "defined":
+                return [each for each in arguments if each in self._names]
+        return super().perform(operation, target, name, arguments, named)
+
+    def _run(self, given: str) -> str:
+        """What the program prints if it is run as a script with `given` on its standard input."""
+        printed = io.BytesIO()
+        code = compile(self._source, "program.py", "exec")
+        before = sys.stdin
+        sys.stdin = io.TextIOWrapper(io.BytesIO(given.encode("utf-8", "surrogatepass")), "utf-8")
+        stream = io.TextIOWrapper(printed, "utf-8", "replace", write_through=True)
+        try:
+            with contextlib.redirect_stdout(stream):
+                exec(code, {"__name__": "__main__"})
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        finally:
+            sys.stdin = before
+        return printed.getvalue().decode("utf-8", "replace")
+
+    def _find(self, name: str) -> tuple[str, Any]:
+        """Whether `name` is of the "program", "missing", or what the module named has, with it."""
+        if name not in self._names:
+            return "missing", None
+        value = self._names[name]
+        if type(value) is type(sys):
+            return f"module {value.__name__}", None
+        module = getattr(value, "__module__", None)
+        known = sys.modules.get(module) if type(module) is str else None
+        if known and vars(known).get(name) is value:
+            return f"member {module}", None
+        return "program", value
+
+
+def serve(reading: int, writing: int, confine: Callable[[], None]) -> NoReturn:
+    """Confine this process, say whether that could be done, and serve until the judge is gone."""
+    end = ProgramEnd(reading, writing)
+    try:
+        confine()
+    except Exception as error:
+        end.tell_start(str(error) or repr(error))
+        os._exit(1)
+    try:
+        end.tell_start("")
+        end.serve()
+    finally:
+        os._exit(0)

@@ -1,0 +1,198 @@
+"""Values as plain data that two processes exchange: strict in what is read, typed in what is given.
+
+What is read comes from a stranger. It becomes exact built-in values, or handles of `Exchange`, and
+never an object whose methods the stranger wrote. Subclasses of built-in types travel as the type
+that they extend. `json` reads the bytes, so nothing is executed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import sys
+from collections.abc import Callable, Sequence
+
+TYPE_CHECKING = False  # `typing` would take a tenth of the start
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    # What `json` writes: None, a bool, an int, a float, a text, or a list of a tag and forms.
+    Form = Any
+
+    class Handles(Protocol):
+        """What stands for objects that are no plain data."""
+
+        def encode_object(self, value: object) -> Form:
+            """The form of `value`, which stays where it is."""
+            ...
+
+        def decode_object(self, form: Sequence[Form]) -> object:
+            """What stands for the object of `form`. Raises ValueError, ... if `form` is none."""
+            ...
+
+
+# Types whose values stand for themselves in JSON, and how a subclass becomes its base.
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    str: str.__str__,
+}
+_MAPPINGS: dict[str, type] = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "Counter": collections.Counter,
+}
+_SEQUENCES: dict[str, type] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+}
+_OCTETS: dict[str, type] = {"bytes": bytes, "bytearray": bytearray}
+# Values of the standard library that are made again from whole numbers or a text.
+_REMADE: dict[tuple[str, str], Callable[[Any], tuple[Any, ...]]] = {
+    ("builtins", "range"): lambda value: (value.start, value.stop, value.step),
+    ("decimal", "Decimal"): lambda value: (str(value),),
+    ("fractions", "Fraction"): lambda value: (value.numerator, value.denominator),
+    ("datetime", "date"): lambda value: (value.year, value.month, value.day),
+    ("datetime", "timedelta"): lambda value: (value.days, value.seconds, value.microseconds),
+    ("datetime", "datetime"): lambda value: (
+        *(value.year, value.month, value.day),
+        *(value.hour, value.minute, value.second, value.microsecond),
+    ),
+}
+_MUTABLE = (list, dict, set, bytearray, collections.deque)
+_LARGE = (
+    2**63
+)  # whole numbers from here on are written in hexadecimal, which has no limit of digits
+
+
+class Codec:
+    """Encodes and decodes the values of one call and its answer.
+
+    Containers that can change are numbered in the order in which they are met, on both sides alike.
+    So the same container is the same again in the answer, and `encode_changes` brings what the call
+    did to the containers that it was given.
+    """
+
+    def __init__(self, handles: Handles) -> None:
+        self._handles = handles
+        self._met: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def encode(self, value: Any) -> Form:
+        """The form of `value`. Raises RecursionError if it is too deep."""
+        kind = type(value)
+        if kind in (type(None), bool, float, str):
+            return value
+        if kind is int:
+            return value if -_LARGE < value < _LARGE else ["int", hex(value)]
+        if id(value) in self._numbers:
+            return ["met", self._numbers[id(value)]]
+        parts = _REMADE.get((kind.__module__, kind.__name__))
+        if parts and getattr(value, "tzinfo", None) is None:
+            return ["remade", kind.__module__, kind.__name__, *parts(value)]
+        for base in kind.__mro__:
+            if base in _PLAIN:
+                return self.encode(_PLAIN[base](value))
+            if base is complex:
+                return ["complex", value.real, value.imag]
+            if base in _CONTAINERS:
+                return self._encode_container(value, base)
+        name = getattr(value, "__name__", None) if isinstance(value, type) else None
+        if type(name) is str and vars(builtins).get(name) is value:
+            return ["builtin", name]
+        return self._handles.encode_object(value)
+
+    def _encode_container(self, value: Any, base: type) -> Form:
+        if base in _MUTABLE_KINDS:
+            self._meet(value)
+        return [base.__name__, *self._encode_content(value, base)]
+
+    def _encode_content(self, value: Any, base: type) -> list[Form]:
+        if base in _OCTETS.values():
+            return [bytes(value).decode("latin-1")]
+        if base in _MAPPINGS.values():
+            return [self.encode(part) for item in dict.items(value) for part in item]
+        items = [self.encode(item) for item in base.__iter__(value)]  # type: ignore[attr-defined]
+        return [value.maxlen, *items] if base is collections.deque else items
+
+    def _meet(self, value: Any) -> None:
+        self._numbers[id(value)] = len(self._met)
+        self._met.append(value)
+
+    def decode(self, form: Form) -> Any:
+        """The value of `form`. Raises ValueError, TypeError, LookupError, ... if `form` is none."""
+        if form is None or type(form) in (bool, int, float, str):
+            return form
+        tag, *rest = form
+        if tag in _SEQUENCES or tag in _MAPPINGS or tag in _OCTETS:
+            return self._decode_container(tag, rest)
+        match tag, rest:
+            case "int", [str(digits)]:
+                return int(digits, 16)
+            case "complex", [float(real), float(imaginary)]:
+                return complex(real, imaginary)
+            case "met", [int(number)] if number >= 0:
+                return self._met[number]
+            case "builtin", [str(name)] if isinstance(found := vars(builtins)[name], type):
+                return found
+            case "remade", [str(module), str(name), *parts] if (module, name) in _REMADE:
+                if not all(type(part) in (int, str) for part in parts):
+                    raise ValueError(f"{name} of other than numbers and text")
+                __import__(module)
+                return getattr(sys.modules[module], name)(*parts)
+        return self._handles.decode_object(form)
+
+    def _decode_container(self, tag: str, rest: list[Form]) -> Any:
+        if tag in ("tuple", "frozenset"):
+            return _SEQUENCES[tag](self.decode(item) for item in rest)
+        if tag == "bytes":
+            return rest[0].encode("latin-1")
+        made: Any = (_SEQUENCES | _MAPPINGS | _OCTETS)[tag]()
+        if tag == "deque":
+            made = collections.deque(maxlen=rest[0])
+        self._meet(made)
+        self._fill(made, rest)
+        return made
+
+    def _fill(self, made: Any, rest: list[Form]) -> None:
+        """Put the content of the form of a container into `made`, instead of what is in it."""
+        if isinstance(made, bytearray):
+            made[:] = rest[0].encode("latin-1")
+            return
+        items = [self.decode(item) for item in (rest[1:] if _is_deque(made) else rest)]
+        made.clear()
+        if isinstance(made, dict):
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                dict.__setitem__(made, key, value)
+        elif isinstance(made, set):
+            made.update(items)
+        else:
+            made.extend(items)
+
+    def count_met(self) -> int:
+        """The number of containers that have been met, which a request gives to its answer."""
+        return len(self._met)
+
+    def encode_changes(self, count: int) -> list[Form]:
+        """What the first `count` containers hold now."""
+        return [self._encode_content(value, _find_container(value)) for value in self._met[:count]]
+
+    def decode_changes(self, changes: Sequence[list[Form]]) -> None:
+        """Make the containers that were given hold what `changes` says."""
+        for value, content in zip(self._met[: len(changes)], changes, strict=True):
+            self._fill(value, content)
+
+
+def _is_deque(value: object) -> bool:
+    return isinstance(value, collections.deque)
+
+
+def _find_container(value: object) -> type:
+    return next(base for base in type(value).__mro__ if base in _CONTAINERS)
+
+
+_CONTAINERS = {*_SEQUENCES.values(), *_MAPPINGS.values(), *_OCTETS.values()}
+_MUTABLE_KINDS = {kind for kind in _CONTAINERS if issubclass(kind, _MUTABLE)}
