@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import astuple
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from trainrig.processes.fork_server import (
 from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)
+IDLE = 3  # sockets of a server that nobody has connected to
 LONG = 30.0  # s: a bound for what is broken
 # Prints what the server at an address answers to another user.
 ASK_AS_ANOTHER = """
@@ -248,7 +250,8 @@ STRANGERS = {
 def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, descriptors):
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")  # it serves by now
     forked.end()
-    before = psutil.Process(server._server.pid).num_fds()
+    seen = psutil.Process(server._server.pid)
+    wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
     with contextlib.ExitStack() as held:
         strangers = [
             held.enter_context(knock(server.get_address(), words, descriptors)) for _ in range(100)
@@ -258,7 +261,14 @@ def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, desc
         # All of them, also those that say nothing.
         assert {b""} == {hear_the_end(stranger) for stranger in strangers}
         forked.end()
-    assert psutil.Process(server._server.pid).num_fds() == before
+    wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
+
+
+def wait_until(holds):
+    until = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def hear_the_end(stranger):

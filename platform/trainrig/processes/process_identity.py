@@ -70,8 +70,8 @@ class Process(BaseModel):
         return same and read_user(self.pid) == self.user
 
 
-def kill_if(pid: int, holds: Callable[[int], bool]) -> None:
-    """Send SIGKILL to process `pid` if `holds(pid)`; nothing if the process has ended meanwhile.
+def kill_if(pid: int, holds: Callable[[int], bool]) -> bool:
+    """Send SIGKILL to process `pid` if `holds(pid)`; return whether it was sent.
 
     While the process is held by a descriptor no other process can take its number.
     """
@@ -81,14 +81,16 @@ def kill_if(pid: int, holds: Callable[[int], bool]) -> None:
         except (AttributeError, OSError) as problem:
             if isinstance(problem, OSError) and problem.errno != errno.ENOSYS:
                 raise
-            if holds(pid):  # an old kernel, or no Linux
+            if found := holds(pid):  # an old kernel, or no Linux
                 os.kill(pid, signal.SIGKILL)
-            return
+            return found
         try:
-            if holds(pid):
+            if found := holds(pid):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return found
         finally:
             os.close(handle)
+    return False
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
