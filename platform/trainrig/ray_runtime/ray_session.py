@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.processes.home import ensure_home
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import (
     LOOK_AT_RAY,
@@ -41,6 +42,7 @@ from trainrig.ray_runtime.ray_pools import (
     find_pools,
 )
 from trainrig.ray_runtime.session_folder import RAY, sweep
+from trainrig.ray_runtime.start_checks import check_machine
 from trainrig.splits import Phase, Split, Work
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,7 @@ def join() -> None:
     """Join the cluster that RAY_ADDRESS names, or start a local one; once a process."""
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
+    ensure_home()
     for name, value in (ENVIRONMENT | (UNWATCHED if alone else {})).items():
         os.environ.setdefault(name, value)
     import ray
@@ -113,6 +116,8 @@ def join() -> None:
         return
     leave()  # what somebody has shut down
     sweep()
+    if alone:
+        check_machine()
     try:
         with _close_stderr(), _hold_sigterm(), _alone() if alone else _joining() as folder:
             ray.init(
