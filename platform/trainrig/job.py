@@ -24,11 +24,14 @@ from trainrig import config, storage
 from trainrig.config import Run, RunFile
 from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
 from trainrig.manifest import MANIFEST, Manifest
+from trainrig.processes.home import ensure_home
 from trainrig.ray_runtime import ray_local
+from trainrig.ray_runtime.start_checks import describe_thread_shortage
 from trainrig.storage.writable import check_folder
 
 OUTCOME = "TRAINRIG_OUTCOME"  # names a local file for {"kind", "message", "exit_code"}
 GOES_ON = "the same command goes on from what was whole"
+NO_THREAD = "can't start new thread"  # as Python says that a limit is reached
 BEGINS_AGAIN = "the same command begins again"
 # The system says no to a path, which is for the user to mend.
 REFUSED = {
@@ -101,6 +104,7 @@ def exit_codes() -> Iterator[None]:
     outcome = os.environ.pop(OUTCOME, None)  # not for the processes that this one starts
     try:
         signal.signal(signal.SIGTERM, _stop)
+        ensure_home()
         yield
     except BaseException as error:
         ending = _describe_ending(error)
@@ -136,6 +140,8 @@ def _describe_ending(error: BaseException) -> tuple[str, int] | None:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f"{error.filename}: " if error.filename else ""
             return f"{where}storage is full; free some and run it again", 1
+        case RuntimeError() if NO_THREAD in str(error):
+            return describe_thread_shortage(), InputError.exit_code
     return None
 
 

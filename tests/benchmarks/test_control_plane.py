@@ -26,6 +26,7 @@ import pytest
 
 from trainrig.manifest import FileSum
 from trainrig.processes.heartbeats import Heartbeat
+from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime.ray_pools import ON_HEAD
 from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
@@ -119,7 +120,8 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
 
 def heartbeat(rank: int, step: int = 1) -> Heartbeat:
     """As a rank in the middle of a run sends."""
-    return Heartbeat(rank, (30_000 + rank, 20_000), "f" * 56, step, step, "train", True, 1.5)
+    processes = (Process.here(), Process.here())
+    return Heartbeat(rank, processes, "f" * 56, step, step, "train", True, 1.5)
 
 
 def end(rank: int) -> RankExit:

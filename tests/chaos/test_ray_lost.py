@@ -50,10 +50,10 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
     assert all(problem.endswith("was killed by SIGKILL") for problem in lost)
     assert all(f"{problem}; ending what is left of it\n" in said for problem in lost)
     assert_equal(job, straight)
-    kept = list(short_folder.glob("ray/session_2*"))
+    kept = list(short_folder.glob("trainrig-ray-*/r/session_2*"))
     # The third failed in nothing.
     assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 2
-    assert list(short_folder.glob("trainrig-*")) == []
+    assert list(short_folder.glob("trainrig-ray-*/owner.json")) == []
 
 
 def alive(process):

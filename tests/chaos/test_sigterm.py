@@ -56,7 +56,9 @@ def has_child(process, name):
 
 INSTANTS = {
     "it imports Ray": lambda process, folder: imports(process, "_raylet"),
-    "Ray has a session": lambda process, folder: list(folder.glob("ray/session_*/logs")),
+    "Ray has a session": lambda process, folder: list(
+        folder.glob("trainrig-ray-*/r/session_*/logs")
+    ),
     "Ray has a GCS": lambda process, folder: has_child(process, "gcs_server"),
     "Ray has a raylet": lambda process, folder: has_child(process, "raylet"),
 }
@@ -72,7 +74,7 @@ def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start,
         code, lines = ended_by_sigterm(process)
         others = [line for line in lines[:-1] if "begun before; going on" not in line]
         assert (code, lines[-1], others) == (75, LINE, []), instant
-        assert list(short_folder.glob("ray/session_*")) == [], instant
+        assert list(short_folder.glob("trainrig-ray-*")) == [], instant
 
 
 @pytest.mark.soak
@@ -84,4 +86,4 @@ def test_a_sigterm_at_forty_instants_before_the_first_step(start, short_folder):
         time.sleep(0.2 + dice.uniform(0.0, 15.0))
         code, lines = ended_by_sigterm(process)
         assert code == 75 and "stopped by SIGTERM" in lines[-1], (number, code, lines)
-        assert list(short_folder.glob("ray/session_*")) == []
+        assert list(short_folder.glob("trainrig-ray-*")) == []

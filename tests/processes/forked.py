@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainrig.processes.fork_server import ForkedProcess
+from trainrig.processes.fork_server import ForkedProcess, ServerAddress
 
 
 def tell(channel):
@@ -44,9 +44,9 @@ def take(channel):
         taken.append(b"\1" * 2**20)
 
 
-def keep_one(address, path):
+def keep_one(name, token, path):
     """Have a process that stays, write its number to `path`, and stay as well."""
-    kept = ForkedProcess(address, "forked:stay", "here")
+    kept = ForkedProcess(ServerAddress(name, token), "forked:stay", "here")
     assert kept.receive() == "here"
     Path(path).write_text(str(kept.pid))
     time.sleep(600)

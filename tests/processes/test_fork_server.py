@@ -1,20 +1,29 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+from dataclasses import astuple
 from pathlib import Path
 
 import psutil
 import pytest
 
-from trainrig.processes import fork_server
-from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
+from trainrig.processes import fork_server, forking
+from trainrig.processes.fork_server import (
+    ForkedProcess,
+    ForkServer,
+    ProcessDied,
+    ServerAddress,
+)
 from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)
+IDLE = 3  # sockets of a server that nobody has connected to
 LONG = 30.0  # s: a bound for what is broken
 # Prints what the server at an address answers to another user.
 ASK_AS_ANOTHER = """
@@ -25,9 +34,27 @@ told = b""
 with socket.socket(socket.AF_UNIX) as client:
     client.connect("\\0" + sys.argv[1])
     with contextlib.suppress(OSError):  # it hangs up
-        socket.send_fds(client, [b"fork"], [0, 1, 2])
+        socket.send_fds(client, [sys.argv[2].encode()], [0, 1, 2])
         told = client.recv(9)  # the number of a process, if one was forked
 print(told)
+"""
+
+# Fills the queue of the server at an address as another user, and stays.
+FILL_AS_ANOTHER = """
+import os, socket, sys, time
+
+os.setuid(65534)
+held = []
+while True:
+    client = socket.socket(socket.AF_UNIX)
+    client.setblocking(False)
+    try:
+        client.connect("\\0" + sys.argv[1])
+    except BlockingIOError:
+        break
+    held.append(client)
+print("full", flush=True)
+time.sleep(600)
 """
 
 
@@ -42,7 +69,7 @@ def server():
     yield made
     made._server.stdin.close()
     assert made._server.wait(LONG) == 0
-    assert not Path(made._address).exists()
+    assert not Path(made._address.socket).exists()
 
 
 def gone(pid):
@@ -148,7 +175,7 @@ def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
 def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp_path, stopped):
     path = tmp_path / "pid"
     asker = subprocess.Popen(
-        [sys.executable, str(Path(HERE, "forked.py")), server.get_address(), str(path)]
+        [sys.executable, str(Path(HERE, "forked.py")), *astuple(server.get_address()), str(path)]
     )
     while not path.exists() or not path.read_text():
         assert asker.poll() is None
@@ -191,11 +218,87 @@ def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(se
     server.get_address()  # another: the fixture ends one that lives
 
 
-def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
+def test_a_server_whose_imports_fail_says_why_to_whoever_asks():
     broken = ForkServer("there.is.none")
-    broken._server.wait(LONG)
+    with pytest.raises(ProcessDied, match=r"gone: its imports failed: ModuleNotFoundError: No mod"):
+        ForkedProcess(broken._address, "forked:stay", "here")
+    assert broken._server.wait(LONG) == 0
     with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
         ForkedProcess(broken._address, "forked:stay", "here")
+
+
+def knock(address, words=b"", descriptors=()):
+    """Connect to the server at `address`, and send `words` with `descriptors`."""
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(LONG)
+    stranger.connect(fork_server._to_socket_name(address.socket))
+    if words:
+        socket.send_fds(stranger, [words], descriptors)
+    return stranger
+
+
+STRANGERS = {
+    "silent": (b"", ()),
+    "garbage": (b"GET / HTTP/1.1\r\n\r\n", ()),
+    "a token of another run": (b"0" * forking.TOKEN_BYTES, (0, 1, 2)),
+    "descriptors": (b"\0", (0, 1, 2)),
+}
+
+
+@pytest.mark.slow  # the silent are given time
+@pytest.mark.parametrize(("words", "descriptors"), STRANGERS.values(), ids=STRANGERS)
+def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, descriptors):
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")  # it serves by now
+    forked.end()
+    seen = psutil.Process(server._server.pid)
+    wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
+    with contextlib.ExitStack() as held:
+        strangers = [
+            held.enter_context(knock(server.get_address(), words, descriptors)) for _ in range(100)
+        ]
+        forked = ForkedProcess(server.get_address(), "forked:stay", "here")
+        assert forked.receive() == "here"
+        # All of them, also those that say nothing.
+        assert {b""} == {hear_the_end(stranger) for stranger in strangers}
+        forked.end()
+    wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
+
+
+def wait_until(holds):
+    until = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def hear_the_end(stranger):
+    with contextlib.suppress(ConnectionResetError):  # what it said was not read to its end
+        return stranger.recv(9)
+    return b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_users_connections_in_the_queue_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(fork_server, "BACKLOG", 2)
+    slow = ForkServer("slow_to_import")
+    name = slow._address.socket
+    asked = subprocess.Popen(
+        [sys.executable, "-c", FILL_AS_ANOTHER, name[1:]], stdout=subprocess.PIPE
+    )
+    assert asked.stdout.readline() == b"full\n"
+    forked = ForkedProcess(slow._address, "forked:stay", "here")
+    assert forked.receive() == "here"
+    forked.end()
+    asked.kill()
+    asked.communicate()
+    slow._server.stdin.close()
+    slow._server.wait(LONG)
+
+
+def test_the_token_stands_in_no_command_line_and_no_environment(server):
+    token, seen = server.get_address().token, psutil.Process(server._server.pid)
+    assert len(token) == forking.TOKEN_BYTES
+    assert token not in " ".join(seen.cmdline()) + str(seen.environ()) + str(server.get_address())
 
 
 @pytest.fixture
@@ -215,7 +318,8 @@ def test_a_server_that_is_killed_leaves_no_file_behind(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_another_user_is_not_forked_for(server):
-    command = [sys.executable, "-c", ASK_AS_ANOTHER, server.get_address()[1:]]
+    address = server.get_address()
+    command = [sys.executable, "-c", ASK_AS_ANOTHER, address.socket[1:], address.token]
     asked = subprocess.run(command, capture_output=True, text=True)
     assert (asked.stdout, asked.stderr) == ("b''\n", "")
 
@@ -224,17 +328,17 @@ def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, 
     killed = ForkServer("wave")
     killed._server.kill()
     killed._server.wait()
-    assert Path(killed._address).exists()
+    assert Path(killed._address.socket).exists()
     another = ForkServer("wave")
-    assert not Path(killed._address).parent.exists()
-    assert Path(server._address).exists()
+    assert not Path(killed._address.socket).parent.exists()
+    assert Path(server._address.socket).exists()
     another._server.stdin.close()
     another._server.wait()
 
 
 def test_an_address_that_was_removed_is_made_anew(in_folders, server):
     before = server.get_address()
-    Path(before).unlink()
+    Path(before.socket).unlink()
     assert server.get_address() != before
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
@@ -244,14 +348,15 @@ def test_an_address_that_was_removed_is_made_anew(in_folders, server):
 def test_all_end_with_the_servers_owner():
     text = (
         "import sys; from trainrig.processes.fork_server import *\n"
-        "server = ForkServer(); print(server.get_address(), server._server.pid, flush=True)\n"
+        "server = ForkServer(); address = server.get_address()\n"
+        "print(address.socket, address.token, server._server.pid, flush=True)\n"
         "sys.stdin.read()"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    address, server = owner.stdout.readline().split()
-    forked = ForkedProcess(address.decode(), "forked:stay", "here")
+    name, token, server = owner.stdout.readline().decode().split()
+    forked = ForkedProcess(ServerAddress(name, token), "forked:stay", "here")
     assert forked.receive() == "here"
     owner.kill()
     assert gone(forked.pid) and gone(int(server))

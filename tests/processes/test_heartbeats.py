@@ -11,8 +11,9 @@ from trainrig.processes.heartbeats import (
     _Pace,
     compute_send_interval,
 )
+from trainrig.processes.process_identity import Process
 
-FIRST = Heartbeat(rank=1, pids=(7,), node="A")
+FIRST = Heartbeat(rank=1, processes=(Process.here(),), node="A")
 
 
 class Supervisor:
@@ -113,7 +114,7 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
 def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
     least, step_seconds, hang_seconds, expected
 ):
-    heartbeat = Heartbeat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
+    heartbeat = Heartbeat(rank=0, processes=(), node="A", step_seconds=step_seconds)
     assert compute_send_interval(least, heartbeat, hang_seconds) == expected
 
 

@@ -1,8 +1,8 @@
 """A Ray of a process's own: how it is lost, and what is left of it."""
 
 import json
-import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from trainrig.errors import ClusterError
-from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_local
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -42,7 +41,7 @@ def say(what):
 """
 KILLED = "actor, found = begun(); say(found); time.sleep(600)"
 HAS_NO_OWNER_YET = """
-def begun_but_not_owned():
+def begun_but_not_owned(folder):
     from ray._private import worker
     node = worker._global_node
     daemons = {name: each[0].process.pid for name, each in node.all_processes.items()}
@@ -120,6 +119,10 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     first, starting = map(said, killed)
     assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
     assert Path(starting["session"]).exists()
+    # Ray opens what is in them to every user of the machine.
+    private = list(temporary.iterdir())
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o700}
+    assert all(Path(each["session"]).parents[1] in private for each in (first, starting))
     for process in killed:
         process.kill()
         process.wait(LONG)
@@ -146,58 +149,18 @@ def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(temporary))
-    session = temporary / f"ray/session_2026_{os.getpid()}"
     daemons = list[subprocess.Popen[bytes]]()
 
-    def start_in_vain() -> None:
-        session.mkdir(parents=True)
-        with (session / "raylet.out").open("w") as log:
+    def start_in_vain(folder: Path) -> None:
+        (folder / "session").mkdir()
+        with (folder / "session/raylet.out").open("w") as log:
             daemons.append(subprocess.Popen(["sleep", "600"], stdout=log))
         raise Exception("The current node timed out\nduring startup.")  # as Ray does
 
     with (
         pytest.raises(ClusterError, match=r"^no Ray could be started .*timed out during startup"),
-        ray_local.whole_or_nothing(),
+        ray_local.whole_or_nothing() as folder,
     ):
-        start_in_vain()
+        start_in_vain(folder)
     assert daemons[0].wait(LONG) == -signal.SIGKILL
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_session_of_nobody_we_know_is_left_alone(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
-    others, live, dead = (temporary / f"ray/session_{name}" for name in ("others", "live", "dead"))
-    for folder in (others, live, dead):
-        folder.mkdir(parents=True)
-    here = Process.here()
-    (live / ray_local.OWNER).write_text(here.model_dump_json())
-    gone = here.model_copy(update={"process_began": "1"})
-    (dead / ray_local.OWNER).write_text(gone.model_dump_json())
-    ray_local.sweep()
-    assert [path.exists() for path in (others, live, dead)] == [True, True, False]
-    (said,) = caplog.messages
-    assert str(dead) in said and "s for that to end" in said
-
-
-def test_the_link_to_the_latest_session_is_no_session_of_its_own(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
-    dead = temporary / "ray/session_dead"
-    dead.mkdir(parents=True)
-    gone = Process.here().model_copy(update={"process_began": "1"})
-    (dead / ray_local.OWNER).write_text(gone.model_dump_json())
-    (temporary / "ray/session_latest").symlink_to(dead)
-    glob = Path.glob
-
-    def link_first(folder: Path, pattern: str) -> list[Path]:
-        """A file system may name them in any order; by names backwards, the link is first."""
-        return sorted(glob(folder, pattern), reverse=True)
-
-    monkeypatch.setattr(Path, "glob", link_first)
-    ray_local.sweep()
-    (told,) = caplog.messages
-    assert f"left its Ray in {dead}:" in told
     assert list(temporary.iterdir()) == []

@@ -1,5 +1,7 @@
+import contextlib
 import http.client
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from trainrig import storage
 from trainrig.errors import ConfigError
+from trainrig.runs import watch
 from trainrig.runs.watch import ADDRESS, PageServer, build_live_page
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.run_folder import RunFolder
@@ -55,6 +58,21 @@ def test_the_page_is_drawn_anew_for_who_knows_the_token(server: PageServer) -> N
 def test_nobody_else_gets_anything(server: PageServer, path: str) -> None:
     quoted = path.replace("é", "%C3%A9")
     assert ask(server, quoted)[0] == 404
+
+
+@pytest.mark.parametrize("words", [b"", b"\xff\x00garbage", b"GET /unfinished"])
+def test_a_hundred_strangers_delay_nobody_and_are_hung_up_on(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    monkeypatch.setattr(watch._Handler, "timeout", 0.3)
+    with contextlib.ExitStack() as held:
+        strangers = list[socket.socket]()
+        for _ in range(100):
+            stranger = socket.create_connection((ADDRESS, server.server_address[1]), timeout=10)
+            strangers.append(held.enter_context(stranger))
+            stranger.sendall(words)
+        assert ask(server, f"/{server.token}/")[:2] == (200, "page 0")
+        assert [stranger.recv(9) for stranger in strangers] == [b""] * 100
 
 
 def test_a_name_that_resolves_to_this_machine_is_not_enough(server: PageServer) -> None:

@@ -27,7 +27,7 @@ from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.parallel.mesh import join_group
-from trainrig.processes.fork_server import ForkedProcess, ForkServer
+from trainrig.processes.fork_server import ForkedProcess, ForkServer, ServerAddress
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -195,7 +195,7 @@ class Ranks:
 class ForkedRank(ForkedProcess):
     """A rank that has imported everything when it starts, and is held like a `Popen`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         super().__init__(address, "rank:serve", None)
         self.stdin = os.fdopen(os.dup(self._channel.fileno()), "wb")
         self.stdout = os.fdopen(os.dup(self._channel.fileno()), "rb")

@@ -10,24 +10,23 @@ with whoever asked for it and with the server: nobody is left behind, however th
 """
 
 import contextlib
-import ctypes
-import gc
-import importlib
 import os
 import secrets
-import selectors
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe, wait
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
+
+from trainrig.processes import forking
+from trainrig.processes.peer import read_peer
+from trainrig.processes.process_identity import Process
 
 PREFIX = "trainrig-fork-"  # of the servers' addresses
 # Names without files, which go with the server however it dies; other systems have folders alone.
@@ -35,12 +34,20 @@ ABSTRACT = sys.platform == "linux"
 IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
 MEMORY_RAN_OUT = "memory ran out"  # in how a process ended of which that is known
 VMSTAT = Path("/proc/vmstat")
-PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
-ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
+BACKLOG = 4096  # connections that wait while the server imports
+CROWDED = 0.05  # s until a client tries again whom so many strangers left no room
 
 
 class ProcessDied(Exception):
     """A forked process ended without having said that it would."""
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a fork server is, and what it is asked with."""
+
+    socket: str  # a name of the kernel's begins with @; else a path
+    token: str = field(repr=False)
 
 
 class ForkServer:
@@ -50,7 +57,7 @@ class ForkServer:
         """`modules`: those to import in advance."""
         self._modules = modules
         self._server: subprocess.Popen[bytes] | None = None
-        self._address = ""
+        self._address = ServerAddress("", "")
         self._oom_kills = count_oom_kills()
         self.get_address()
 
@@ -59,34 +66,41 @@ class ForkServer:
         before, self._oom_kills = self._oom_kills, count_oom_kills()
         return self._oom_kills > before
 
-    def get_address(self) -> str:
+    def get_address(self) -> ServerAddress:
         """Where a `ForkedProcess` is to be had."""
         dead = self._server is None or self._server.poll() is not None
-        if dead or not (_is_abstract(self._address) or Path(self._address).exists()):
+        name = self._address.socket
+        if dead or not (_is_abstract(name) or Path(name).exists()):
             self._start()
         return self._address
 
     def _start(self) -> None:
         if self._server and self._server.stdin:
             self._server.stdin.close()
-        folder = ""
+        folder, token = "", secrets.token_hex(forking.TOKEN_BYTES // 2)
         if ABSTRACT:
-            self._address = f"@{PREFIX}{secrets.token_hex(16)}"
+            name = f"@{PREFIX}{secrets.token_hex(16)}"
         else:
             _sweep()
             folder = tempfile.mkdtemp(prefix=PREFIX)  # its owner's alone: what is asked for is run
-            self._address = str(Path(folder, "fork"))
+            name = str(Path(folder, "fork"))
+        self._address = ServerAddress(name, token)
         # Bound here, so that one can ask at once; the answer comes when all is imported.
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(_to_socket_name(self._address))
-            listener.listen()
+            listener.bind(_to_socket_name(name))
+            listener.listen(BACKLOG)
             number = listener.fileno()
             self._server = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(number), folder, *self._modules],
-                stdin=subprocess.PIPE,  # never written to: its end is ours
+                [sys.executable, "-m", forking.__name__, str(number), folder, *self._modules],
+                stdin=subprocess.PIPE,  # for the token, and no more: its end is ours
                 pass_fds=[number],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
+        assert self._server.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died, as whoever asks is going to hear
+            # Command lines are for every user to read, and environments for every child.
+            self._server.stdin.write(token.encode())
+            self._server.stdin.flush()
 
 
 def _is_abstract(address: str) -> bool:
@@ -113,7 +127,7 @@ def _sweep() -> None:
 class ForkedProcess:
     """A process forked for this one, which it does not outlive."""
 
-    def __init__(self, address: str, function: str, first: Any) -> None:
+    def __init__(self, address: ServerAddress, function: str, first: Any) -> None:
         """Call `function`, "package.module:name", there with its end of a channel.
 
         It has this process's environment, working directory, search path and output; the first
@@ -124,13 +138,16 @@ class ForkedProcess:
         self._control = socket.socket(socket.AF_UNIX)
         self._control.settimeout(IMPORTED)
         try:
-            self._control.connect(_to_socket_name(address))
+            _connect(self._control, address.socket)
             self._lines = self._control.makefile("r")
             with its_end:  # not closed before it has arrived
-                socket.send_fds(self._control, [ASK], [its_end.fileno(), 1, 2])
-                self.pid = int(self._lines.readline() or 0)
-            if not self.pid:
-                raise OSError("it ended; its log says why")
+                asked = [address.token.encode()]
+                socket.send_fds(self._control, asked, [its_end.fileno(), 1, 2])
+                answer = self._lines.readline()
+            if not answer[:1].isdigit():
+                raise OSError(answer.strip() or "it ended; its log says why")
+            self.pid = int(answer)
+            self._process = Process.of(self.pid)
             self._control.settimeout(None)
             self._channel.send((function, dict(os.environ), str(Path.cwd()), sys.path))
             self._channel.send(first)
@@ -152,8 +169,7 @@ class ForkedProcess:
                 pass
         how = self._lines.readline()
         if not how:  # nobody is left to end it
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self._process.kill()
         self.close()
         raise ProcessDied(
             describe_end(int(how), count_oom_kills() > self._oom_kills)
@@ -200,144 +216,20 @@ def count_oom_kills() -> int:
     return 0
 
 
-class _Server:
-    """Forks for whoever asks, until its owner is gone."""
+def _connect(client: socket.socket, name: str) -> None:
+    """Connect to the server of that `name`. Raises OSError if that is gone.
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._clients: dict[int, socket.socket] = {}  # by the process that was forked for it
-        self._selector = selectors.DefaultSelector()
-        self._woken, waker = socket.socketpair()
-        for end in (self._woken, waker):
-            end.setblocking(False)
-        self._waker = waker
-
-    def serve(self) -> None:
-        """Return when standard input ends."""
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # else nothing is written there
-        signal.set_wakeup_fd(self._waker.fileno())
-        for each in (self._listener, self._woken, sys.stdin):
-            self._selector.register(each, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is sys.stdin:
-                    for pid in self._clients:
-                        os.kill(pid, signal.SIGKILL)
-                    return
-                if key.fileobj is self._listener:
-                    self._fork()
-                elif key.fileobj is self._woken:
-                    self._woken.recv(4096)
-                    self._reap()
-                elif key.data in self._clients:  # it never writes again: its end is there
-                    self._selector.unregister(key.fileobj)
-                    os.kill(key.data, signal.SIGKILL)
-
-    def _fork(self) -> None:
-        client, _ = self._listener.accept()
-        if not _is_ours(client):
-            client.close()
-            return
-        asked, descriptors, _, _ = socket.recv_fds(client, len(ASK), 3)
-        if asked != ASK:  # gone before it had asked
-            client.close()
-            return
-        server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _die_with(server)
-            self._become(client, *descriptors)
-        for each in descriptors:
-            os.close(each)
-        self._clients[pid] = client
-        self._selector.register(client, selectors.EVENT_READ, pid)
-        _say(client, pid)
-
-    def _reap(self) -> None:
-        for pid in list(self._clients):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                client = self._clients.pop(pid)
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(client)
-                _say(client, os.waitstatus_to_exitcode(status))
-                client.close()
-
-    def _become(self, client: socket.socket, channel: int, output: int, errors: int) -> None:
-        """What the forked process does, to its end: nothing may bring it back from here."""
-        status = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._selector.close()
-            for each in (client, self._listener, self._woken, self._waker):
-                each.close()
-            for other in self._clients.values():
-                other.close()
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((nothing, 0), (output, 1), (errors, 2)):
-                os.dup2(source, target)
-                os.close(source)
-            for stream in (sys.stdout, sys.stderr):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            _call(Connection(channel))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-
-
-def _is_ours(client: socket.socket) -> bool:
-    """Whether the user of this process asks. Where not Linux, the folder keeps others out."""
-    if sys.platform != "linux":
-        return True
-    size = struct.calcsize("3i")
-    asking = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack("3i", asking)
-    return bool(user == os.getuid())
-
-
-def _die_with(parent: int) -> None:
-    """Have this process killed when its `parent` is, who then cannot do it any more.
-
-    Ray kills the children of a worker that ends, and not theirs: a trial of a driver that was
-    killed would train on, beside the one that another driver starts. Where there is no Linux, only
-    who asked for this process ends it then.
+    Other users' connections may fill the server's queue while it imports: it is tried again then.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was quicker
-        os._exit(1)
-
-
-def _say(client: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # it is gone, and its process is going to be
-        client.sendall(f"{number}\n".encode())
-
-
-def _call(channel: Connection) -> None:
-    named, environment, folder, search = channel.recv()
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    sys.path[:] = search
-    module, name = named.split(":")
-    function: Callable[[Connection], None] = getattr(importlib.import_module(module), name)
-    function(channel)
-
-
-def _main(number: str, folder: str, *modules: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the driver's
-    try:
-        for name in modules:
-            importlib.import_module(name)
-        gc.freeze()  # what is imported stays, and a collection would copy its pages in each fork
-        _Server(socket.socket(fileno=int(number))).serve()
-    finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    until = time.monotonic() + IMPORTED
+    while True:
+        try:
+            client.connect(_to_socket_name(name))
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise OSError("others' connections fill its queue") from None
+            time.sleep(CROWDED)
+        else:
+            break
+    if (peer := read_peer(client)) and peer.user != os.getuid():
+        raise OSError(f"a process of user {peer.user} took its place")

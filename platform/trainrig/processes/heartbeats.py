@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from trainrig.processes.process_identity import Process
+
 log = logging.getLogger(__name__)
 RECENT_STEPS = 31  # whose median says how long a step takes
 LONGEST_INTERVAL = 1.0  # s between two heartbeats that are sent: a stop request comes back with one
@@ -50,7 +52,7 @@ class Heartbeat:
     """The last that a rank said, and what it knows of its own pace."""
 
     rank: int
-    pids: tuple[int, ...]  # of the rank, and of who keeps it
+    processes: tuple[Process, ...]  # of the rank, and of who keeps it
     node: str  # as the supervisor calls it
     count: int = 0  # of heartbeats so far: one that stays the same means no progress
     step: int = 0  # updates done

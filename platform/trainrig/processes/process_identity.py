@@ -1,14 +1,22 @@
 """Which process of which machine something belongs to, and whether that still lives.
 
 A number of a process comes again; together with when the process began, and when its machine was
-switched on, it does not.
+switched on, it does not. Signals go to such a process or to none: a number that was read from a
+file, or heard a while ago, may be another user's process by now.
 """
 
+import contextlib
+import errno
 import os
+import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
+
+PROC = Path("/proc")
 
 
 class Process(BaseModel):
@@ -20,35 +28,117 @@ class Process(BaseModel):
     boot: str  # a number of the machine's own since it was switched on; empty where there is none
     pid: int
     process_began: str  # in ticks since then
+    user: int  # its real user id
 
     @classmethod
-    def here(cls) -> "Process":
-        """This one."""
-        pid = os.getpid()
+    def here(cls) -> Self:
+        """Return the identity of this process."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Return the identity of process `pid` of this machine, which lives."""
+        user = read_user(pid)
         return cls(
             host=socket.gethostname(),
             boot=read_boot_id(),
             pid=pid,
             process_began=read_start_time(pid) or "",
+            user=os.getuid() if user is None else user,
         )
 
     def gone(self) -> bool:
-        """Whether it is known to be dead."""
+        """Return whether the process is known to be dead."""
         here = (self.host, self.boot) == (socket.gethostname(), read_boot_id())
-        return here and bool(self.boot) and read_start_time(self.pid) != self.process_began
+        return here and bool(self.boot) and not self._is_there()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process if it still lives, and if this user may have started it.
+
+        Nothing is sent where the number belongs to another process or another user by now.
+        """
+        if self.boot and PROC.is_dir():
+            here = (self.host, self.boot) == (socket.gethostname(), read_boot_id())
+            if here and self.user == os.getuid():
+                kill_if(self.pid, lambda pid: self._is_there())
+        else:  # a system without /proc: the number is all there is
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _is_there(self) -> bool:
+        same = read_start_time(self.pid) == self.process_began
+        return same and read_user(self.pid) == self.user
+
+
+def kill_if(pid: int, holds: Callable[[int], bool]) -> bool:
+    """Send SIGKILL to process `pid` if `holds(pid)`; return whether it was sent.
+
+    While the process is held by a descriptor no other process can take its number.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
+            handle = os.pidfd_open(pid)
+        except (AttributeError, OSError) as problem:
+            if isinstance(problem, OSError) and problem.errno != errno.ENOSYS:
+                raise
+            if found := holds(pid):  # an old kernel, or no Linux
+                os.kill(pid, signal.SIGKILL)
+            return found
+        try:
+            if found := holds(pid):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return found
+        finally:
+            os.close(handle)
+    return False
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Return whether process `pid` was started by `ancestor`, or by one of its descendants.
+
+    Always true on a system that does not tell parents by /proc.
+    """
+    if not PROC.is_dir():
+        return True
+    while pid > 1:
+        fields = _read_stat(pid)
+        pid = int(fields[1]) if fields else 0
+        if pid == ancestor:
+            return True
+    return False
 
 
 def read_boot_id() -> str:
-    """What tells this machine, since it was switched on, from all others; Linux alone says it."""
-    path = Path("/proc/sys/kernel/random/boot_id")
+    """Return what tells this machine, since it was switched on, from all others.
+
+    Empty on a system other than Linux.
+    """
+    path = PROC / "sys/kernel/random/boot_id"
     return path.read_text().strip() if path.exists() else ""
 
 
 def read_start_time(pid: int) -> str | None:
-    """When process `pid` of this machine began, in ticks since boot; None if there is none."""
+    """Return when process `pid` began, in ticks since boot; None if there is no such process."""
+    fields = _read_stat(pid)
+    return None if fields is None or fields[0] == "Z" else fields[19]
+
+
+def read_user(pid: int) -> int | None:
+    """Return the real user id of process `pid`; None if there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        status = (PROC / str(pid) / "status").read_text()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # from the third on: proc(5)
-    return None if fields[0] == "Z" else fields[19]
+    for line in status.splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+def _read_stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the third on, as proc(5) numbers them."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()

@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
 
+from trainrig.processes.process_identity import descends_from, kill_if
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
@@ -48,8 +48,8 @@ def _kill(folder: RunFolder, after_step: int, before: int, over: threading.Event
         )
         # A process number means something on its own machine alone.
         assert target["host"] == socket.gethostname(), "the quickstart runs on one machine"
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself in this moment
-            os.kill(target["pid"], signal.SIGKILL)
+        # The number may be another process's by now, or another's word if others write here.
+        if kill_if(target["pid"], lambda pid: descends_from(pid, os.getpid())):
             folder.record(
                 KILLED,
                 attempt=target["attempt"],

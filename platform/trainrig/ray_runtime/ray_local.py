@@ -1,17 +1,14 @@
 """A Ray that this process starts for itself: started minimally, watched, and cleaned up.
 
-Ray's own processes are found by the files that they hold open in their session folder: workers
-outlive a raylet that was killed, and are nobody's children then.
+Where it lies, and how others' Rays that were killed are found again: `session_folder.py`.
 """
 
 import atexit
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,15 +16,16 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainrig.errors import ClusterError, ClusterLost
-from trainrig.processes.process_identity import Process
+from trainrig.errors import ClusterError, ClusterLost, ConfigError
+from trainrig.processes.peer import find_listener
 from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.session_folder import (
+    kill_users,
+    make_private_folder,
+    remove_private_folder,
+)
 
 log = logging.getLogger(__name__)
-OWNER = "trainrig-owner.json"  # in a session folder: the process that the session is of
-STARTING = "trainrig-starting-{}.json"  # beside them: a process (its number) whose Ray has no owner
-DIES_WITHIN = 5.0  # s for a process that was sent SIGKILL to be gone
-LOOK_AGAIN = 0.05  # s between two looks whether it is
 SAID_BETTER = (
     "Raylet is terminated",
     "has been marked dead because",
@@ -41,49 +39,25 @@ _Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
-def whole_or_nothing() -> Iterator[None]:
-    """Have a Ray that starts in the block start no more than is needed, and leave neither processes
-    nor a folder behind if it fails.
+def whole_or_nothing() -> Iterator[Path]:
+    """Have a Ray that starts in the block start no more than is needed, in the private folder that
+    the block is given, and leave neither processes nor the folder behind if it fails.
 
     Raises ClusterError then. On a machine that is far too busy Ray gives up after 30 s.
     """
-    before = _list_own_sessions()
+    folder = make_private_folder()
     try:
-        with _mark_start(), ray_private.without_unneeded_processes():
-            yield
-    except Exception as error:
-        for folder in _list_own_sessions() - before:
-            kill_users(folder)
-            remove_session(folder)
+        with ray_private.without_unneeded_processes():
+            yield folder
+    except BaseException as error:
+        kill_users(folder)
+        remove_private_folder(folder)
+        if not isinstance(error, Exception) or isinstance(error, ConfigError):
+            raise
         raise ClusterError(
             f"no Ray could be started on this machine, which may be too busy or out of memory: "
             f"{' '.join(str(error).split())}; the same command tries again"
         ) from error
-
-
-@contextlib.contextmanager
-def _mark_start() -> Iterator[None]:
-    """Have it on record that this process starts a Ray, until that has an owner: if it is killed
-    before, `sweep` finds what it began."""
-    marker = ray_private.find_sessions_folder() / STARTING.format(os.getpid())
-    with contextlib.suppress(OSError):
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(Process.here().model_dump_json())
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            marker.unlink()
-
-
-def _list_own_sessions() -> set[Path]:
-    """The sessions that bear the number of this process."""
-    return _list_sessions_of(os.getpid())
-
-
-def _list_sessions_of(pid: int) -> set[Path]:
-    """The sessions that bear that process's number, as Ray names them."""
-    return set(ray_private.find_sessions_folder().glob(f"session_*_{pid}"))
 
 
 class Session:
@@ -91,24 +65,26 @@ class Session:
 
     in_doubt = False  # whether it lives: never
 
-    def __init__(self, folder: Path, daemons: dict[str, Any]) -> None:
-        """`daemons`: by their name, as processes that can be polled."""
-        self.folder, self._daemons = folder, daemons
+    def __init__(self, folder: Path, logs: Path, daemons: dict[str, Any]) -> None:
+        """Args:
+
+        folder: the private folder of the Ray.
+        logs: the folder of what its processes said, below `folder`.
+        daemons: its processes by name; they can be polled.
+        """
+        self.folder, self.logs, self._daemons = folder, logs, daemons
         self.keeps_logs = False  # once something has failed of which they may tell more
-        with contextlib.suppress(OSError):
-            (folder / OWNER).write_text(Process.here().model_dump_json())
 
     @classmethod
-    def of_this_process(cls) -> "Session":
-        """That of the Ray that `ray.init` has just started."""
-        node = ray_private.get_local_node()
-        found = {name: each[0].process for name, each in node.all_processes.items()}
-        return cls(Path(node.get_session_dir_path()), found)
+    def of_this_process(cls, folder: Path) -> "Session":
+        """Return the session of the Ray that `ray.init` has just started in the private `folder`.
 
-    @property
-    def logs(self) -> Path:
-        """The folder of what its processes said."""
-        return self.folder / "logs"
+        Raises ConfigError if another user's process listens at one of its sockets.
+        """
+        node = ray_private.get_local_node()
+        _check_sockets(node, frozenset({os.getuid()}))
+        found = {name: each[0].process for name, each in node.all_processes.items()}
+        return cls(folder, Path(node.get_session_dir_path(), "logs"), found)
 
     def find_problem(self) -> str | None:
         """Why it cannot go on; None while it can."""
@@ -128,14 +104,12 @@ class Session:
         kill_users(self.folder)
 
     def remove(self) -> None:
-        """Its folder; but for its logs, if something has failed."""
+        """Remove the private folder; all of it but the logs, if something has failed."""
         if not self.keeps_logs or not self.logs.is_dir():
-            remove_session(self.folder)
+            remove_private_folder(self.folder)
             return
         log.warning("what Ray's processes said is in %s", self.logs)
-        for path in self.folder.iterdir():
-            if path != self.logs:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        remove_private_folder(self.folder, keep=self.logs)
 
 
 class Joined:
@@ -149,10 +123,15 @@ class Joined:
 
     @classmethod
     def of_this_process(cls) -> "Joined":
-        """The one that `ray.init` has just joined."""
+        """Return the connection that `ray.init` has just made.
+
+        Raises ConfigError if a process of neither this user nor root listens at the raylet's
+        sockets: Ray lets every user of the machine put others in their place.
+        """
         import ray
 
         node = ray_private.get_local_node()
+        _check_sockets(node, frozenset({os.getuid(), 0}))
         head, _, port = str(node.gcs_address).rpartition(":")
         endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
         here = ray.get_runtime_context().get_node_id()
@@ -258,71 +237,19 @@ def is_reachable(endpoint: tuple[str, int]) -> bool:
     return True
 
 
-def kill_users(folder: Path) -> None:
-    """SIGKILL to each process but this one that writes a file below `folder`; returns once they are
-    gone."""
-    until = time.monotonic() + DIES_WITHIN
-    while (left := _find_users(folder)) and time.monotonic() < until:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(LOOK_AGAIN)
-
-
-def _find_users(folder: Path) -> set[int]:
-    """Linux alone says it."""
-    below, found = f"{folder}/", set[int]()
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it ended, or is another user's
-            if os.readlink(path).startswith(below) and path.lstat().st_mode & stat.S_IWUSR:  # noqa: PTH115
-                found.add(int(path.parts[2]))
-    return found - {os.getpid()}
-
-
-def sweep() -> None:
-    """Remove the sessions whose owner is dead, or died before it had one, and end what is left of
-    their processes."""
-    folder = ray_private.find_sessions_folder()
-    for path in folder.glob(f"session_*/{OWNER}"):
-        # Ray's link `session_latest` leads to a folder that is found by its own name.
-        if not path.parent.is_symlink() and _is_dead(path):
-            began = time.monotonic()
-            _remove_with_users(path.parent)
-            log.warning(
-                "a process that was killed left its Ray in %s: waited %.1f s for that to end; "
-                "another Ray and all workers are started anew",
-                path.parent,
-                time.monotonic() - began,
+def _check_sockets(node: Any, users: frozenset[int]) -> None:
+    """Raise ConfigError if a process of none of `users` listens at a socket of the local raylet."""
+    for path in (node.raylet_socket_name, node.plasma_store_socket_name):
+        try:
+            peer = find_listener(path, ANSWER)
+        except OSError:  # gone, or too busy: `find_problem` tells
+            continue
+        if peer and peer.user not in users:
+            raise ConfigError(
+                f"{path}: a process ({peer.pid}) of user {peer.user} listens there, and this is "
+                f"user {os.getuid()}; start Ray as this user or as root, with a folder that others "
+                "cannot write to (`ray start --temp-dir`)"
             )
-    for path in folder.glob(STARTING.format("*")):
-        if _is_dead(path):
-            begun = path.stat().st_mtime
-            for session in _list_sessions_of(int(path.stem.rpartition("-")[2])):
-                if session.stat().st_mtime >= begun:  # not of a process that had the number before
-                    _remove_with_users(session)
-            path.unlink(missing_ok=True)
-
-
-def _is_dead(record: Path) -> bool:
-    """Whether the process that `record` tells of is no more; if it can be read."""
-    with contextlib.suppress(OSError, ValueError):  # another's, or torn
-        return Process.model_validate_json(record.read_text()).gone()
-    return False
-
-
-def _remove_with_users(session: Path) -> None:
-    kill_users(session)
-    remove_session(session)
-
-
-def remove_session(folder: Path) -> None:
-    """All of a session that nobody uses any more, and the link that names it as the latest."""
-    shutil.rmtree(folder, ignore_errors=True)
-    latest = folder.parent / "session_latest"
-    with contextlib.suppress(OSError):
-        if latest.is_symlink() and not latest.exists():
-            latest.unlink()
-        folder.parent.rmdir()  # if that was all
 
 
 def _describe_end(code: int) -> str:

@@ -73,15 +73,15 @@ def without_clusters() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
-def find_sessions_folder() -> Path:
-    """The folder of the session folders on this machine.
+def find_temporary_folder() -> Path:
+    """Return the folder in which Ray puts its temporary folder where none is named.
 
     Public way: `RAY_TMPDIR` and a default that the documentation names; this is what Ray makes of
     both.
     """
-    from ray._common.utils import get_default_ray_temp_dir
+    from ray._common.utils import get_default_system_temp_dir
 
-    return Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
+    return Path(get_default_system_temp_dir()).absolute()  # type: ignore[no-untyped-call]
 
 
 def get_local_node() -> Any:

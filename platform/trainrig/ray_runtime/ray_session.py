@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.processes.home import ensure_home
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import (
     LOOK_AT_RAY,
@@ -31,7 +32,6 @@ from trainrig.ray_runtime.ray_local import (
     leave,
     raise_if_lost,
     send_known_words_to_log,
-    sweep,
     whole_or_nothing,
 )
 from trainrig.ray_runtime.ray_pools import (
@@ -41,6 +41,8 @@ from trainrig.ray_runtime.ray_pools import (
     find_capacity,
     find_pools,
 )
+from trainrig.ray_runtime.session_folder import RAY, sweep
+from trainrig.ray_runtime.start_checks import check_machine
 from trainrig.splits import Phase, Split, Work
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,7 @@ def join() -> None:
     """Join the cluster that RAY_ADDRESS names, or start a local one; once a process."""
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
+    ensure_home()
     for name, value in (ENVIRONMENT | (UNWATCHED if alone else {})).items():
         os.environ.setdefault(name, value)
     import ray
@@ -113,18 +116,18 @@ def join() -> None:
         return
     leave()  # what somebody has shut down
     sweep()
-    extent = _alone() if alone else contextlib.nullcontext()
-    local = _build_local_options() if alone else {}
+    if alone:
+        check_machine()
     try:
-        with _close_stderr(), _hold_sigterm(), extent:
+        with _close_stderr(), _hold_sigterm(), _alone() if alone else _joining() as folder:
             ray.init(
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 runtime_env={"env_vars": WORKER_ENVIRONMENT},
-                **local,
+                **(_build_local_options(folder) if folder else {}),
             )
-            enter(Session.of_this_process() if alone else Joined.of_this_process())
+            enter(Session.of_this_process(folder) if folder else Joined.of_this_process())
     except ConnectionError as error:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
@@ -132,10 +135,23 @@ def join() -> None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """For a Ray that is started here: whole or nothing, and reachable at 127.0.0.1 alone."""
-    with ray_private.without_clusters(), whole_or_nothing():
+def _alone() -> Iterator[Path]:
+    """Have a Ray that starts in the block start whole or not at all, in the private folder that the
+    block is given, and reachable at 127.0.0.1 alone."""
+    with ray_private.without_clusters(), whole_or_nothing() as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _joining() -> Iterator[None]:
+    """Leave the Ray that the block joins if that may not be used. Raises what the block does."""
+    import ray
+
+    try:
         yield
+    except ConfigError:
+        ray.shutdown()
+        raise
 
 
 @contextlib.contextmanager
@@ -189,8 +205,13 @@ def _keep_token() -> None:
         TOKEN.expanduser().chmod(0o600)
 
 
-def _build_local_options() -> dict[str, Any]:
-    return {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+def _build_local_options(folder: Path) -> dict[str, Any]:
+    """Return the options of `ray.init` for a Ray in the private `folder`."""
+    return {
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_temp_dir": str(folder / RAY),
+    }
 
 
 def check_fit(

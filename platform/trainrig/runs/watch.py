@@ -21,6 +21,7 @@ from trainrig.train.run.run_page import build_run_page, read_report_data
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 10
+SILENT_SECONDS = 20.0  # after which a connection that says nothing is closed
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": POLICY,
@@ -54,6 +55,7 @@ class PageServer(ThreadingHTTPServer):
     """Serves `page()` at one address, which holds a token."""
 
     daemon_threads = True
+    request_queue_size = 128  # of connections: by default five that say nothing keep others out
 
     def __init__(self, page: Callable[[], str], port: int = 0) -> None:
         """`port` 0: one that is free. Raises ConfigError if `port` is taken."""
@@ -85,6 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: PageServer
     server_version, sys_version = "trainrig", ""
+    timeout = SILENT_SECONDS
 
     def do_GET(self) -> None:
         """The page."""

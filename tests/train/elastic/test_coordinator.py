@@ -13,7 +13,7 @@ LONG = 10.0  # s: nobody waits so long if it works
 
 
 def heartbeat(rank=0, step=1):
-    return Heartbeat(rank, (100 + rank, 200 + rank), f"node{rank}", step, step, "train")
+    return Heartbeat(rank, (), f"node{rank}", step, step, "train")
 
 
 def end(rank=0):

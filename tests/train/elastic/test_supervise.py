@@ -99,7 +99,7 @@ class Group:
     def heartbeats(self):
         step = self.step()
         return {
-            rank: Heartbeat(rank, (rank,), f"node{rank}", step, step, "train", step > 0, 1.0)
+            rank: Heartbeat(rank, (), f"node{rank}", step, step, "train", step > 0, 1.0)
             for rank in range(self.workers)
         }
 

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
+from trainrig.processes.fork_server import (
+    ForkedProcess,
+    ForkServer,
+    ProcessDied,
+    ServerAddress,
+)
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.scaling.sweep.trial_failures import FailureRecord, TrialFailure
 
@@ -39,7 +44,7 @@ class TrialFailed(Exception):
 
 
 def keep(
-    address: str | None,
+    address: ServerAddress | None,
     work: bytes,
     config: Result,
     report: Callable[[Result], None],
@@ -83,7 +88,7 @@ def _relay(process: ForkedProcess, report: Callable[[Result], None]) -> TrialFai
     return None
 
 
-def _fork_agent(address: str | None, given: tuple[bytes, Result]) -> ForkedProcess:
+def _fork_agent(address: ServerAddress | None, given: tuple[bytes, Result]) -> ForkedProcess:
     """By the server at `address`; by one of our own, if there is none or it is dead."""
     with contextlib.suppress(ProcessDied):
         if address:

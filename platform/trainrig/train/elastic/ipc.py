@@ -1,10 +1,12 @@
 """Messages between the driver, a rank and its worker agent, besides heartbeats.
 
-Imports nothing: the processes of the driver and of the worker agent have no torch.
+Imports little: the processes of the driver and of the worker agent have no torch.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from trainrig.processes.process_identity import Process
 
 if TYPE_CHECKING:
     from trainrig.train.job import TrainingJob
@@ -29,7 +31,7 @@ class RankInfo:
     device: int | None  # its GPU, among those that it can see; None: it was given none
     rendezvous: str  # the URL at which the ranks meet
     node: str  # as the supervisor calls it
-    agent: int  # pid
+    agent: Process  # its worker agent
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from trainrig import storage
 from trainrig.parallel import flight_recorder
 from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter, Stall
+from trainrig.processes.process_identity import Process
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.loop import train
@@ -54,7 +55,7 @@ def main(channel: Connection) -> None:
 
 def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
     job, attempt, folder = work.job, work.attempt, RunFolder(work.job.folder)
-    folder.record("worker_started", attempt=attempt.number, rank=info.rank, agent=info.agent)
+    folder.record("worker_started", attempt=attempt.number, rank=info.rank, agent=info.agent.pid)
 
     def send_heartbeat(heartbeat: Heartbeat) -> bool:
         try:
@@ -64,7 +65,7 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
             os._exit(1)  # its worker agent is gone, and so is its attempt
         return wanted
 
-    first = Heartbeat(info.rank, (os.getpid(), info.agent), info.node)
+    first = Heartbeat(info.rank, (Process.here(), info.agent), info.node)
     hang_seconds = job.training.faults.hang_seconds
     hangs = HangDetector(job.training.faults, info.world, 0.0)
     stall = Stall(

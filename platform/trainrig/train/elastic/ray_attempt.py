@@ -10,6 +10,7 @@ from typing import Any
 
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
+from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.failure_cause import (
     LOST_NODE,
@@ -57,7 +58,7 @@ class RayAttempt:
         self._heartbeats: Mapping[int, Heartbeat] = {}
         self._exits: Mapping[int, RankExit] = {}
         self._lost_since: float | None = None
-        self._killed: set[tuple[str, int]] = set()  # by node and pid
+        self._killed: set[tuple[str, Process]] = set()  # by node
         self._killed_since: float | None = None
         self._stand_by_timeout = STAND_BY_TIMEOUT + STAND_BY_PER_RANK * group.workers
 
@@ -167,7 +168,7 @@ class RayAttempt:
             return "its Ray worker died before it had said anything"
         if not self._all_reachable({node}):
             return f"{LOST_NODE} ({node[:8]})"
-        if self._group.ended_for_memory(node, heartbeat.pids[-1]):
+        if self._group.ended_for_memory(node, heartbeat.processes[-1].pid):
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"
 
@@ -234,9 +235,9 @@ class RayAttempt:
 
     def _kill(self, agents_too: bool) -> None:
         wanted = {
-            (heartbeat.node, pid)
+            (heartbeat.node, process)
             for heartbeat in self._heartbeats.values()
-            for pid in (heartbeat.pids if agents_too else heartbeat.pids[:1])
+            for process in (heartbeat.processes if agents_too else heartbeat.processes[:1])
         }
         self._group.kill(wanted - self._killed)
         self._killed |= wanted

@@ -15,6 +15,7 @@ from typing import Any
 from trainrig import hardware
 from trainrig.errors import ClusterLost, ConfigError
 from trainrig.parallel.precision import Precision
+from trainrig.processes.fork_server import ServerAddress
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime import ray_private
@@ -114,7 +115,7 @@ def _find_need(pools: Sequence[NodePool] | None) -> Need:
     return {"CPU": 1, "GPU": 1} if has_gpus(pools) else {"CPU": 1}
 
 
-def start_fork_servers() -> dict[str, str]:
+def start_fork_servers() -> dict[str, ServerAddress]:
     """For each node of the Ray that this process is connected to, the address of a fork server
     there that will have imported what training needs."""
     import ray

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainrig.errors import ClusterError
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
+from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
 from trainrig.train.elastic.messages import Assignment, RankExit
@@ -127,7 +128,7 @@ def _build_rank_info(rendezvous: str) -> RankInfo:
         device=find_given_device(),
         rendezvous=rendezvous,
         node=ray.get_runtime_context().get_node_id(),
-        agent=os.getpid(),
+        agent=Process.here(),
     )
 
 

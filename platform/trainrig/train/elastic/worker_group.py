@@ -6,12 +6,11 @@ run that moves take the worker group with them, and Ray starts another.
 """
 
 import contextlib
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
+from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.messages import RankExit, WorkerGroupSpec
@@ -96,14 +95,14 @@ class WorkerGroup:
         """How many of its worker agents are on each node, as far as they have said so."""
         return Counter(() if self.is_over() else self.nodes.values())
 
-    def kill(self, pids: Iterable[tuple[str, int]]) -> None:
-        """SIGKILL to processes by node and pid."""
+    def kill(self, processes: Iterable[tuple[str, Process]]) -> None:
+        """Send SIGKILL to processes by node, as far as they still live."""
         import ray
 
         here = ray.get_runtime_context().get_node_id()
-        by_node: dict[str, set[int]] = {}
-        for node, pid in pids:
-            by_node.setdefault(node, set()).add(pid)
+        by_node: dict[str, set[Process]] = {}
+        for node, process in processes:
+            by_node.setdefault(node, set()).add(process)
         for node, left in by_node.items():
             if node == here:
                 _kill(left)
@@ -148,7 +147,6 @@ class WorkerGroup:
         ray_private.remove_placement_groups_of(self._controller)
 
 
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _kill(processes: Iterable[Process]) -> None:
+    for process in processes:
+        process.kill()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainrig.launch.check.pools import INSTANCE, MARKET, POOL
 from trainrig.launch.clusters.providers.machine import CloudMachine
+from trainrig.processes.process_identity import read_user
 
 MARK = "TRAINRIG_LOCAL_CLUSTER"
 # Where a node's labels stand: those that the autoscaler started have the first.
@@ -40,7 +41,7 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(int(machine.id))
                 try:  # while we hold it no other process can get its number
-                    if _read_environment(int(machine.id)).get(MARK) == machine.cluster:
+                    if _read_mark(int(machine.id)) == machine.cluster:
                         signal.pidfd_send_signal(handle, number)
                 finally:
                     os.close(handle)
@@ -50,7 +51,7 @@ def _find_marked() -> Iterator[CloudMachine]:
     for path in PROC.glob("[0-9]*"):
         pid = int(path.name)
         environment = _read_environment(pid)
-        if MARK not in environment or pid == os.getpid():
+        if _read_mark(pid) is None or pid == os.getpid():
             continue
         command = _read(path / "cmdline").split("\0")
         node = command[0].endswith("/raylet")
@@ -65,6 +66,15 @@ def _find_marked() -> Iterator[CloudMachine]:
             labels.get(INSTANCE, ""),
             labels.get(MARKET, ""),
         )
+
+
+def _read_mark(pid: int) -> str | None:
+    """Return the mark of process `pid`; None if it has none, or another user may have put it there.
+
+    Root can read every environment, and who writes one may write any mark.
+    """
+    mark = _read_environment(pid).get(MARK)
+    return mark if read_user(pid) == os.getuid() else None
 
 
 def _read_environment(pid: int) -> dict[str, str]:

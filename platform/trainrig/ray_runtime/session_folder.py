@@ -1,0 +1,193 @@
+"""The private folder of a Ray that this process starts: made, found again and removed.
+
+Ray gives its session folder and the folder of its sockets the mode 0777, so that any user of the
+machine could put another socket in the place of the raylet's. Ray's temporary folder therefore lies
+in a folder that this user alone may enter, one for every start.
+
+The private folder holds a record of its owner, the process that started Ray. The record is believed
+only if nobody else can have written it. Ray's own processes are found by the files that they hold
+open below the folder: workers outlive a raylet that was killed, and are nobody's children then.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from trainrig.errors import ConfigError
+from trainrig.processes.process_identity import PROC, Process, kill_if, read_user
+from trainrig.ray_runtime import ray_private
+
+log = logging.getLogger(__name__)
+PREFIX = "trainrig-ray-"  # of private folders
+RAY = "r"  # Ray's temporary folder, in a private folder
+OWNER = "owner.json"  # in a private folder: the process that started Ray
+FALLBACK = Path("/tmp")  # where the usual place will not do
+LONGEST_SOCKET = 107  # bytes of the path of a Unix socket
+SOCKET = (
+    "session_2026-11-29_02-15-48_141537_1234567/sockets/plasma_store"  # as long as any of Ray's
+)
+DIES_WITHIN = 5.0  # s for a process that was sent SIGKILL to be gone
+LOOK_AGAIN = 0.05  # s between two looks whether it is
+OWNER_WITHIN = 60.0  # s after which a folder without a record of its owner is a dead process's
+
+
+def make_private_folder() -> Path:
+    """Make a folder that this user alone may enter, and record this process as its owner.
+
+    Raises ConfigError if there is no place for one.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_find_base()))  # with mode 0700
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    with os.fdopen(os.open(folder / OWNER, flags, 0o600), "w") as file:
+        file.write(Process.here().model_dump_json())
+    return folder
+
+
+def remove_private_folder(folder: Path, keep: Path | None = None) -> None:
+    """Remove a private folder that nobody uses any more; all of it but `keep`, a path below it."""
+    if keep is None or not keep.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path == keep:
+            continue
+        if path in keep.parents:
+            remove_private_folder(path, keep)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def sweep() -> None:
+    """Remove the private folders whose owner is dead, and end what is left of their processes.
+
+    Folders and records that another user could have written are left alone.
+    """
+    for base in _list_bases():
+        for folder in base.glob(f"{PREFIX}*"):
+            if not is_private(folder):
+                continue
+            if (owner := read_owner(folder)) is None:
+                _remove_unowned(folder)
+            elif owner.gone():
+                began = time.monotonic()
+                kill_users(folder)
+                remove_private_folder(folder)
+                log.warning(
+                    "a process that was killed left its Ray in %s: waited %.1f s for that to end; "
+                    "another Ray and all workers are started anew",
+                    folder,
+                    time.monotonic() - began,
+                )
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether `folder` is a folder of this user that no other user may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and stat.S_IMODE(found.st_mode) & 0o077 == 0
+    )
+
+
+def read_owner(folder: Path) -> Process | None:
+    """Return the process that the record in `folder` names; None if the record is not believed.
+
+    It is believed if it is a file of this user, not a link, which no other user may write.
+    """
+    try:
+        with os.fdopen(
+            os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as file:
+            found = os.fstat(file.fileno())
+            own = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o022 == 0
+            if not (own and stat.S_ISREG(found.st_mode)):
+                return None
+            return Process.model_validate_json(file.read())
+    except (OSError, ValueError):  # gone, a link, or torn
+        return None
+
+
+def kill_users(folder: Path) -> None:
+    """Send SIGKILL to each process of this user but this one that writes a file below `folder`.
+
+    Returns once they are gone.
+    """
+    until = time.monotonic() + DIES_WITHIN
+    while (left := _find_users(folder)) and time.monotonic() < until:
+        for pid in left:
+            kill_if(pid, lambda pid: _uses(pid, folder))
+        time.sleep(LOOK_AGAIN)
+
+
+def _find_users(folder: Path) -> set[int]:
+    """Return the processes that `kill_users` means; only Linux tells them."""
+    pids = {int(path.name) for path in PROC.glob("[0-9]*")} - {os.getpid()}
+    return {pid for pid in pids if _uses(pid, folder)}
+
+
+def _uses(pid: int, folder: Path) -> bool:
+    """Return whether process `pid` is this user's and writes a file below `folder`."""
+    below = f"{folder}/"
+    with contextlib.suppress(OSError):  # it ended, or is another user's
+        for path in (PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(path).startswith(below) and path.lstat().st_mode & stat.S_IWUSR:  # noqa: PTH115
+                    return read_user(pid) == os.getuid()
+    return False
+
+
+def _remove_unowned(folder: Path) -> None:
+    """Remove `folder` if its maker died before it wrote down who it is."""
+    with contextlib.suppress(OSError):  # it is not empty, or gone
+        if time.time() - folder.stat().st_mtime > OWNER_WITHIN:
+            folder.rmdir()
+
+
+def _find_base() -> Path:
+    """Return the folder in which private folders are made. Raises ConfigError if there is none."""
+    for base in _list_bases():
+        with contextlib.suppress(OSError):
+            base.mkdir(parents=True, exist_ok=True)
+        if _fits(base) and _is_guarded(base):
+            return base
+    raise ConfigError(
+        f"{_list_bases()[0]}: no place for Ray's sockets: the name is longer than {_count_room()} "
+        "bytes, or other users may rename what is in it. Set RAY_TMPDIR to a short path of your own"
+    )
+
+
+def _list_bases() -> list[Path]:
+    """Return where private folders may lie, the usual place first."""
+    return list(dict.fromkeys([ray_private.find_temporary_folder(), FALLBACK]))
+
+
+def _fits(base: Path) -> bool:
+    """Return whether the names of Ray's sockets are short enough below `base`."""
+    return len(os.fsencode(base)) <= _count_room()
+
+
+def _count_room() -> int:
+    return LONGEST_SOCKET - len(f"/{PREFIX}12345678/{RAY}/{SOCKET}")
+
+
+def _is_guarded(base: Path) -> bool:
+    """Return whether no other user but root may rename or remove this user's folders in `base`."""
+    try:
+        found = base.stat()
+    except OSError:
+        return False
+    if not (stat.S_ISDIR(found.st_mode) and os.access(base, os.W_OK | os.X_OK)):
+        return False
+    closed = found.st_uid in (0, os.geteuid()) and stat.S_IMODE(found.st_mode) & 0o022 == 0
+    return closed or bool(found.st_mode & stat.S_ISVTX)

@@ -1,0 +1,137 @@
+"""Checks of this machine before a local Ray is started: what would else fail late, and unnamed.
+
+Each costs milliseconds. What is missing is for whoever runs the machine to mend: the
+same command would fail again.
+"""
+
+import contextlib
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+
+from trainrig.errors import ConfigError
+from trainrig.processes.process_identity import PROC, read_user
+
+SHARED_MEMORY = Path("/dev/shm")
+# Bytes of shared memory for the semaphores of ranks: 64 KiB was enough for two, 8 KiB was not.
+# Ray's object store goes to a folder where shared memory has no room for it.
+SHARED_MEMORY_NEEDED = 1 * 2**20
+LOOPBACK = "127.0.0.1"
+ANSWER = 5.0  # s for this machine to answer itself
+# Threads of a local Ray and a run of two workers: 269 were counted at the start.
+THREADS_NEEDED = 280
+
+
+def check_machine() -> None:
+    """Raise ConfigError if no local Ray and no run on it could start on this machine."""
+    check_shared_memory()
+    check_loopback()
+    check_threads()
+
+
+def check_shared_memory() -> None:
+    """Raise ConfigError if shared memory is missing, read-only or full."""
+    if sys.platform != "linux":
+        return
+    needed = f"{SHARED_MEMORY_NEEDED // 2**10:,} KiB"
+    mend = f"mount it with {needed} or more (Docker: --shm-size=1g; Kubernetes: an emptyDir of "
+    mend += "medium Memory), or free some"
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError as problem:
+        raise ConfigError(f"{SHARED_MEMORY}: {problem.strerror}; {mend}") from None
+    free = found.f_frsize * found.f_bavail
+    if free < SHARED_MEMORY_NEEDED:
+        raise ConfigError(
+            f"{SHARED_MEMORY}: shared memory has {free // 2**10:,} KiB free, and a run needs "
+            f"{needed}; {mend}"
+        )
+    if found.f_files and not found.f_favail:
+        raise ConfigError(f"{SHARED_MEMORY}: shared memory has room for no more files; {mend}")
+    if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK) or found.f_flag & os.ST_RDONLY:
+        raise ConfigError(f"{SHARED_MEMORY}: this user may not write to shared memory; {mend}")
+
+
+def check_loopback() -> None:
+    """Raise ConfigError if this machine does not reach itself at the loopback address."""
+    try:
+        with socket.socket() as listener:
+            listener.bind((LOOPBACK, 0))
+            listener.listen()
+            socket.create_connection(listener.getsockname(), timeout=ANSWER).close()
+    except OSError as problem:
+        raise ConfigError(
+            f"{LOOPBACK}: this machine does not reach itself ({problem.strerror or problem}), and "
+            "Ray's processes talk to each other there; bring the loopback interface up "
+            "(`ip link set lo up`)"
+        ) from None
+
+
+def check_threads() -> None:
+    """Raise ConfigError if a limit leaves too few threads for a local Ray."""
+    for limit in (find_user_limit(), find_group_limit()):
+        if limit and limit.left < THREADS_NEEDED:
+            raise ConfigError(
+                f"{limit.name}: {limit.most:,} threads and processes, of which "
+                f"{max(0, limit.left):,} are left; a local Ray with two workers needs "
+                f"{THREADS_NEEDED}. Raise the limit, or end what else runs"
+            )
+
+
+def describe_thread_shortage() -> str:
+    """Return the line for a process that could start no more threads."""
+    found = [limit for limit in (find_user_limit(), find_group_limit()) if limit]
+    limits = " and ".join(f"{limit.name} is {limit.most:,}" for limit in found)
+    return (
+        f"no more threads can be started{f': {limits}' if limits else ''}; raise the limit, ask "
+        "for fewer workers, or end what else runs"
+    )
+
+
+class ThreadLimit:
+    """A limit of the number of threads, and how many are left."""
+
+    def __init__(self, name: str, most: int, used: int) -> None:
+        self.name, self.most, self.left = name, most, most - used
+
+
+def find_user_limit() -> ThreadLimit | None:
+    """Return the limit of this user's threads; None if there is none, as for root."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.getuid() == 0 or most == resource.RLIM_INFINITY or not PROC.is_dir():
+        return None
+    used, user = 0, os.getuid()
+    for path in PROC.glob("[0-9]*"):
+        if read_user(int(path.name)) == user:
+            with contextlib.suppress(OSError):  # it has ended
+                used += len(list((path / "task").iterdir()))
+    return ThreadLimit("ulimit -u", most, used)
+
+
+def find_group_limit() -> ThreadLimit | None:
+    """Return the smallest rest that the control groups of this process leave; None if none does."""
+    found = list[ThreadLimit]()
+    for folder in _list_control_groups():
+        with contextlib.suppress(OSError, ValueError):  # "max", or no such group here
+            most = int((folder / "pids.max").read_text())
+            used = int((folder / "pids.current").read_text())
+            found.append(ThreadLimit(f"{folder}/pids.max", most, used))
+    return min(found, key=lambda limit: limit.left, default=None)
+
+
+def _list_control_groups() -> list[Path]:
+    """Return the folders of the control groups that may limit the threads of this process."""
+    found = list[Path]()
+    with contextlib.suppress(OSError):
+        for line in (PROC / "self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "pids" not in controllers.split(","):
+                continue
+            root = Path("/sys/fs/cgroup", "pids" if controllers else "")
+            group = root / path.lstrip("/")
+            # In a container the path may be the host's, and its own group is the root there.
+            inside = [each for each in group.parents if each.is_relative_to(root)]
+            found += [group, *inside]
+    return found

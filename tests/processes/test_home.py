@@ -1,0 +1,44 @@
+"""Processes without a home, or an entry among the users."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+NAMES = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME")
+FIND = """
+import getpass, os, stat, sys
+from pathlib import Path
+from trainrig.processes.home import ensure_home
+
+if len(sys.argv) > 1:
+    os.setuid(int(sys.argv[1]))
+ensure_home()
+ensure_home()
+mode = stat.S_IMODE(Path("~").expanduser().stat().st_mode)
+print(os.environ["HOME"], oct(mode), getpass.getuser())
+"""
+
+
+def find(*arguments: str, **environment: str) -> list[str]:
+    """The home that a process finds, its mode, and the name of its user."""
+    bare = {name: value for name, value in os.environ.items() if name not in NAMES}
+    command = [sys.executable, "-c", FIND, *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, env={**bare, **environment})
+    assert found.returncode == 0, found.stderr
+    return found.stdout.split()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_without_an_entry_gets_a_home_of_its_own_for_as_long_as_it_runs() -> None:
+    home, mode, name = find("61234")
+    assert (mode, name) == ("0o700", "61234")
+    assert not os.path.exists(home)  # noqa: PTH110
+
+
+def test_a_home_that_is_not_there_is_passed_over_and_one_that_is_stays(tmp_path: object) -> None:
+    made, mode, _ = find(HOME=f"{tmp_path}/missing", USER="me")
+    assert made != f"{tmp_path}/missing"
+    assert mode == "0o700"
+    assert find(HOME=str(tmp_path), USER="me")[::2] == [str(tmp_path), "me"]

@@ -1,0 +1,65 @@
+"""Which process a record names, and that no other process is sent a signal."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from trainrig.processes.process_identity import Process, descends_from
+
+OTHER = 61234  # a user that is not this one
+LONG = 30.0  # s: a bound for what is broken
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of this user."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_that_is_named_is_killed_and_is_gone_then(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    named = Process.of(sleeper.pid)
+    assert not named.gone()
+    named.kill()
+    assert sleeper.wait(LONG) == -signal.SIGKILL
+    assert named.gone()
+    named.kill()  # too late, and no matter
+
+
+@pytest.mark.parametrize(
+    "other", [{"process_began": "1"}, {"user": OTHER}, {"host": "elsewhere"}, {"boot": "before"}]
+)
+def test_another_process_with_the_number_gets_no_signal(
+    sleeper: "subprocess.Popen[bytes]", other: dict[str, object]
+) -> None:
+    Process.of(sleeper.pid).model_copy(update=other).kill()
+    assert sleeper.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_record_of_another_users_process_leads_to_no_signal() -> None:
+    command = ["sh", "-c", "echo; exec sleep 600"]
+    theirs = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=lambda: os.setuid(OTHER))
+    assert theirs.stdout and theirs.stdout.readline()
+    named = Process.of(theirs.pid)
+    assert named.user == OTHER
+    named.kill()
+    named.model_copy(update={"user": os.getuid()}).kill()
+    assert theirs.poll() is None
+    theirs.kill()
+    theirs.communicate()
+
+
+def test_a_child_descends_from_this_process_and_this_one_from_no_child(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    assert descends_from(sleeper.pid, os.getpid())
+    assert descends_from(sleeper.pid, os.getppid())
+    assert not descends_from(os.getpid(), sleeper.pid)
+    assert not descends_from(os.getppid(), os.getpid())

@@ -1,0 +1,187 @@
+"""The private folder of a Ray: who may enter it, and which ones are acted on."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.processes.process_identity import Process
+from trainrig.ray_runtime import ray_private, session_folder
+
+OTHER = 61234  # a user that is not this one
+LONG = 30.0  # s: a bound for what is broken
+# Writes a file, says so, and stays.
+WRITER = "import sys, time; f = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(600)"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which private folders lie; its name is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="trl-", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setattr(session_folder, "FALLBACK", Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture
+def start_writer() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """`start_writer(path, user)`: a process that has the file open."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(path: Path, user: int | None = None) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", WRITER, str(path)]
+        before = None if user is None else (lambda: os.setuid(user))
+        if user is not None:  # the interpreter may lie in a folder of root's alone
+            command = ["/bin/sh", "-c", 'exec 3>"$0"; echo open; exec sleep 600', str(path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=before)
+        started.append(process)
+        assert process.stdout and process.stdout.readline() == "open\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def write_dead_owner(folder: Path) -> Path:
+    """Record an owner that is dead, as its own process would have."""
+    gone = Process.here().model_copy(update={"process_began": "1"})
+    (folder / session_folder.OWNER).write_text(gone.model_dump_json())
+    (folder / session_folder.OWNER).chmod(0o600)
+    return folder
+
+
+def test_no_other_user_may_enter_the_folder_of_a_ray(base: Path) -> None:
+    folder = session_folder.make_private_folder()
+    assert folder.parent == base
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert session_folder.is_private(folder)
+    assert session_folder.read_owner(folder) == Process.here()
+
+
+def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
+    base: Path,
+    start_writer: Callable[..., "subprocess.Popen[str]"],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    live, dead = session_folder.make_private_folder(), session_folder.make_private_folder()
+    left = start_writer(write_dead_owner(dead) / "raylet.out")
+    unowned = Path(tempfile.mkdtemp(prefix=session_folder.PREFIX, dir=base))
+    begun = Path(tempfile.mkdtemp(prefix=session_folder.PREFIX, dir=base))
+    long_ago = time.time() - 2 * session_folder.OWNER_WITHIN
+    os.utime(unowned, (long_ago, long_ago))
+    session_folder.sweep()
+    assert left.wait(LONG) == -9
+    assert sorted(base.iterdir()) == sorted([live, begun])
+    (said,) = caplog.messages
+    assert str(dead) in said and "s for that to end" in said
+
+
+def widen(folder: Path) -> None:
+    """Let every user in."""
+    folder.chmod(0o777)
+
+
+def let_others_write_the_record(folder: Path) -> None:
+    """Let every user write the record of the owner."""
+    (folder / session_folder.OWNER).chmod(0o666)
+
+
+def link_the_record(folder: Path) -> None:
+    """Put a link in the place of the record."""
+    record = folder / session_folder.OWNER
+    record.rename(folder / "elsewhere.json")
+    record.symlink_to(folder / "elsewhere.json")
+
+
+def give_the_folder_away(folder: Path) -> None:
+    """Make the folder another user's."""
+    os.chown(folder, OTHER, OTHER)
+
+
+def give_the_record_away(folder: Path) -> None:
+    """Make the record another user's."""
+    os.chown(folder / session_folder.OWNER, OTHER, OTHER)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        widen,
+        let_others_write_the_record,
+        link_the_record,
+        pytest.param(give_the_folder_away, marks=as_root),
+        pytest.param(give_the_record_away, marks=as_root),
+    ],
+)
+def test_a_record_that_another_user_may_have_planted_is_never_acted_on(
+    base: Path, start_writer: Callable[..., "subprocess.Popen[str]"], plant: Callable[[Path], None]
+) -> None:
+    planted = write_dead_owner(session_folder.make_private_folder())
+    bystander = start_writer(planted / "raylet.out")
+    plant(planted)
+    session_folder.sweep()
+    assert planted.exists()
+    assert bystander.poll() is None
+
+
+@as_root
+def test_another_users_process_gets_no_signal_though_it_writes_below_the_folder(
+    base: Path,
+    start_writer: Callable[..., "subprocess.Popen[str]"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_folder, "DIES_WITHIN", 0.2)
+    base.chmod(0o711)
+    folder = base / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    bystander = start_writer(folder / "theirs", OTHER)
+    own = start_writer(folder / "own")
+    session_folder.kill_users(folder)
+    assert own.wait(LONG) == -9
+    assert bystander.poll() is None
+
+
+def test_a_place_whose_folders_others_may_rename_is_passed_over(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, closed = base / "shared", base / "closed"
+    for folder in (shared, closed):
+        folder.mkdir(mode=0o755)
+    shared.chmod(0o777)
+    monkeypatch.setattr(session_folder, "_count_room", lambda: 100)
+    monkeypatch.setattr(ray_private, "find_temporary_folder", lambda: shared)
+    monkeypatch.setattr(session_folder, "FALLBACK", closed)
+    assert session_folder.make_private_folder().parent == closed
+    shared.chmod(0o1777)
+    assert session_folder.make_private_folder().parent == shared
+    monkeypatch.setattr(session_folder, "_count_room", lambda: 3)
+    with pytest.raises(
+        ConfigError, match=r"no place for Ray's sockets: .* Set RAY_TMPDIR to a sho"
+    ):
+        session_folder.make_private_folder()
+
+
+def test_the_logs_are_all_that_is_kept_of_a_folder(base: Path) -> None:
+    folder = session_folder.make_private_folder()
+    logs, sockets = folder / "r/session/logs", folder / "r/session/sockets"
+    for made in (logs, sockets):
+        made.mkdir(parents=True)
+    (folder / "r/session_latest").symlink_to(folder / "r/session")
+    (logs / "raylet.out").write_text("said")
+    session_folder.remove_private_folder(folder, keep=logs)
+    left = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    assert left == [Path("r/session/logs/raylet.out")]
+    assert [path.name for path in logs.parent.iterdir()] == ["logs"]
+    session_folder.remove_private_folder(folder)
+    assert not folder.exists()
