@@ -49,7 +49,11 @@ def whole_or_nothing() -> Iterator[None]:
     """
     before = _list_own_sessions()
     try:
-        with _mark_start(), ray_private.without_unneeded_processes():
+        with (
+            _mark_start(),
+            ray_private.without_unneeded_processes(),
+            ray_private.shielded_from_signals(),
+        ):
             yield
     except Exception as error:
         for folder in _list_own_sessions() - before:
@@ -128,7 +132,9 @@ class Session:
         kill_users(self.folder)
 
     def remove(self) -> None:
-        """Its folder; but for its logs, if something has failed."""
+        """End what is left of its processes and remove its folder; but for its logs, if something
+        has failed."""
+        kill_users(self.folder)
         if not self.keeps_logs or not self.logs.is_dir():
             remove_session(self.folder)
             return
