@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from trainrig.storage import s3_objects
+from trainrig.storage.held_folder import check_held as check_held
+from trainrig.storage.held_folder import hold_folder as hold_folder
+from trainrig.storage.held_folder import make_parent as make_parent
 from trainrig.storage.s3_objects import S3 as S3
 
 # Bytes a ranged GET asks for; S3 gives its full rate to a stream from about here.
@@ -104,7 +107,7 @@ def create(path: str, data: bytes) -> bool:
     """
     if path.startswith(S3):
         return s3_objects.create_object(path, data)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     temporary = _make_temporary_name(path)
     try:
         _write_synced(temporary, data)
@@ -128,7 +131,7 @@ def atomic_file(path: str) -> Iterator[str]:
             with s3_objects.translate_errors(path):
                 s3_objects.get_client().upload_file(temporary, bucket, key)
         return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     temporary = _make_temporary_name(path)
     try:
         yield temporary
@@ -228,7 +231,7 @@ def move(path: str, target: str) -> None:
             s3_objects.get_client().copy({"Bucket": bucket, "Key": key}, to_bucket, to_key)
         delete(path)
     else:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        make_parent(target)
         Path(path).replace(target)
 
 

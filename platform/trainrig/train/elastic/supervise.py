@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
+from trainrig import storage
+from trainrig.errors import ClusterError, ClusterLost, FolderGone, Unfinished
 from trainrig.processes.heartbeats import Heartbeat, compute_send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
@@ -322,16 +323,17 @@ class _AttemptWatcher:
         return self._asked, failure and (self._killed or failure)
 
     def _look_at_folder(self, now: float) -> None:
-        """Raise DataError if somebody removed the run folder: nothing would come of going on."""
+        """Raise FolderGone if somebody removed the run folder: nothing would come of going on."""
         if now - self._looked_at_folder < LOOK_AT_FOLDER:
             return
         self._looked_at_folder = now
         folder = self._run.folder
+        storage.check_held(folder.path)
         if folder.is_gone(self._attempt):
-            raise DataError(
+            raise FolderGone(
                 f"{folder.path}: removed while the run was going on (the record of its attempt "
-                f"{self._attempt.number} is gone), so it was ended; delete what is left there, and "
-                "the same command begins anew"
+                f"{self._attempt.number} is gone), so the run was ended; delete what is left "
+                "there, and the same command begins anew"
             )
 
     def _look(self, now: float) -> None:
