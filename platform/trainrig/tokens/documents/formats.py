@@ -116,7 +116,7 @@ def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     told = _damage_told(path, "Parquet")
-    with told, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+    with told, storage.open_for_arrow(path) as stream, pq.ParquetFile(stream) as file:
         yield file
 
 
