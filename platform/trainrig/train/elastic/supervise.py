@@ -135,9 +135,16 @@ class _Run:
             asked, failure = self._run_attempt(job, attempt, newest, workers)
             newest = self._find_newest()
             why = self._record_end(attempt, newest.step if newest else 0, asked, failure, policy)
-        self.folder.record("finished", step=newest.step)
+        self._record_finished(newest.step)
         attempts = [each for each in self.folder.read_attempts() if not each.skip]
         return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
+
+    def _record_finished(self, step: int) -> None:
+        """Put on record that the run is at its end, unless another driver has: one that took it
+        over, or one that died after it had said so."""
+        events = self.folder.read_events()
+        if not any(each["event"] == "finished" and each["step"] == step for each in events):
+            self.folder.record("finished", step=step)
 
     def _run_attempt(
         self, job: TrainingJob, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
