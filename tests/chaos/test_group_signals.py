@@ -152,17 +152,17 @@ def make_way(
         return {"head": lines[0], "tables": "\n".join(lines[1:])}
 
     def pretrain() -> Way:
-        training = {"steps": 200, "checkpoints": {"every": 50}}
+        training = {"steps": 80, "checkpoints": {"every": 50}}
         run = make_run(output, workers=2, training=training, batches={"epochs": 1e6})
         file.write_text(to_toml(run))
-        return Way("pretrain", str(file), output, lambda: has_lines(output, "metrics.jsonl", 8))
+        return Way("pretrain", str(file), output, lambda: has_lines(output, "metrics.jsonl", 4))
 
     def sweep() -> Way:
         file.write_text(
             f'stage = "sweep"\ntokens = "{tokens}"\noutput = "{output}"\n[design]\n'
             'kind = "Points"\npairs = [[6000.0, 60000.0], [12000.0, 60000.0]]\n'
             "[batches]\nsequence_length = 32\nmicro_batch = 8\nepochs = 1000000.0\n"
-            "[training]\nfewest_steps = 300\ncheckpoint_every = 20\n"
+            "[training]\nfewest_steps = 80\ncheckpoint_every = 20\n"
         )
         return Way(
             "sweep", str(file), output, lambda: has_lines(output, "trials/*/*/metrics.jsonl", 5)
