@@ -27,6 +27,7 @@ class Proxy:
     seen: list[str] = field(default_factory=list)
     reached: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    handler: type | None = None  # of this proxy alone
 
     def takes(self, method: str, path: str) -> bool:
         """Whether this request is one to spoil."""
@@ -106,6 +107,7 @@ def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """What every request of this test goes through; nobody waits long between attempts."""
     proxy = Proxy(s3_server)
     handler = type("Handler", (SpoilingHandler,), {"proxy": proxy})
+    proxy.handler = handler
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

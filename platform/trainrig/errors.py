@@ -4,7 +4,8 @@
     ├── InputError        the user's to fix: one line, exit 2, no traceback
     │   ├── ConfigError   the run file or the command line
     │   ├── DataError     the files it names
-    │   │   └── Diverged  a model whose losses or gradients are no longer finite
+    │   │   ├── Diverged  a model whose losses or gradients are no longer finite
+    │   │   └── FolderGone  the folder that a run writes to was removed meanwhile
     │   └── OutputTaken   the output folder holds something else
     ├── ClusterError      machines, network, storage: retried, then exit 1
     │   └── ClusterLost   Ray itself is gone: begun again where it was ours
@@ -39,6 +40,10 @@ class DataError(InputError):
 
 class Diverged(DataError):
     """No update can be made: losses or gradients are not finite, whatever comes next."""
+
+
+class FolderGone(DataError):
+    """The folder that a run writes to was removed, or replaced, while the run went on."""
 
 
 class OutputTaken(InputError):

@@ -18,13 +18,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from trainrig import config, storage
 from trainrig.config import Run, RunFile
 from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
 from trainrig.manifest import MANIFEST, Manifest
 from trainrig.processes.home import ensure_home
+from trainrig.processes.stop_signals import StopRequest, list_stop_signals, outlive_terminal
 from trainrig.ray_runtime import ray_local
 from trainrig.ray_runtime.start_checks import describe_thread_shortage
 from trainrig.storage.writable import check_folder
@@ -85,7 +85,8 @@ def describe_restart(run: RunFile) -> str:
 
 @contextlib.contextmanager
 def if_stopped(said: str) -> Iterator[None]:
-    """Have `said` of the block if SIGTERM or Ctrl-C ends it, unless a block in it knows better."""
+    """Have `said` of the block if a stop signal or Ctrl-C ends it, unless a block in it knows
+    better."""
     try:
         yield
     except (_Stopped, KeyboardInterrupt) as stopped:
@@ -97,13 +98,22 @@ def if_stopped(said: str) -> Iterator[None]:
 def exit_codes() -> Iterator[None]:
     """End the process as the module says when the block raises what trainrig foresees.
 
-    SIGTERM (a stopped job, a machine taken back) ends it as unfinished, and `if_stopped` says what
-    is left of it.
+    SIGTERM (a stopped job, a machine taken back) and SIGHUP (a closed terminal) end it as
+    unfinished, and `if_stopped` says what is left of it. A SIGHUP that was ignored stays so.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    heeded = list_stop_signals()
+    before = {number: signal.getsignal(number) for number in heeded}
+    request = StopRequest()
+
+    def stop(number: int, frame: object) -> None:
+        if not request.is_repeat(number):  # which would break off the end that is under way
+            raise _Stopped(signal.Signals(number))
+
     outcome = os.environ.pop(OUTCOME, None)  # not for the processes that this one starts
+    outlive_terminal()
     try:
-        signal.signal(signal.SIGTERM, _stop)
+        for number in heeded:
+            signal.signal(number, stop)
         ensure_home()
         yield
     except BaseException as error:
@@ -118,7 +128,8 @@ def exit_codes() -> Iterator[None]:
         print(f"trainrig: {message}", file=sys.stderr)
         raise SystemExit(code) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _describe_ending(error: BaseException) -> tuple[str, int] | None:
@@ -127,7 +138,10 @@ def _describe_ending(error: BaseException) -> tuple[str, int] | None:
         case TrainrigError():
             return str(error), error.exit_code
         case _Stopped():
-            return f"stopped by SIGTERM; {_get_restart_note(error)}", Unfinished.exit_code
+            return (
+                f"stopped by {error.signal.name}; {_get_restart_note(error)}",
+                Unfinished.exit_code,
+            )
         case KeyboardInterrupt():
             return f"interrupted; {_get_restart_note(error)}", 130
         case storage.UnreadableFile():
@@ -164,8 +178,9 @@ def _write_outcome(path: str | None, error: BaseException, ending: tuple[str, in
 
 
 class _Stopped(BaseException):
-    """SIGTERM, raised wherever the main thread is: no `except Exception` there may swallow it."""
+    """A stop signal, raised wherever the main thread is: no `except Exception` there may swallow
+    it."""
 
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise _Stopped
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__()
+        self.signal = number

@@ -9,6 +9,7 @@ import pytest
 from trainrig import storage
 from trainrig.processes import stop_file
 from trainrig.processes.stop_file import StopRequests
+from trainrig.processes.stop_signals import StopRequest
 from trainrig.storage import s3_retries
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
@@ -28,7 +29,10 @@ def marks():
 
 
 @pytest.mark.parametrize(("number", "how"), list(stop_file.SIGNALS.items()))
-def test_a_first_signal_asks_and_a_second_does_what_it_always_did(tmp_path, marks, number, how):
+def test_a_first_signal_asks_and_a_second_does_what_it_always_did(
+    tmp_path, marks, number, how, monkeypatch
+):
+    monkeypatch.setattr(StopRequest, "is_repeat", lambda request, number: False)
     with StopRequests(str(tmp_path)) as requests:
         assert requests.read_request() is None
         signal.raise_signal(number)
@@ -37,6 +41,22 @@ def test_a_first_signal_asks_and_a_second_does_what_it_always_did(tmp_path, mark
         assert (requests.read_request(), marks) == (how, [number])
     os.kill(os.getpid(), number)
     assert marks == [number, number]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_repeated_at_once_asks_once(tmp_path, marks, number):
+    with StopRequests(str(tmp_path)) as requests:
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert (requests.read_request(), marks) == (stop_file.SIGNALS[number], [])
+
+
+def test_a_sighup_that_is_ignored_stays_so(tmp_path, marks):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequests(str(tmp_path)) as requests:
+        signal.raise_signal(signal.SIGHUP)
+        assert requests.read_request() is None
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_handlers_are_put_back_when_nothing_came(tmp_path, marks):

@@ -59,6 +59,7 @@ def test_what_is_imported_is_there(module: str, name: str) -> None:
         ("ray._private.node", "Node", ray_private.UNNEEDED_PROCESSES),
         ("ray._private.node", "Node", ("get_session_dir_path", "get_logs_dir_path", "gcs_address")),
         ("ray._private", "utils", ("set_sigterm_handler",)),
+        ("ray._private", "services", ("ConsolePopen",)),
         (
             "ray._private",
             "ray_constants",

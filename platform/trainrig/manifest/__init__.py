@@ -25,7 +25,7 @@ from trainrig.manifest.records import (
     read_claim,
     read_manifest,
 )
-from trainrig.manifest.stage import SCRATCH, Stage, claim
+from trainrig.manifest.stage import SCRATCH, Stage, build_claim, claim
 
 __all__ = [
     "CLAIM",
@@ -37,6 +37,7 @@ __all__ = [
     "FileSum",
     "Manifest",
     "Stage",
+    "build_claim",
     "check_sum",
     "claim",
     "collect_environment",

@@ -89,6 +89,29 @@ class Stage:
         return manifest
 
 
+def build_claim(
+    run: RunFile,
+    inputs: Mapping[str, str],
+    extendable_inputs: Mapping[str, str] | None = None,
+) -> Claim:
+    """Return what `claim` claims a folder with."""
+    lasting = {
+        "stage": run.verb,
+        "config": extract_identity(run, extendable=False),
+        "inputs": dict(inputs),
+        # The first has none, so that what was made before there were others is still known.
+        **({"output_format": run.output_format} if run.output_format > 1 else {}),
+    }
+    return Claim(
+        stage=run.verb,
+        fingerprint=digest(lasting),
+        config=extract_identity(run),
+        inputs={**inputs, **(extendable_inputs or {})},
+        environment=collect_environment(),
+        output_format=run.output_format,
+    )
+
+
 def claim(
     folder: str,
     run: RunFile,
@@ -104,21 +127,7 @@ def claim(
     Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
     has lost files.
     """
-    lasting = {
-        "stage": run.verb,
-        "config": extract_identity(run, extendable=False),
-        "inputs": dict(inputs),
-        # The first has none, so that what was made before there were others is still known.
-        **({"output_format": run.output_format} if run.output_format > 1 else {}),
-    }
-    wanted = Claim(
-        stage=run.verb,
-        fingerprint=digest(lasting),
-        config=extract_identity(run),
-        inputs={**inputs, **(extendable_inputs or {})},
-        environment=collect_environment(),
-        output_format=run.output_format,
-    )
+    wanted = build_claim(run, inputs, extendable_inputs)
     data = wanted.model_dump_json(indent=1).encode()
     if storage.exists(folder):
         raise OutputTaken(f"{folder}: is a file; choose another `output`")

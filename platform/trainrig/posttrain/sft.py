@@ -46,6 +46,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
+from trainrig.train.changed_run import claim_run
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
 from trainrig.train.held_out import HeldOutSets, hold_nothing_out, open_held_out_conversations
 from trainrig.train.job import Adapter, FrozenModel, TrainingJob
@@ -61,7 +62,7 @@ def posttrain(run: FineTuning) -> Manifest:
     fail more often than the run allows.
     """
     job, inputs, counted = prepare(run)
-    stage = manifest.claim(job.folder, run, inputs)
+    stage = claim_run(job.folder, run, run.training, inputs)
     if stage.finished:
         return stage.finished
     if needs_references(run):

@@ -160,7 +160,7 @@ class _File:
     """
 
     def __init__(self, path: str) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        storage.make_parent(path)
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         self._of_lines = path.endswith(LINES)
@@ -174,6 +174,7 @@ class _File:
         """Try to append what waits. A disk that takes nothing now is tried again later."""
         if not self.waiting:
             return
+        storage.check_held(self._path)
         torn = b"\n" if self._of_lines and self._is_torn() else b""
         data = torn + self.waiting
         try:

@@ -12,12 +12,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
-from trainrig.errors import ClusterError, OutputTaken
+from trainrig.errors import ClusterError, FolderGone, OutputTaken
 from trainrig.processes.process_identity import read_boot_id, read_start_time
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ def hold_lease(folder: str) -> Iterator[None]:
     thread = threading.Thread(target=_renew, args=(path, owner, ended), name="lease", daemon=True)
     thread.start()
     try:
-        yield
+        with _hold_on_disk(folder, lambda: _is_ours(path, owner)):
+            yield
     finally:
         ended.set()
         thread.join()
@@ -98,13 +99,33 @@ def hold_lease(folder: str) -> Iterator[None]:
             storage.delete(path)
 
 
+def follow_lease(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Have a process of the run that holds `folder` write nothing there once it is removed.
+
+    See `storage.hold_folder`.
+    """
+    return _hold_on_disk(folder, lambda: is_held(folder))
+
+
+def _hold_on_disk(
+    folder: str, is_ours: Callable[[], bool]
+) -> contextlib.AbstractContextManager[None]:
+    """Buckets have no folders that could be removed."""
+    if folder.startswith(storage.S3):
+        return contextlib.nullcontext()
+    return storage.hold_folder(folder, is_ours)
+
+
 def _renew(path: str, owner: LeaseOwner, ended: threading.Event) -> None:
     while not ended.wait(RENEW_SECONDS):
         try:
+            storage.check_held(path)
             if not _is_ours(path, owner):
                 log.warning("%s: %s", path, _explain_loss(_read_owner(path)))
                 return
             storage.write(path, _encode_owner(owner.model_copy(update={"renewed": time.time()})))
+        except FolderGone:
+            return  # whoever writes to it next says so
         except (OSError, ClusterError) as problem:  # no run ends for want of a lease
             log.warning("%s: not renewed (%s)", path, problem)
 

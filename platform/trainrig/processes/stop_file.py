@@ -1,4 +1,5 @@
-"""Requests to stop a run: SIGTERM or Ctrl-C to the driver, or a file `stop` in the run folder."""
+"""Requests to stop a run: SIGTERM, SIGHUP or Ctrl-C to the driver, or a file `stop` in the run
+folder."""
 
 import logging
 import signal
@@ -9,19 +10,20 @@ from typing import Any, Self
 
 from trainrig import storage
 from trainrig.errors import ClusterError
+from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 from trainrig.storage import s3_retries
 
 log = logging.getLogger(__name__)
 FILE = "stop"
 LOOK_EVERY = 1.0  # s, at the file: it may lie in a bucket, where each look is a request
-SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP", signal.SIGINT: "Ctrl-C"}
 
 
 class StopRequests:
     """Listens while its block runs; the first request is remembered.
 
-    A first signal only asks. It also puts back the handlers that were there before, so that a
-    second one does at once what it always did.
+    A first signal only asks. A second one that is no repeat of it (`StopRequest`) does at once what
+    it always did.
     """
 
     def __init__(self, folder: str) -> None:
@@ -30,10 +32,11 @@ class StopRequests:
         self._looked = float("-inf")
         self._failing = False  # the last look
         self._handlers: dict[signal.Signals, Any] = {}
+        self._request = StopRequest()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in (*list_stop_signals(), signal.SIGINT):
                 self._handlers[number] = signal.signal(number, self._ask)
         return self
 
@@ -71,8 +74,12 @@ class StopRequests:
             log.warning("%s: remove it before you go on (%s)", self._file, problem)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._request.is_repeat(number):
+            return
+        if self._how in SIGNALS.values():
+            self._restore_handlers()
+            signal.raise_signal(number)
         self._how = self._how or SIGNALS[signal.Signals(number)]
-        self._restore_handlers()
 
     def _restore_handlers(self) -> None:
         while self._handlers:

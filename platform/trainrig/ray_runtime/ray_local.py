@@ -47,7 +47,7 @@ def whole_or_nothing() -> Iterator[Path]:
     """
     folder = make_private_folder()
     try:
-        with ray_private.without_unneeded_processes():
+        with ray_private.without_unneeded_processes(), ray_private.shielded_from_signals():
             yield folder
     except BaseException as error:
         kill_users(folder)
@@ -104,7 +104,11 @@ class Session:
         kill_users(self.folder)
 
     def remove(self) -> None:
-        """Remove the private folder; all of it but the logs, if something has failed."""
+        """End the processes that are left and remove the private folder.
+
+        The logs are kept if something has failed.
+        """
+        kill_users(self.folder)
         if not self.keeps_logs or not self.logs.is_dir():
             remove_private_folder(self.folder)
             return

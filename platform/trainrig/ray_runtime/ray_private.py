@@ -10,6 +10,7 @@ Imports are local: Ray Train brings pandas, which takes a second.
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,34 @@ def without_unneeded_processes() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in UNNEEDED_PROCESSES:
             stack.enter_context(mock.patch.object(Node, name, lambda self, **arguments: None))
+        yield
+
+
+@contextlib.contextmanager
+def shielded_from_signals() -> Iterator[None]:
+    """Have the processes that `ray.init` starts in the block ignore what asks the driver to stop.
+
+    `timeout`, Slurm, systemd and a terminal that closes send their signal to a whole process group
+    or control group. Ray's processes would end at once, while ranks still save their checkpoint.
+    So each gets a session of its own and blocks SIGTERM and SIGHUP, as Ray does with SIGINT; the
+    processes that it starts inherit that. Only SIGKILL ends them: Ray's `terminate` becomes `kill`.
+    The kernel still ends them with the driver (Ray sets PR_SET_PDEATHSIG). Public way: none.
+    """
+    from ray._private import services
+
+    class Daemon(services.ConsolePopen):
+        def __init__(self, *arguments: Any, preexec_fn: Callable[[], None], **options: Any) -> None:
+            def prepare() -> None:
+                preexec_fn()
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+
+            options |= {"preexec_fn": prepare, "start_new_session": True}
+            super().__init__(*arguments, **options)
+
+        def terminate(self) -> None:
+            self.kill()
+
+    with mock.patch.object(services, "ConsolePopen", Daemon):
         yield
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
 from trainrig.processes.home import ensure_home
+from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import (
     LOOK_AT_RAY,
@@ -119,7 +120,7 @@ def join() -> None:
     if alone:
         check_machine()
     try:
-        with _close_stderr(), _hold_sigterm(), _alone() if alone else _joining() as folder:
+        with _close_stderr(), _hold_stop_signals(), _alone() if alone else _joining() as folder:
             ray.init(
                 address=address,
                 log_to_driver=False,
@@ -170,30 +171,42 @@ def _close_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hold_sigterm() -> Iterator[None]:
-    """Hold a SIGTERM back while the block runs; then it is as if it had come now.
+def _hold_stop_signals() -> Iterator[None]:
+    """Hold a SIGTERM or SIGHUP back while the block runs; then it is as if it had come now.
 
     Ray would put in handlers of its own, which end the process as a failure. And what a handler of
-    ours raised in the midst of its start would leave processes behind. A second one does not wait.
+    ours raised in the midst of its start would leave processes behind. A second request does not
+    wait.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    before = {number: signal.getsignal(number) for number in list_stop_signals()}
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not callable(before[signal.SIGTERM]):
         yield
         return
     came = list[int]()
+    request = StopRequest()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def hold(number: int, frame: Any) -> None:
+        if request.is_repeat(number):
+            return
+        if came:
+            restore()
+            signal.raise_signal(number)
         came.append(number)
-        signal.signal(number, before)
 
-    signal.signal(signal.SIGTERM, hold)
+    for number in before:
+        signal.signal(number, hold)
     try:
         with ray_private.without_sigterm_handler():
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        restore()
         if came:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(came[0])
 
 
 def _keep_token() -> None:

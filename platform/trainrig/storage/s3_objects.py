@@ -32,10 +32,14 @@ def get_client() -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
+    from trainrig.storage.s3_credentials import make_session
+
     retries: Any = {"mode": "standard", "max_attempts": 1}  # we send again ourselves
     config = Config(retries=retries, connect_timeout=10, read_timeout=60)
-    client = Session().client("s3", config=config)  # threads may not share boto3's default session
-    s3_retries.register(client)
+    # A session of its own: threads may not share boto3's default session.
+    session = make_session()
+    client = Session(botocore_session=session).client("s3", config=config)
+    s3_retries.register(client, session.get_credentials())
     return client
 
 
@@ -54,6 +58,11 @@ def translate_errors(path: str) -> Iterator[None]:
             raise NothingThere(path) from None
         if _get_code(error) == "NoSuchBucket":
             raise DataError(f"{path}: no such bucket; create it, or name another") from None
+        if (code := _get_code(error)) in s3_retries.EXPIRED_CODES:
+            raise ClusterError(
+                f"{path}: the AWS credentials of this machine have expired ({code}) and no newer "
+                "ones are there; renew them, and the same command goes on"
+            ) from error
         raise ClusterError(f"{path}: S3 answers {error}") from error
     except NoCredentialsError:
         raise ClusterError(

@@ -7,12 +7,13 @@ What a run can do without asks `briefly`, and is done without for that once.
 """
 
 import contextlib
+import functools
 import logging
 import random
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 RETRY_SECONDS = 180.0  # that a request is sent again after S3 first refused it
 UNREACHABLE_SECONDS = 60.0  # where no server answers at all: the address may be wrong
@@ -32,6 +33,8 @@ PASSING_CODES = {
     "Throttling",
     "ThrottlingException",
 }
+# Answers of S3, and of what speaks its language, to credentials whose time is over.
+EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken"}
 
 log = logging.getLogger(__name__)
 _brief: ContextVar[bool] = ContextVar("brief", default=False)
@@ -48,12 +51,35 @@ def briefly() -> Iterator[None]:
         _brief.reset(token)
 
 
-def register(client: Any) -> None:
-    """Have `client`, a boto3 client for S3 without retries of its own, send requests again."""
-    client.meta.events.register("needs-retry.s3", _pause)
+class Renewable(Protocol):
+    """Credentials that can be fetched again."""
+
+    can_change: bool  # whether that may give others
+    expires: bool  # whether they are of the kind that does
+
+    def renew(self) -> None:
+        """Fetch them again."""
+
+
+def register(client: Any, credentials: Renewable | None) -> None:
+    """Have `client`, a boto3 client for S3 without retries of its own, send requests again: with
+    `credentials` that were fetched anew, if it is told that those have expired."""
+    pause = functools.partial(_pause, credentials)
+    client.meta.events.register("needs-retry.s3", pause)
+
+
+def get_patience() -> float:
+    """Seconds for which a request of the current block is tried again."""
+    return BRIEF_SECONDS if _brief.get() else RETRY_SECONDS
+
+
+def choose_pause(attempts: int) -> float:
+    """Draw the seconds to wait after so many attempts, with full jitter."""
+    return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts, 30)))
 
 
 def _pause(
+    credentials: Renewable | None,
     response: tuple[Any, dict[str, Any]] | None,
     attempts: int,
     caught_exception: Exception | None,
@@ -62,18 +88,37 @@ def _pause(
 ) -> float | None:
     """Seconds until the request is to be sent again; None: never."""
     problem = _explain_passing_error(response, caught_exception)
+    expired = response is not None and _has_expired(response, request_dict, credentials)
+    if expired:
+        problem = "the AWS credentials have expired"
     if problem is None:
         return None
     now = time.monotonic()
     waited = now - request_dict["context"].setdefault("trainrig_refused_at", now)
-    allowed = BRIEF_SECONDS if _brief.get() else RETRY_SECONDS
+    allowed = get_patience()
     if response is None:
         allowed = min(allowed, UNREACHABLE_SECONDS)
     if waited >= allowed:
         return None
     if waited >= SAID_AFTER:
         _say(request_dict["url"], problem, waited, allowed)
-    return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts, 30)))
+    if expired and credentials is not None:
+        credentials.renew()  # the request is signed anew when it is sent again
+    return choose_pause(attempts)
+
+
+def _has_expired(
+    response: tuple[Any, dict[str, Any]], request: dict[str, Any], credentials: Renewable | None
+) -> bool:
+    """Return whether S3 refuses the credentials as expired, and others may be had.
+
+    The answer to a HEAD has no body that says so, only the status of such an answer.
+    """
+    if credentials is None or not credentials.can_change:
+        return False
+    code = str(response[1].get("Error", {}).get("Code", ""))
+    bare = request.get("method") == "HEAD" and int(response[0].status_code) == 400
+    return code in EXPIRED_CODES or (bare and credentials.expires)
 
 
 def _explain_passing_error(

@@ -30,6 +30,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
+from trainrig.train.changed_run import claim_run
 from trainrig.train.disk_space import check_disk_space
 from trainrig.train.held_out import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
 from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
@@ -64,7 +65,13 @@ def pretrain(run: Pretraining) -> Manifest:
     inputs = {"tokens": tokens.content}
     if job.initial_weights:
         inputs["continue_from"] = checkpoint.compute_content_key(job.initial_weights)
-    stage = manifest.claim(job.folder, run, inputs)
+    stage = claim_run(
+        job.folder,
+        run,
+        run.training,
+        inputs,
+        micro_batch_may_change=_is_mean_over_tokens(run, job.model),
+    )
     if stage.finished:
         return stage.finished
     if plan:
@@ -119,6 +126,14 @@ def prepare(run: Pretraining) -> TrainingJob:
     )
     job.check_budget()
     return job
+
+
+def _is_mean_over_tokens(run: Pretraining, model: DecoderConfig) -> bool:
+    """Return whether the loss of a batch does not depend on which rows are in one micro-batch.
+
+    A mixture of experts balances its load over a micro-batch, and corruptions are dealt to one.
+    """
+    return run.objective.kind == "CausalLM" and not isinstance(model.feedforward, MixtureOfExperts)
 
 
 def count_tokens_at_once(run: Pretraining) -> int:

@@ -210,6 +210,22 @@ def test_a_run_without_faults_is_one_attempt(play):
     assert kinds(play.folder) == ["attempt_started", "attempt_stopped", "finished"]
 
 
+def test_a_run_that_another_driver_took_over_says_once_that_it_is_finished(play):
+    """The other one ends it while the attempt of this one is still under way."""
+
+    def take_over(cluster):
+        play(Play())
+
+    play(Play(), at=[(2, take_over)])
+    assert kinds(play.folder).count("finished") == 1
+
+
+def test_a_driver_that_finds_its_run_at_the_end_does_not_say_so_again(play):
+    for _ in range(2):
+        play(Play())
+    assert kinds(play.folder).count("finished") == 1
+
+
 def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
     def removed(cluster):
         shutil.rmtree(play.folder.path)
@@ -607,6 +623,8 @@ def _one_life(data, clock, patch):
 
 
 class FakeFolder:
+    path = "made-up"
+
     def __init__(self):
         self.taken = []
 

@@ -19,7 +19,8 @@ from trainrig.corpus.read import RawPage
 
 def main(shared: int) -> None:
     """Answer batches of pages, whose bodies lie one after the other in `shared`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to decide
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent's to decide
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library that prints must not answer

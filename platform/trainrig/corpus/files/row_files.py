@@ -72,7 +72,7 @@ def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
     """The named columns of the file at `path`."""
     import pyarrow.parquet as pq
 
-    with storage.open_read(path) as file:  # in a bucket, only the bytes of those columns
+    with storage.open_for_arrow(path) as file:  # in a bucket, only the bytes of those columns
         return pq.read_table(file, columns=list(columns))
 
 

@@ -19,10 +19,12 @@ from trainrig.launch.supervise.end_causes import Cause, RunEnd
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
 from trainrig.launch.supervise.limits import Limits
 from trainrig.launch.supervise.versions import compare_versions
+from trainrig.processes.stop_signals import list_stop_signals
 
 # What is asked of the attempt by a signal to its supervisor.
 SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
     signal.SIGTERM: ("preempted", "its supervisor was told to end"),
+    signal.SIGHUP: ("preempted", "its supervisor was told to end"),
     signal.SIGINT: ("stopped", "interrupted"),
 }
 
@@ -61,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def listen(supervisor: JobSupervisor) -> None:
     """Let signals to this process ask the attempt to end."""
-    for number, asked in SIGNALS.items():
+    for number in (*list_stop_signals(), signal.SIGINT):
+        asked = SIGNALS[number]
         signal.signal(number, lambda *_, asked=asked: supervisor.ask(*asked))
 
 

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 
 def main() -> None:
     """Answer until the requests end."""
+    _leave_signals_to_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -32,6 +34,17 @@ def main() -> None:
             answer = json.dumps({"error": _describe_error(error)})
         answers.write(answer + "\n")
         answers.flush()
+
+
+def _leave_signals_to_parent() -> None:
+    """Do nothing at a signal that asks the parent to stop.
+
+    A handler, as a signal that is blocked or ignored stays so in the programs that the user's code
+    starts, and those heed theirs. Ray's processes, which may be the parent, block them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _listen(requests: "queue.SimpleQueue[str]") -> None:

@@ -25,6 +25,7 @@ from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.tokens.documents.files import find_paths, name_files
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
+from trainrig.train.changed_run import claim_run
 from trainrig.train.job import Adapter, FrozenModel, TrainedModel, TrainingJob
 from trainrig.train.pretrain import drive
 
@@ -36,7 +37,7 @@ def reinforce(run: ReinforcementLearning) -> Manifest:
     fail more often than the run allows.
     """
     job, inputs, counted = prepare(run)
-    stage = manifest.claim(job.folder, run, inputs)
+    stage = claim_run(job.folder, run, run.training, inputs)
     if stage.finished:
         return stage.finished
     if job.adapter:

@@ -211,7 +211,7 @@ def _join_maps(tables: Sequence[RunsTable], name: str) -> dict[str, Floats]:
 def read_parquet(path: str) -> RunsTable:
     """Read the table at `path`. Raises DataError."""
     try:
-        with storage.open_read(path) as file:
+        with storage.open_for_arrow(path) as file:
             table = pq.read_table(file)
     except (FileNotFoundError, IsADirectoryError):
         raise DataError(f"{path}: no such table; a finished sweep writes it") from None

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import errors, storage
-from trainrig.errors import ClusterError, ConfigError, TrainrigError, Unfinished
+from trainrig.errors import ClusterError, ClusterLost, ConfigError, TrainrigError, Unfinished
 from trainrig.manifest import SCRATCH, Stage
 from trainrig.processes.stop_file import FILE, StopRequests
+from trainrig.ray_runtime.ray_local import end_own, keep_logs, raise_if_lost
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import Optuna, RateSearch
@@ -97,6 +98,7 @@ class TrialsOnTune:
         threading.Thread(target=fit, name="tune", daemon=True).start()
         asked = False
         while not over.wait(POLL):
+            self._raise_if_lost()
             self._progress.show(show)
             if not asked and (stop.read_request() or self._problem):
                 storage.write(storage.join(self._run.output, FILE), b"")
@@ -107,6 +109,18 @@ class TrialsOnTune:
         if self._error:
             raise self._error
         self._conclude(how)
+
+    def _raise_if_lost(self) -> None:
+        """Raise Unfinished if Ray is no more: Tune would wait for its head for ever."""
+        try:
+            raise_if_lost()
+        except ClusterLost as lost:
+            keep_logs()
+            end_own()
+            raise Unfinished(
+                f"{self._run.output}: {lost}; each trial is saved up to its last checkpoint, and "
+                "the same command goes on"
+            ) from None
 
     def _conclude(self, stopped_by: str | None) -> None:
         """Raise what the trials ended with, unless all is well."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from trainrig import storage
 from trainrig.errors import InputError, Unfinished
+from trainrig.processes.lease import follow_lease
 from trainrig.processes.stop_file import FILE
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateSearch, find_pair, name_drawn_pair
@@ -99,7 +100,8 @@ def main(channel: Connection) -> None:
     alone = Alone(StopFile(storage.join(work.run.output, FILE)))
     with only_rank():
         try:
-            work.do(work.find_trial(config), alone, report)
+            with follow_lease(work.run.output):
+                work.do(work.find_trial(config), alone, report)
         except Unfinished:
             ended["stopped"] = True
         except InputError as error:

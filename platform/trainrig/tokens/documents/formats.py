@@ -119,7 +119,7 @@ def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     damage = _report_damage(path, "Parquet")
-    with damage, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+    with damage, storage.open_for_arrow(path) as stream, pq.ParquetFile(stream) as file:
         yield file
 
 

@@ -27,7 +27,7 @@ which source, and opening a shard costs the same for ten documents as for ten mi
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,7 +235,7 @@ class Shard:
         path = self.path + INDEX
         found: list[IndexedDocument] = []
         try:
-            with storage.open_read(path) as stream, _open_index(stream) as file:
+            with storage.open_for_arrow(path) as stream, _open_index(stream) as file:
                 first = 0  # row of the file at which the row group begins
                 for group in range(file.num_row_groups):
                     rows = file.metadata.row_group(group).num_rows
@@ -252,7 +252,7 @@ class Shard:
         return found
 
 
-def _open_index(stream: BinaryIO) -> Any:
+def _open_index(stream: Any) -> Any:
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(stream, page_checksum_verification=True)

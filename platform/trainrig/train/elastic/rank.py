@@ -17,6 +17,7 @@ from trainrig import storage
 from trainrig.parallel import flight_recorder
 from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter, Stall
+from trainrig.processes.lease import follow_lease
 from trainrig.processes.process_identity import Process
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
 from trainrig.train.elastic.restart_policy import HangDetector
@@ -45,7 +46,9 @@ def main(channel: Connection) -> None:
     """Do the work that the channel gives, and say there how it ended."""
     info, pickled = channel.recv()
     try:
-        _train(channel, info, pickle.loads(pickled))
+        work = pickle.loads(pickled)
+        with follow_lease(work.job.folder):
+            _train(channel, info, work)
     except Exception as error:
         traceback.print_exc()  # goes to the log of its Ray worker
         channel.send(RankError(_pickle(error), f"{type(error).__name__}: {error}"))

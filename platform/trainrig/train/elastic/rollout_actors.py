@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainrig.errors import ClusterError, ClusterLost, TrainrigError
+from trainrig.processes.lease import follow_lease
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.ray_runtime.ray_pools import Need
@@ -276,6 +277,7 @@ class RolloutActor:
 
     def __init__(self) -> None:
         self._sampler: Any = None
+        self._until_it_ends = contextlib.ExitStack()
 
     def begin(self, job: TrainingJob, number: int) -> str | TrainrigError:
         """Load what sampling needs; the node that this is on, or what trainrig foresees of why it
@@ -287,6 +289,7 @@ class RolloutActor:
 
         node: str = ray.get_runtime_context().get_node_id()
         try:
+            self._until_it_ends.enter_context(follow_lease(job.folder))
             self._sampler = RolloutSampler(job, find_given_device())
         except TrainrigError as error:
             return error

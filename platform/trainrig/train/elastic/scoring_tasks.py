@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainrig.errors import ClusterError, ClusterLost, TrainrigError, Unfinished
+from trainrig.processes.lease import follow_lease
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.train.checkpoint import list_committed
@@ -191,8 +192,10 @@ def score_checkpoint(request: ScoringRequest, folder: str) -> Outcome:
     """The scores that `request` asks for, in a process of Ray's; or what trainrig foresees of why
     there are none."""
     name = request.evaluation.name
-    RunFolder(folder).record("evaluation_started", evaluation=name, checkpoint=request.checkpoint)
     try:
-        return make_scoring(request).finish(), None
+        with follow_lease(folder):
+            started = {"evaluation": name, "checkpoint": request.checkpoint}
+            RunFolder(folder).record("evaluation_started", **started)
+            return make_scoring(request).finish(), None
     except TrainrigError as error:
         return {}, str(error)[:LONGEST_PROBLEM]

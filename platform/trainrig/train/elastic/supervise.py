@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
+from trainrig import storage
+from trainrig.errors import ClusterError, ClusterLost, FolderGone, Unfinished
 from trainrig.processes.heartbeats import Heartbeat, compute_send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
@@ -134,9 +135,16 @@ class _Run:
             asked, failure = self._run_attempt(job, attempt, newest, workers)
             newest = self._find_newest()
             why = self._record_end(attempt, newest.step if newest else 0, asked, failure, policy)
-        self.folder.record("finished", step=newest.step)
+        self._record_finished(newest.step)
         attempts = [each for each in self.folder.read_attempts() if not each.skip]
         return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
+
+    def _record_finished(self, step: int) -> None:
+        """Put on record that the run is at its end, unless another driver has: one that took it
+        over, or one that died after it had said so."""
+        events = self.folder.read_events()
+        if not any(each["event"] == "finished" and each["step"] == step for each in events):
+            self.folder.record("finished", step=step)
 
     def _run_attempt(
         self, job: TrainingJob, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
@@ -322,16 +330,17 @@ class _AttemptWatcher:
         return self._asked, failure and (self._killed or failure)
 
     def _look_at_folder(self, now: float) -> None:
-        """Raise DataError if somebody removed the run folder: nothing would come of going on."""
+        """Raise FolderGone if somebody removed the run folder: nothing would come of going on."""
         if now - self._looked_at_folder < LOOK_AT_FOLDER:
             return
         self._looked_at_folder = now
         folder = self._run.folder
+        storage.check_held(folder.path)
         if folder.is_gone(self._attempt):
-            raise DataError(
+            raise FolderGone(
                 f"{folder.path}: removed while the run was going on (the record of its attempt "
-                f"{self._attempt.number} is gone), so it was ended; delete what is left there, and "
-                "the same command begins anew"
+                f"{self._attempt.number} is gone), so the run was ended; delete what is left "
+                "there, and the same command begins anew"
             )
 
     def _look(self, now: float) -> None:

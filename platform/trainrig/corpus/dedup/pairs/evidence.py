@@ -86,7 +86,7 @@ def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[
 
     Returns: PAIR of each; NAME of each one's `a`; NAME of each one's `b`.
     """
-    with storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+    with storage.open_for_arrow(path) as stream, pq.ParquetFile(stream) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             table = table.filter(pc.greater_equal(table["similarity"], threshold))

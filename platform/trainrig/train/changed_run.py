@@ -1,0 +1,120 @@
+"""Changes to the run file of a training run that has begun, where what was learnt stays the same.
+
+`training.steps` may change as long as each step that was made had the same learning rate.
+`batches.micro_batch` may change where a loss is a mean over tokens, whichever micro-batch they are
+in; gradients are then added in another order, so the bits of the weights differ.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from trainrig import manifest, storage
+from trainrig.config import RunFile
+from trainrig.errors import OutputTaken
+from trainrig.manifest import CLAIM, MANIFEST, Claim, Stage
+from trainrig.processes import lease
+from trainrig.train.checkpoint import find_newest_valid
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_file.training import Training
+
+log = logging.getLogger(__name__)
+STEPS = ("training", "steps")
+MICRO_BATCH = ("batches", "micro_batch")
+
+
+def claim_run(
+    folder: str,
+    run: RunFile,
+    training: Training,
+    inputs: Mapping[str, str],
+    micro_batch_may_change: bool = False,
+) -> Stage:
+    """Claim the run folder for `run`, as `manifest.claim` does.
+
+    A run that has begun, and is not finished, may be claimed with another number of steps or
+    another micro-batch where the module says so. Raises OutputTaken, with the reason, where not.
+    """
+    there = manifest.read_claim(folder)
+    wanted = manifest.build_claim(run, inputs)
+    if there and there.fingerprint != wanted.fingerprint and not lease.is_held(folder):
+        changed = [key for key in (STEPS, MICRO_BATCH) if _get(there, key) != _get(wanted, key)]
+        same = _with_values_of(there, wanted, changed)
+        if changed and (same.config, same.inputs) == (there.config, there.inputs):
+            _check_changes(folder, there, training, changed, micro_batch_may_change)
+            for key in changed:
+                _announce(folder, key, there, wanted)
+            kept = wanted.model_copy(update={"environment": there.environment})
+            data = kept.model_dump_json(indent=1).encode()
+            storage.write(storage.join(folder, CLAIM), data)
+    return manifest.claim(folder, run, inputs)
+
+
+def _get(claim: Claim, key: tuple[str, str]) -> object:
+    return claim.config.get(key[0], {}).get(key[1])
+
+
+def _with_values_of(there: Claim, wanted: Claim, keys: list[tuple[str, str]]) -> Claim:
+    """Return `wanted` with the values that `there` has of `keys`."""
+    config = dict(wanted.config)
+    for table, name in keys:
+        config[table] = {**config[table], name: there.config[table][name]}
+    return wanted.model_copy(update={"config": config})
+
+
+def _check_changes(
+    folder: str,
+    there: Claim,
+    training: Training,
+    changed: list[tuple[str, str]],
+    micro_batch_may_change: bool,
+) -> None:
+    """Raise OutputTaken if what was learnt would be another for what has `changed`."""
+    if storage.exists(storage.join(folder, MANIFEST)):
+        if STEPS in changed:
+            raise OutputTaken(
+                f"{folder}: is finished, with training.steps = {_get(there, STEPS)}, not "
+                f"{training.steps}; to train on, begin another run with `continue_from` or "
+                "`checkpoint` naming it"
+            )
+        return
+    newest, _ = find_newest_valid(RunFolder(folder), thorough=False)
+    made = newest.step if newest else 0
+    if STEPS in changed:
+        _check_steps(folder, int(str(_get(there, STEPS))), training, made)
+    if MICRO_BATCH in changed and made and not micro_batch_may_change:
+        raise OutputTaken(
+            f"{folder}: begun with batches.micro_batch = {_get(there, MICRO_BATCH)}; of its "
+            "objective or model the loss depends on which rows are in one micro-batch, so the "
+            "steps made would have been others; set it back, or choose another `output`"
+        )
+
+
+def _check_steps(folder: str, before: int, training: Training, made: int) -> None:
+    begun = f"{folder}: begun with training.steps = {before}, not {training.steps}"
+    if training.steps < made:
+        raise OutputTaken(
+            f"{begun}, and step {made} is saved; set {made} or more, or choose another `output`"
+        )
+    schedule = training.schedule
+    for step in range(made):
+        then, now = (schedule.multiplier(step, steps) for steps in (before, training.steps))
+        if then != now:
+            raise OutputTaken(
+                f"{begun}: by schedule {schedule.kind} the rate of step {step + 1}, which is made, "
+                f"was {then:.4g} of the peak and would have been {now:.4g}; set it back, or choose "
+                "another `output`"
+            )
+
+
+def _announce(folder: str, key: tuple[str, str], there: Claim, wanted: Claim) -> None:
+    then = "no step made would have been another"
+    if key == MICRO_BATCH:
+        then = "gradients are added in another order, so weights are not those of either to the bit"
+    log.warning(
+        "%s: %s was %s and is %s; %s",
+        folder,
+        ".".join(key),
+        _get(there, key),
+        _get(wanted, key),
+        then,
+    )

@@ -1,0 +1,83 @@
+"""A folder that a run holds and somebody removes: nothing is written there any more."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainrig import storage
+from trainrig.errors import FolderGone
+from trainrig.processes import append_log
+
+
+def copy_in(path: str) -> None:
+    with storage.atomic_file(path) as temporary:
+        Path(temporary).write_bytes(b"x")
+
+
+def move_in(path: str) -> None:
+    source = Path(path).parents[2] / "source"
+    source.write_bytes(b"x")
+    storage.move(str(source), path)
+
+
+WRITERS: dict[str, Callable[[str], object]] = {
+    "write": lambda path: storage.write(path, b"x"),
+    "create": lambda path: storage.create(path, b"x"),
+    "atomic_file": copy_in,
+    "move": move_in,
+    "append_line": lambda path: append_log.append_line(path, b"x\n"),
+    "open_appender": lambda path: append_log.open_appender(path, "me").write(b"x\n"),
+}
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced by another"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_writer_brings_back_a_folder_that_was_removed(
+    tmp_path: Path, writer: str, how: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with (
+        pytest.raises(FolderGone, match=f"^{folder}: {how} while the run was going on"),
+        storage.hold_folder(str(folder), lambda: False),
+    ):
+        WRITERS[writer](f"{folder}/deep/before.jsonl")
+        folder.rename(tmp_path / "away")
+        if how != "removed":
+            folder.mkdir()
+        WRITERS[writer](f"{folder}/deep/after.jsonl")
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_what_is_appended_to_an_open_file_of_a_folder_that_is_gone_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(FolderGone), storage.hold_folder(str(folder), lambda: False):
+        appender = append_log.open_appender(f"{folder}/metrics.jsonl", "me")
+        appender.write(b"one\n")
+        shutil.rmtree(folder)
+        appender.write(b"two\n")
+
+
+def test_whatever_fails_for_want_of_the_folder_is_told_as_that(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(FolderGone), storage.hold_folder(str(folder), lambda: False):
+        shutil.rmtree(folder)
+        storage.read(f"{folder}/run.toml")
+
+
+def test_a_folder_of_the_same_run_may_have_another_inode(tmp_path: Path) -> None:
+    """As network file systems give it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with storage.hold_folder(str(folder), lambda: True):
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        storage.write(f"{folder}/file", b"x")
+    shutil.rmtree(folder)
+    storage.write(f"{folder}/file", b"x")  # held no more

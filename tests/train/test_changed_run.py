@@ -1,0 +1,116 @@
+"""A run file that is changed after its run has begun: steps and micro-batch."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from trainrig.errors import OutputTaken
+from trainrig.train.elastic import trainer
+from trainrig.train.pretrain import prepare, pretrain
+from trainrig.train.run import metrics
+
+STEPS = 12  # of a run of the fixtures
+STOPPED = 6
+CONSTANT = {"kind": "Constant", "warmup": 0}
+DECAYS_LAST_QUARTER = {"kind": "WarmupStableDecay", "warmup": 2, "decay": 0.25}
+COSINE = {"kind": "Cosine", "warmup": 2}
+
+
+@pytest.fixture
+def make(without_ray, make_run, tmp_path):
+    """`make("run", CONSTANT, steps=16)`: a run file of that folder."""
+
+    def run(folder, schedule, batches=None, **training):
+        settings = {"schedule": schedule, "checkpoints": {"every": 3}, **training}
+        return make_run(tmp_path / folder, training=settings, batches=batches or {})
+
+    return run
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """`begin(run)`: make its first STOPPED steps, at the end of which its driver is gone."""
+
+    def train(run):
+        short = run.training.model_copy(update={"steps": STOPPED})
+        whole = trainer.run
+
+        def cut_short(job, workers):
+            whole(dataclasses.replace(job, training=short), workers)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(trainer, "run", cut_short)
+            pretrain(run)
+
+    return train
+
+
+def read_losses(run):
+    return [line["train/loss"] for line in metrics.read_series(run.output)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [9, 16])
+def test_a_run_of_constant_rate_may_end_at_another_step(make, begin, caplog, last_weights, steps):
+    begin(make("run", CONSTANT))
+    changed = make("run", CONSTANT, steps=steps)
+    assert pretrain(changed).counts["steps"] == steps
+    told = f"training.steps was {STEPS} and is {steps}; no step made would have been another"
+    assert told in caplog.text
+    from_start = make("from-start", CONSTANT, steps=steps)
+    pretrain(from_start)
+    assert read_losses(changed) == read_losses(from_start)
+    assert last_weights(prepare(changed)) == last_weights(prepare(from_start))
+    assert pretrain(changed).counts["steps"] == steps  # made before
+    with pytest.raises(OutputTaken, match=rf"is finished, with training\.steps = {steps}, not 12;"):
+        pretrain(make("run", CONSTANT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "steps", "why"),
+    [
+        (COSINE, 16, r"by schedule Cosine the rate of step 3, which is made, was 0\.\d+ of the"),
+        # It would have begun to fall at the fifth step.
+        (DECAYS_LAST_QUARTER, 7, r"by schedule WarmupStableDecay the rate of step 6, which is"),
+        (CONSTANT, 5, "and step 6 is saved; set 6 or more"),
+    ],
+)
+def test_a_change_of_steps_that_would_have_changed_steps_made_is_refused_with_the_reason(
+    make, begin, schedule, steps, why
+):
+    run = make("run", schedule)
+    begin(run)
+    claim = Path(run.output, "stage.json").read_bytes()
+    with pytest.raises(OutputTaken, match=rf"training\.steps = {STEPS}, not {steps}.*{why}"):
+        pretrain(make("run", schedule, steps=steps))
+    assert Path(run.output, "stage.json").read_bytes() == claim
+
+
+@pytest.mark.slow
+def test_a_run_may_be_prolonged_before_its_rate_falls(make, begin):
+    begin(make("run", DECAYS_LAST_QUARTER))
+    assert pretrain(make("run", DECAYS_LAST_QUARTER, steps=16)).counts["steps"] == 16
+
+
+@pytest.mark.slow
+def test_another_micro_batch_trains_on_the_same_rows(make, begin, caplog):
+    begin(make("run", CONSTANT))
+    changed = make("run", CONSTANT, batches={"micro_batch": 4})
+    pretrain(changed)
+    assert "batches.micro_batch was 2 and is 4; gradients are added in another" in caplog.text
+    straight = make("straight", CONSTANT)
+    pretrain(straight)
+    assert read_losses(changed)[:STOPPED] == read_losses(straight)[:STOPPED]
+    assert read_losses(changed) == pytest.approx(read_losses(straight), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_another_micro_batch_of_experts_that_balance_it_is_refused(make, begin, make_run, tmp_path):
+    experts = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
+    settings = {"model": {"feedforward": experts}, "training": {"checkpoints": {"every": 3}}}
+    begin(make_run(tmp_path / "run", **settings))
+    with pytest.raises(OutputTaken, match="the loss depends on which rows are in one micro-batch"):
+        pretrain(make_run(tmp_path / "run", batches={"micro_batch": 4}, **settings))
