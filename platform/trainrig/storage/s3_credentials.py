@@ -42,7 +42,7 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
             try:
                 return self._found.get_frozen_credentials()
             except (BotoCoreError, RuntimeError) as problem:  # RuntimeError: they are expired still
-                if time.monotonic() - began >= s3_retries.get_patience():
+                if time.monotonic() - began >= s3_retries.get_retry_seconds():
                     raise
                 if attempts == 0:
                     log.warning("AWS credentials: not renewed (%s); trying again", problem)

@@ -68,7 +68,7 @@ def register(client: Any, credentials: Renewable | None) -> None:
     client.meta.events.register("needs-retry.s3", pause)
 
 
-def get_patience() -> float:
+def get_retry_seconds() -> float:
     """Seconds for which a request of the current block is tried again."""
     return BRIEF_SECONDS if _brief.get() else RETRY_SECONDS
 
@@ -95,7 +95,7 @@ def _pause(
         return None
     now = time.monotonic()
     waited = now - request_dict["context"].setdefault("trainrig_refused_at", now)
-    allowed = get_patience()
+    allowed = get_retry_seconds()
     if response is None:
         allowed = min(allowed, UNREACHABLE_SECONDS)
     if waited >= allowed:

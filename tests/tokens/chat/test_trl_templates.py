@@ -315,9 +315,9 @@ def test_masks_are_those_of_generation_marks_but_for_what_inference_gives(name):
     """TRL's own variant of a template marks what the assistant says."""
     twin = f"{name}_training"
     encoder = make_encoder(name)
-    # Those of DeepSeek read thoughts in the content alone.
-    thoughts = "inline" if name in OPENS_AND_DROPS else "thoughts"
-    for chat in ("one", "turns", "system", thoughts):
+    # DeepSeek's variants read thoughts in the content alone, and V3's leaves them out of its text.
+    thoughts = {"deepseek_r1_distill": ["inline"], "deepseekv3": []}.get(name, ["thoughts"])
+    for chat in ("one", "turns", "system", *thoughts):
         samples = render(name, chat, twin)
         if isinstance(samples, str):
             assert (name, chat) in REFUSED

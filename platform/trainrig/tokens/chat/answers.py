@@ -167,18 +167,18 @@ class AnswerFinder:
         """
         turns = messages[: number + 1]
         behind = begin + words.find_end(self._blank(text[begin:]))
-        stays = self._count_staying(turns, tools, text)
+        stays = self._count_common_with_next(turns, tools, text)
         ends = [match.end() for match in self.special.finditer(text, begin)]
-        staying = [end for end in ends if end <= stays]
-        if staying and staying[-1] > behind:
-            return text[: staying[-1]], ""
+        lasting = [end for end in ends if end <= stays]
+        if lasting and lasting[-1] > behind:
+            return text[: lasting[-1]], ""
         if later := [end for end in ends if end > behind]:
             return text[: later[0]], ""
         if (follower := self._find_follower(messages, tools, number, words)) is not None:
             return text.rstrip(), follower
         return text[:stays].rstrip(), ""
 
-    def _count_staying(self, turns: Messages, tools: Tools, text: str) -> int:
+    def _count_common_with_next(self, turns: Messages, tools: Tools, text: str) -> int:
         """Characters at the beginning of `text` that stay when the assistant is to speak again."""
         try:
             return _count_common(text, self.render(turns, tools, True, {}))
