@@ -92,7 +92,7 @@ def test_quality_beside_trafilaturas(pages: list[Any]):
         }
         print(json.dumps(line))
     assert leads["balanced"] >= -0.02
-    # No worse, as far as this half can tell: it is .0014 behind (docs/performance.md, Extraction).
+    # No worse, as far as this half can tell: it is .0014 behind (docs/evidence/extraction.md).
     assert leads["precise"] >= -errors["precise"]
 
 
