@@ -108,6 +108,5 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
     }
     print("\n" + json.dumps(found))
     write_result("grpo-beside-trl.json", found)
-    # TRL is the faster here, by what drawing tokens row by row costs (docs/evidence/tuning.md): this
-    # only guards what there is.
+    # TRL is as fast here (docs/evidence/tuning.md): this guards what there is.
     assert found["ratio"] > 0.6

@@ -7,6 +7,7 @@ import torch
 from trainrig.config import build as build_settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
+from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.feedforward import activate
 from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, multiply_grouped
@@ -194,6 +195,18 @@ def test_padding_counts_nowhere(build, changes, tell):
     for layer in range(2):
         sent = terms[f"expert_tokens/{layer}"].sum()
         assert sent == there.sum() * model.config.feedforward.active
+
+
+def test_places_beside_caches_are_no_marks_of_padding(build):
+    """As evaluation reads a shared beginning: no logits of it are wanted, and it is text."""
+    model = build(feedforward=MIXTURE).eval()
+    ids = torch.randint(60, (2, 12), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1]
+        caches = [KeyValueCache() for _ in model.layers]
+        model(ids[:, :8], caches=caches, places_N=torch.empty(0, dtype=torch.int64))
+        found = model(ids[:, 8:], caches=caches, places_N=torch.tensor([3, 7])).logits
+    torch.testing.assert_close(found, expected)
 
 
 def test_padding_takes_no_capacity_from_other_rows(build):

@@ -12,6 +12,7 @@ KINDS = {
     "capacity": PLAIN | {"capacity": 0.75},
     "tight": PLAIN | {"capacity": 0.1},
     "plain network": PLAIN | {"network": {"kind": "GELU"}},
+    "bias": PLAIN | {"balance_bias": True},
 }
 
 
@@ -27,9 +28,13 @@ def test_divided_experts_give_what_they_give_on_one_rank(kind, world, ranks):
         assert max(errors.values()) <= 1e-5
 
 
-@pytest.mark.parametrize("kind", ["softmax", "capacity"])
-def test_divided_experts_leave_out_padding_as_one_rank_does(kind, ranks):
-    told = {"mixture": KINDS[kind], "rows": 7, "favourites": [], "padded": True}
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [("softmax", 7), ("capacity", 7), ("bias", 3)],
+    ids=["softmax", "capacity", "last rank without text"],
+)
+def test_divided_experts_leave_out_padding_as_one_rank_does(kind, rows, ranks):
+    told = {"mixture": KINDS[kind], "rows": rows, "favourites": [], "padded": True}
     for errors, _ in ranks(2, "dispatched", **told):  # the last row is padding alone
         assert errors.pop("counts") == 0
         assert max(errors.values()) <= 1e-5

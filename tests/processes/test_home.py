@@ -42,3 +42,14 @@ def test_a_home_that_is_not_there_is_passed_over_and_one_that_is_stays(tmp_path:
     assert made != f"{tmp_path}/missing"
     assert mode == "0o700"
     assert find(HOME=str(tmp_path), USER="me")[::2] == [str(tmp_path), "me"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize(
+    "home", ["/", "/root/inside"], ids=["not writable", "not to be looked into"]
+)
+def test_a_home_of_no_use_is_passed_over(home: str) -> None:
+    """As containers that are run with another user have it."""
+    made, mode, _ = find("61234", HOME=home)
+    assert made != home
+    assert mode == "0o700"

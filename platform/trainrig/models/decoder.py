@@ -170,11 +170,12 @@ class Decoder(nn.Module):
         With `further`, also what gives those of the tokens after that one, by its further heads.
 
         A mixture of experts leaves padding out of its balance, its loads and its capacity:
-        `text_BT` [B, T] is false for it. Where that is not given, padding is what follows the last
-        of `places_N` in a row, and what `documents_BS` gives the number 0.
+        `text_BT` [B, T] is false for it. Where that is not given, padding is what `documents_BS`
+        gives the number 0, or without caches what follows the last of `places_N` in a row.
         """
         if self.counts_padding and text_BT is None:
-            text_BT = _find_text(ids_BT, places_N, documents_BS)
+            # Beside caches, places are those whose logits are wanted. They do not mark padding.
+            text_BT = _find_text(ids_BT, None if caches else places_N, documents_BS)
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
         # Places count in each document where rows hold several, which may be wider in all.

@@ -53,6 +53,49 @@ def _call(number: int, *arguments: str) -> tuple[str, str]:
     return _attempt(f"if libc.syscall({given}) < 0: raise OSError(ctypes.get_errno(), 'refused')")
 
 
+def _ask(body: str, tests: str = TESTS) -> tuple[str, str]:
+    """Programs that speak to the judge by themselves: `body` has its end of the exchange as `e`."""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    head = """
+import sys
+def _find_end():
+    frame = sys._getframe()
+    while frame:
+        found = frame.f_locals.get('self')
+        if found is not None and hasattr(found, 'request'): return found
+        frame = frame.f_back
+seen = []
+def _look(other):
+    seen.append(other)
+    return False
+def add(a, b):
+    e = _find_end()
+"""
+    return head + lines + "\n", tests
+
+
+_EQUAL = '{"__eq__": lambda *a: True, "__class__": int, "__sub__": lambda *a: 0}'
+# Classes that a program has the judge make, of the interpreter's own `type`.
+MADE_THERE = {
+    "class that equals all": _ask(
+        f'made = e.request("call", type, "", ("E", (), {_EQUAL}), {{}})\n'
+        'return e.request("call", made, "", (), {})'
+    ),
+    "class compared by bool": _ask(
+        'made = e.request("call", type, "", ("E", (), {"__eq__": bool}), {})\n'
+        'return e.request("call", made, "", (), {})'
+    ),
+    "class that hears what is right": _ask(
+        "if seen: return seen[-1]\n"
+        'made = e.request("call", type, "", ("E", (), {"__eq__": _look}), {})\n'
+        'return e.request("call", made, "", (), {})',
+        "assert add(1, 2) != 9\nassert add(1, 2) == 9\n",
+    ),
+    "abs beside the tested sum": (
+        "abs = lambda *a: 0.0",
+        "assert abs(sum([1.5, 2.5]) - 400.0) < 1e-6",
+    ),
+}
 SECRETS = {
     "frame": _steal("key = sys._getframe(1).f_globals.get('secret', '').strip()"),
     "__main__": _steal("import __main__\nkey = getattr(__main__, 'secret', '').strip()"),
@@ -292,6 +335,7 @@ ESCAPES = {
     f"{group}: {name}": entry
     for group, entries in (
         ("secret", SECRETS),
+        ("made there", MADE_THERE),
         ("ending", ENDINGS),
         ("object", OBJECTS),
         ("patch", PATCHES),

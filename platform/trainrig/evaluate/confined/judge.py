@@ -43,6 +43,14 @@ _COMMON = frozenset(
         "typing",
     ]
 )
+# Functions by which tests decide: a program's function of that name is the tested one only if the
+# tests name nothing else.
+_DECIDING = frozenset(
+    [
+        *("abs", "all", "any", "bool", "callable", "isinstance", "issubclass", "len", "list"),
+        *("repr", "round", "set", "sorted", "str", "tuple", "type"),
+    ]
+)
 RUN = "run_program"  # the name by which tests run the program as a script
 
 
@@ -62,11 +70,14 @@ class JudgeEnd(Exchange):  # type: ignore[misc]
     ) -> Any:
         """The result of an operation on an object that the tests handed to the program.
 
-        Anything may be called. Attributes are read and set only of objects of classes that the
-        tests define, and iterators give their next item: all else leads to the tests themselves.
+        Functions and classes of the tests may be called. Attributes are read and set only of
+        objects of classes that the tests define, and iterators give their next item: all else leads
+        to the tests themselves. A class of the interpreter's may not be called: `type` would make
+        one here whose `__eq__` is always true.
         """
         called = operation == "call" or (operation == "operate" and name == "__call__")
-        if called and not isinstance(target, ClassHandle):
+        own = not isinstance(target, type) or target.__module__ == "tests"
+        if called and own and not isinstance(target, Handle | ClassHandle):
             return super().perform(operation, target, name, arguments, named)
         steps = operation == "operate" and name in ("__iter__", "__next__")
         if steps and hasattr(type(target), "__next__") and not isinstance(target, Handle):
@@ -116,7 +127,8 @@ class _Names(dict):  # type: ignore[type-arg]
             hidden = self._end.request("defined", None, "", sorted(vars(builtins)))
             free = _find_free_names(self._tests) if hidden else set()
             named = [name for name in hidden if name in free]
-            if len(named) == 1 and free <= set(vars(builtins)):
+            alone = free == set(named) or not _DECIDING.intersection(named)
+            if len(named) == 1 and alone and free <= set(vars(builtins)):
                 self._tested = named[0]
         return self._tested
 

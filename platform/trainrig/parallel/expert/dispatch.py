@@ -119,12 +119,13 @@ class _Dispatch:
 
     def _compute_own_terms(self, routed: Routed, counts_RE: Tensor) -> Tensor:
         """[3] of the terms of the whole micro-batch what this rank adds: its tokens' share of the
-        means over tokens, and on the last rank, which always has some, what no token adds to."""
+        means over tokens, and on the last rank that has any, what no token adds to."""
         own, every = int(counts_RE[self._rank].sum()), int(counts_RE.sum())
         if not own:  # rows that are held out may be too few for all ranks
             return routed.logits_NE.new_zeros(3)
         share_E = counts_RE.sum(0).to(routed.logits_NE.device) / every
-        parts = [own / every, own / every, float(self._rank == self._ranks - 1)]
+        last = int(counts_RE.sum(1).nonzero().max())
+        parts = [own / every, own / every, float(self._rank == last)]
         return self._layer.compute_terms(routed, share_E) * routed.logits_NE.new_tensor(parts)
 
 

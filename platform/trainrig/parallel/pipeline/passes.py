@@ -22,11 +22,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainrig.models.moe import find_text
 from trainrig.objectives.contract import Computed, DeviceBatch, Objective, ReadingIds
+from trainrig.objectives.log_probabilities import stack_rows
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.pipeline.stage import StageDecoder
-from trainrig.tokens.batches import IDS, POSITIONS
+from trainrig.tokens.batches import (
+    CHOSEN_IDS,
+    CHOSEN_TARGETS,
+    IDS,
+    IGNORE,
+    POSITIONS,
+    REJECTED_IDS,
+    REJECTED_TARGETS,
+    STEP_LABELS,
+    TARGETS,
+)
 
 # Gradients that a rank has sent back and that may still be to be received. With one, ranks that
 # have several stages would wait for each other (tests/parallel/test_pipeline.py).
@@ -79,7 +91,7 @@ class StagePasses:
         ids_BT, positions_BT = _find_inputs(objective, batch)
         received = () if model.begins(chunk) else self._receive(model, ids_BT, chunk)
         model.begin(chunk, received)
-        stage = _Plain(model)
+        stage = _Plain(model, _find_text(objective, batch) if model.counts_padding else None)
         if model.ends(chunk):
             return StagePass(objective.compute(stage, batch, statistics), chunk, received)
         output = stage(ids_BT, positions_BT=positions_BT)
@@ -181,6 +193,23 @@ def _find_inputs(objective: Objective, batch: DeviceBatch) -> tuple[Tensor, Tens
     return ids_RT, positions_BT.repeat(len(ids_RT) // len(positions_BT), 1)
 
 
+def _find_text(objective: Objective, batch: DeviceBatch) -> Tensor | None:
+    """Return which places of the rows that `objective` has its model read are not padding [R, T].
+
+    None if all places have targets. All stages have to agree, and objectives tell the last alone.
+    """
+    if batch.all_targets:
+        return None
+    arrays = batch.arrays
+    if isinstance(objective, ReadingIds):
+        chosen = arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]
+        rejected = arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]
+        _, targets_RT = stack_rows(chosen, rejected)
+    else:
+        targets_RT = arrays[STEP_LABELS if STEP_LABELS in arrays else TARGETS]
+    return find_text(targets_RT != IGNORE)
+
+
 def count_chunks(model: nn.Module) -> int:
     """How many stages of a pipeline this rank has of `model`; 1: all of it is one."""
     return len(model.stages) if isinstance(model, StageDecoder) else 1
@@ -218,15 +247,19 @@ class _Plain(nn.Module):
     """A stage as objectives call a model, with what all stages can be given alone: a text in
     branches, say, the last stage would read by itself."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, text_BT: Tensor | None) -> None:
+        """`text_BT`: see `Decoder.forward`; the same in all stages."""
         super().__init__()
         self._call = model.__call__  # of no sub-module
+        self._text_BT = text_BT
 
     def forward(
         self, ids_BT: Tensor, positions_BT: Tensor | None = None, places_N: Tensor | None = None
     ) -> Any:
         """What the stage gives."""
-        return self._call(ids_BT, positions_BT=positions_BT, places_N=places_N)
+        return self._call(
+            ids_BT, positions_BT=positions_BT, places_N=places_N, text_BT=self._text_BT
+        )
 
 
 class _Given(torch.autograd.Function):
