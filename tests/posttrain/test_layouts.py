@@ -251,6 +251,14 @@ def test_workers_that_divide_experts_learn_from_answers_as_one_does(learn_answer
     assert_as_learnt(learn_answers(("DPO", "KTO"), EXPERTS, 4, start=mixture), alone)
 
 
+@pytest.mark.slow
+def test_stages_of_a_mixture_leave_out_padding_as_one_worker_does(learn_answers, mixture):
+    """Rows of odd widths: all stages have to know which of their places are padding."""
+    kinds = ("SFT", "DPO", "Reward", "ProcessReward")
+    alone = learn_answers(kinds, None, 1, start=mixture)
+    assert_as_learnt(learn_answers(kinds, STAGES, 2, start=mixture), alone)
+
+
 def test_check_says_which_layers_get_an_adapter(mixture, tuning):
     facts = describe(tuning(lora=LORA, start=mixture))
     assert facts["adapters"] == ", ".join(
