@@ -1,6 +1,7 @@
-"""Runs to a law: screened, fitted, judged on what was kept back, and held against other forms.
+"""The whole fit of a scaling law: screen runs, choose and fit a form, evaluate it.
 
-The same runs and settings give the same `law.json`, byte for byte: whatever is drawn has a seed.
+The same runs and settings give the same `law.json`, byte for byte, because all randomness is
+seeded.
 """
 
 import logging
@@ -51,14 +52,16 @@ log = logging.getLogger(__name__)
 
 
 class LawFit(Settings):
-    """How runs become a law."""
+    """Settings of a scaling-law fit."""
 
-    form: Kind | None = None  # None: chosen by what each says of the runs kept back
-    loss: Loss = Huber()  # of the residuals of log loss
+    form: Kind | None = None  # None: the form that predicts the held-out runs best
+    loss: Loss = Huber()  # loss of the residuals of log loss
     exclusions: Exclusions = Exclusions()
-    counts: Counts | None = None  # of N; None: as the table counts
-    tokenizer: str = ""  # of a table that does not say
-    hold_out: HoldOut = HoldOut()  # as it stands: judged if the rest makes a law; given: or refused
+    counts: Counts | None = None  # what N counts; None: what the table counts
+    tokenizer: str = ""  # tokenizer of the runs, for a table that does not name it
+    # Runs held out to evaluate the law. If this key is given, a fit without them must succeed; by
+    # default a law that cannot be fitted without them is not evaluated.
+    hold_out: HoldOut = HoldOut()
     bootstrap: Bootstrap = Bootstrap()
     isoflop: IsoFlop = IsoFlop()
     envelope: Envelope = Envelope()
@@ -66,19 +69,22 @@ class LawFit(Settings):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A law, and the runs that it was fitted to."""
+    """A law and the runs that it was fitted to."""
 
     law: Law
-    runs: RunsTable  # those fitted
-    along: RunsTable  # with them, the points along their curves
-    profiles: Mapping[str, Profile]  # by constant
-    settings: LawFit  # by which
+    runs: RunsTable  # the runs that were fitted
+    along: RunsTable  # the fitted runs and the earlier points on their training curves
+    profiles: Mapping[str, Profile]  # by name of the constant or quantity
+    settings: LawFit  # settings of the fit
 
 
 def read_runs(
     paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
 ) -> RunsTable:
-    """The rows of all `paths`, of `recipes` alone where some are named. Raises DataError."""
+    """Read the rows of the tables at all `paths`, or only those of the named `recipes`.
+
+    Raises DataError if a table cannot be read or has no such recipe.
+    """
     runs = join_tables([read_table(path, columns) for path in paths])
     if not recipes:
         return runs
@@ -92,10 +98,11 @@ def read_runs(
 def fit_law(
     runs: RunsTable, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
 ) -> Fitted:
-    """The law of `runs`. Raises DataError where they do not make one; `name` is the law's.
+    """Fit the scaling law of `runs`, and name it `name`.
 
-    Few runs may make a law that the same runs without the largest do not: it is then not judged,
-    and says so, unless `settings` say themselves how many are to be kept back.
+    Raises DataError if the runs do not determine a law. If the runs without the held-out ones do
+    not, the law is not evaluated and its `not_judged` says why; it raises instead if `settings` set
+    `hold_out`.
     """
     told = progress or Progress.silent()
     screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
@@ -144,7 +151,7 @@ def fit_law(
 def _judge_forms(
     runs: RunsTable, settings: LawFit, told: Progress
 ) -> tuple[LawForms, HeldOutSplit | None, str]:
-    """The forms, the runs kept back, and why none are where they were to be."""
+    """Return the fitted forms, the held-out split or None, and why it is None if unexpected."""
     halves = split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
     try:
         return fit_forms(runs, halves, settings.form, settings.loss, told.stage), halves, ""
@@ -168,7 +175,7 @@ def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
 def _estimate_quantities(
     drawn: FormDraws[Any], quantities: dict[str, Any]
 ) -> dict[str, IntervalEstimate]:
-    """With the bootstrap's intervals, or without where too many draws have no fit."""
+    """Return estimates with bootstrap intervals, or without where too many draws have no fit."""
     try:
         return drawn.compute_estimates(quantities)
     except DataError as why:
@@ -179,14 +186,14 @@ def _estimate_quantities(
 
 
 def write_fit(folder: str, fitted: Fitted) -> str:
-    """Put `law.json` into `folder`; its path."""
+    """Write the law to `law.json` in `folder`, and return the path."""
     path = storage.join(folder, LAW_FILE)
     write_law(path, fitted.law)
     return path
 
 
 def compute_ranges(runs: RunsTable) -> Ranges:
-    """Where `runs` lie."""
+    """Return the ranges of sizes, tokens and compute that `runs` cover."""
     return Ranges(
         parameters=_compute_span(runs.parameters),
         tokens=_compute_span(runs.tokens),
@@ -196,7 +203,7 @@ def compute_ranges(runs: RunsTable) -> Ranges:
 
 
 def list_versions() -> dict[str, str]:
-    """Versions that a fit's last digits depend on."""
+    """Return the versions of the packages that affect the last digits of a fit."""
     return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
 
 
@@ -205,7 +212,10 @@ def _compute_span(values: Floats) -> FittedRange:
 
 
 def count_parameters_as(runs: RunsTable, counts: Counts | None) -> RunsTable:
-    """`runs` with N counted as asked. Raises DataError where the table does not tell."""
+    """Return `runs` with N counted as `counts` says, or unchanged if None.
+
+    Raises DataError if the table does not state how many parameters the embeddings have.
+    """
     if counts is None or counts == runs.counts:
         return runs
     if counts == "non-embedding":
@@ -226,7 +236,10 @@ def _choose_tokenizer(runs: RunsTable, given: str) -> str:
 
 
 def _bends(kind: Kind) -> bool:
-    """Does the form say how N* goes with compute? OverTraining always says as its root."""
+    """Return whether the form's own constants determine the exponent of N*(C).
+
+    OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.
+    """
     return kind in ("Parametric", "Kaplan")
 
 
@@ -244,7 +257,7 @@ def _fit_frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEs
 def _collect_approaches(
     screened: Screened, kind: Kind, estimates: dict[str, IntervalEstimate], settings: LawFit
 ) -> tuple[Approach, ...]:
-    """Approaches 1 and 2, and the exponent that the fitted form itself implies."""
+    """Return approaches 1 and 2 of Hoffmann et al., and the exponent of the fitted form."""
     found = fit_approaches(
         screened.runs, screened.along, settings.isoflop, settings.envelope, settings.bootstrap
     )
@@ -263,7 +276,7 @@ def _collect_approaches(
 
 
 def _subtract_from_one(exponent: IntervalEstimate) -> IntervalEstimate:
-    """The estimate of 1 - a."""
+    """Return the estimate of 1 - a for an estimate of a."""
     return IntervalEstimate(
         value=1 - exponent.value,
         bootstrap=_mirror_interval(exponent.bootstrap),

@@ -1,4 +1,4 @@
-"""The verb `fit`. It imports what it needs when it runs."""
+"""The command `trainrig fit` and its options. Heavy imports happen only when it runs."""
 
 import logging
 import sys

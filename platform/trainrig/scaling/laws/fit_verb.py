@@ -1,4 +1,4 @@
-"""What `trainrig fit` does: tables in; a law, or several recipes compared, printed and kept."""
+"""Implementation of `trainrig fit`: read tables, fit or compare laws, write results."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from trainrig.storage.writable import check_folder
 RECIPES_FILE = "recipes.json"
 OBJECTIVES_FILE = "objectives.json"
 
-# Option of the command line -> key of LawFit.
+# Command-line option to key of LawFit.
 KEYS = {
     "form": "form",
     "counts": "counts",
@@ -41,16 +41,19 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Tables:
-    """What is to be fitted."""
+    """Tables that `trainrig fit` reads, and how it splits them into recipes."""
 
     paths: tuple[str, ...]
-    columns: Mapping[str, str]  # our name -> a CSV's header
-    recipes: tuple[str, ...] = ()  # of those in the tables; none: all
-    share: str | None = None  # between recipes; None: what RecipeFit says
+    columns: Mapping[str, str]  # our column name to the CSV's header
+    recipes: tuple[str, ...] = ()  # recipes to fit; none: all in the tables
+    share: str | None = None  # what recipes share; None: the default of RecipeFit
 
 
 def build_settings(options: Mapping[str, Any]) -> LawFit:
-    """LawFit from the command line's options; None is an option not given. Raises ConfigError."""
+    """Build LawFit from command-line options, where None is an option that was not given.
+
+    Raises ConfigError for an invalid value.
+    """
     data: dict[str, Any] = {}
     for option, value in options.items():
         if value is None:
@@ -59,7 +62,7 @@ def build_settings(options: Mapping[str, Any]) -> LawFit:
             data["loss"] = {"kind": "Huber", "delta": value} if value else {"kind": "Lad"}
             continue
         if option == "within" and value == 0:
-            value = None  # all sizes
+            value = None  # isoFLOP curves are fitted to all sizes
         *path, last = KEYS[option].split(".")
         table = data
         for part in path:
@@ -69,7 +72,7 @@ def build_settings(options: Mapping[str, Any]) -> LawFit:
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, str]:
-    """`loss=eval/loss` as a mapping. Raises ConfigError."""
+    """Parse options such as `loss=eval/loss` into a mapping. Raises ConfigError without a `=`."""
     for text in given:
         if "=" not in text:
             raise ConfigError(f"--column {text}: write it as --column loss=HEADER")
@@ -83,9 +86,9 @@ def fit(
     as_json: bool,
     progress: Progress | None = None,
 ) -> str:
-    """The text to print; several tables, or recipes, are compared instead of fitted as one.
+    """Fit one law, or compare several tables or recipes, and return the text to print.
 
-    Writes `law.json` and its page, or `recipes.json`, into `out`, where that is given.
+    Writes `law.json`, `recipes.json` or `objectives.json`, and the pages, into `out` if given.
     """
     if out:
         check_folder(out)
@@ -143,7 +146,7 @@ def _compare_objectives(
     as_json: bool,
     progress: Progress | None,
 ) -> str:
-    """A law of each, in a folder of its own, and what of them compares."""
+    """Fit one law for each objective, write each to its own folder, and compare them."""
     if tables.share is not None or settings.form not in (None, "Parametric"):
         given = "--share" if tables.share is not None else f"--form {settings.form}"
         raise ConfigError(
@@ -175,7 +178,7 @@ def _compare_objectives(
 
 
 def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
-    """Each recipe's runs: a table each, or those of one table by the name of the recipe."""
+    """Yield the name and the runs of each recipe: one table each, or the recipes of one table."""
     columns = dict(tables.columns)
     if len(tables.paths) == 1:
         for recipe in tables.recipes:
@@ -188,8 +191,10 @@ def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
 
 
 def _name_tables(paths: Sequence[str]) -> list[str]:
-    """Of tables, each with as many folders before it as tell it from all others. Raises
-    ConfigError if none do."""
+    """Return a name for each table: its file name, after as many folders as make it unique.
+
+    Raises ConfigError if two tables cannot be distinguished.
+    """
     parts = [_split_path(storage.make_absolute(path)) for path in paths]
     names = []
     for own in parts:
@@ -208,12 +213,12 @@ def _name_tables(paths: Sequence[str]) -> list[str]:
 
 
 def _find_table_name(path: str) -> str:
-    """A table's name: its file's, or its folder's where all files are called the same."""
+    """Return the name of a table: its file name, or its folder's name if the file is `runs.*`."""
     return _split_path(path)[-1]
 
 
 def _split_path(path: str) -> tuple[str, ...]:
-    """Folders above a table's name, and it."""
+    """Return the folders above a table, then its name."""
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure
     name = named.stem if named.suffix in (".csv", ".parquet") else named.name

@@ -1,7 +1,7 @@
-"""Which runs a law may be fitted to: rows left out by rule and listed, tables refused whole.
+"""Selection of the runs that a law is fitted to.
 
-No row falls silently: each has its reason in the law's file. Mixed units, tokenizers and recipes
-are no row's fault, so the table is refused.
+Every excluded row is listed with its reason in the law's file. A table that mixes units,
+tokenizers, objectives or recipes is rejected as a whole, since no single row is at fault.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,20 +21,28 @@ Mask = NDArray[np.bool_]
 
 
 class Exclusions(Settings):
-    """Rows that are not fitted, beside those without a loss."""
+    """Rules that exclude rows from the fit. Rows without a loss are always excluded."""
 
-    # Besiroglu et al. (arXiv:2404.10102) drop 5: runs too short for their size, read off a figure.
+    # Number of runs with the highest losses to exclude. Besiroglu et al. (arXiv:2404.10102) exclude
+    # 5, which were too short for their size.
     highest_losses: int = Field(0, ge=0)
-    # An outlier is worse by this share than a run with no more parameters and no more tokens. No
-    # row of the published tables (Hoffmann, Muennighoff, Gadre, Bhagia) is worse by .04.
+    # Whether to drop or keep outliers: runs whose loss is higher, by the share
+    # `worse_than_a_smaller_run`, than that of a run with no more parameters and no more tokens. In
+    # the published tables (Hoffmann, Muennighoff, Gadre, Bhagia) no row is worse by .04.
     outliers: Literal["drop", "keep"] = "drop"
     worse_than_a_smaller_run: Annotated[float, Field(gt=0)] = 0.1
-    above: float = Field(float("inf"), gt=0)  # nats per token; ln(vocabulary) is a blind guess's
+    # Runs with a loss above this, in nats per token, are excluded; random guessing has
+    # ln(vocabulary).
+    above: float = Field(float("inf"), gt=0)
 
 
 @dataclass(frozen=True)
 class Screened:
-    """`runs` may be fitted; `along` are whole curves, for the envelope, which include them."""
+    """Runs after screening, and the excluded rows.
+
+    `runs` has the rows to fit. `along` has whole training curves, including these rows, for the
+    envelope.
+    """
 
     runs: RunsTable
     along: RunsTable
@@ -42,9 +50,9 @@ class Screened:
 
 
 def screen(runs: RunsTable, exclusions: Exclusions | None = None) -> Screened:
-    """Take from `runs` what no law should be fitted to.
+    """Exclude the rows of `runs` that no law should be fitted to.
 
-    Raises DataError for a table that mixes units, tokenizers or recipes, or keeps nothing.
+    Raises DataError if the table mixes units, tokenizers, objectives or recipes, or no row remains.
     """
     rules = exclusions or Exclusions()
     refuse_mixtures(runs)
@@ -67,7 +75,10 @@ def screen(runs: RunsTable, exclusions: Exclusions | None = None) -> Screened:
 
 
 def refuse_mixtures(runs: RunsTable) -> None:
-    """Raise DataError unless all losses are in nats per token, of one tokenizer and recipe."""
+    """Raise DataError unless all losses are in nats per token and of one tokenizer and recipe.
+
+    The objective must be the same, too.
+    """
     for unit in dict.fromkeys(runs.unit):
         if unit != NATS:
             count = int((runs.unit == unit).sum())
@@ -133,11 +144,12 @@ def _make_out_of_line_rule(rules: Exclusions) -> Rule:
         ends = kept & (runs.loss <= rules.above) & (runs.state == "end")
         rows = np.flatnonzero(ends)
         of = runs.select(ends)
-        fresh = np.fmin(of.tokens, of.unique_tokens)  # repeats may well make a run worse
+        fresh = np.fmin(of.tokens, of.unique_tokens)  # repeated tokens may well make a run worse
         within = (of.parameters[None, :] <= of.parameters[:, None]) & (
             of.tokens[None, :] <= fresh[:, None]
         )
-        best = np.where(within, of.loss[None, :], np.inf)  # [row, a smaller one]
+        # [row, run that is no larger and no longer]
+        best = np.where(within, of.loss[None, :], np.inf)
         for i, row in enumerate(rows):
             smaller = int(np.argmin(best[i]))
             worse = of.loss[i] / best[i, smaller] - 1

@@ -1,14 +1,14 @@
-"""A fitted law in words: what `trainrig fit` prints."""
+"""Text summary of a fitted law, as `trainrig fit` prints it."""
 
 from collections.abc import Iterator
 
 from trainrig.scaling.laws.law import Approach, HeldOutErrors, IntervalEstimate, Law
 
-LISTED = 8  # rows of any list that are printed; the file has all
+LISTED = 8  # rows printed of any list; the law's file has all
 
 
 def describe_law(law: Law) -> Iterator[str]:
-    """One line for each thing to know, the law first."""
+    """Yield the lines of the summary, the law first."""
     yield f"{law.name}: {law.form.kind}, losses in {law.loss_unit}, tokenizer {law.tokenizer}"
     if law.choice:
         yield f"form: {law.choice}"
