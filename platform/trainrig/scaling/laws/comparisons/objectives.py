@@ -1,13 +1,14 @@
-"""Objectives compared on equal compute, by the laws of their own sweeps.
+"""Comparison of training objectives at equal compute, by the scaling law of each objective's sweep.
 
-Losses of different objectives are of different targets (all tokens, hidden ones, spans with their
-sentinels), so no loss is held against another's. What does compare, at one compute that is counted
-exactly for each: which size and how many tokens of text are best, how both grow, how much compute
-halves what can be learnt, and what tasks score that models of both were asked.
+Losses of different objectives are of different targets (all tokens, masked tokens, spans with
+sentinels), so they are not comparable with one another. At an equal, exactly counted compute, these
+are comparable: the best size and number of text tokens, how both grow, how much compute halves the
+reducible loss, and scores on tasks that models of all objectives were evaluated on.
 
-6ND says little here: a token that an encoder reads passes through half of an encoder-decoder, and
-a row of denoised text is longer than the text. So compute is that of the tables' own counts: a
-token's operations at the sizes that were swept, by straight lines in logarithms between.
+6ND is a poor count here: a token that an encoder reads passes through half of an encoder-decoder,
+and a row of denoised text is longer than the text. So compute is taken from the tables' exact
+counts: the operations per token at the trained sizes, interpolated linearly in logarithms between
+them.
 
 Shapes: R runs, M sizes.
 """
@@ -26,65 +27,67 @@ from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 
-SIZES = 400  # that an optimum is looked for among
-COMPUTES = 16  # that curves are drawn at
-FEWEST_INSIDE = 3  # with the best within the sweep's sizes, to say from how it grows
+SIZES = 400  # sizes among which the optimum is searched
+COMPUTES = 16  # points of a curve over compute
+# Fewest computes whose best size is inside the sweep's range, to fit how it grows.
+FEWEST_INSIDE = 3
 
 
 class BestDivision(Settings):
-    """The best division of a compute, among sizes within the sweep's."""
+    """Best split of a compute budget into size and tokens, among sizes in the sweep's range."""
 
     flops: float  # counted exactly
     parameters: float
-    tokens: float  # of text
-    loss: float  # the objective's own, nats per target
+    tokens: float  # tokens of text
+    loss: float  # the objective's own loss, nats per target
     parameters_interval: Interval | None = None
-    at_an_end: bool = False  # the best lies at the smallest or the largest size of the sweep
+    at_an_end: bool = False  # whether the best is the smallest or the largest size of the sweep
 
 
 class ObjectiveLaw(Settings):
-    """One objective's sweep and its law."""
+    """Scaling law of one objective's sweep."""
 
     name: str
-    objective: str  # as `objective_names` writes it
-    runs: int  # fitted
+    objective: str  # the objective, as `objective_names` writes it
+    runs: int  # number of fitted runs
     form: Parametric
-    flops_of_six_n_d: tuple[float, float]  # exact compute over 6ND, least and greatest of its runs
+    # Least and greatest ratio of exact compute to 6ND among the runs.
+    flops_of_six_n_d: tuple[float, float]
     optima: tuple[BestDivision, ...]
-    # How N* and D* grow with exact compute, over the part of the range that all sweeps share where
-    # the best lies within the sweep's sizes; over all of it, where that is hardly anywhere.
+    # Exponents of N* and D* over exact compute, in the part of the shared range where the best size
+    # is inside the sweep's sizes, or in the whole range if that part is too small.
     parameters_exponent: float
     tokens_exponent: float
-    # Times the compute that halves the loss above the law's least.
+    # Factor of compute that halves the reducible loss.
     compute_to_halve: float
     compute_to_halve_interval: Interval | None = None
 
 
 class ExpectedScore(Settings):
-    """What a task is expected to score after the best run of a compute."""
+    """Expected score of a task after the best run at a given compute."""
 
     task: str
     objective: str
     flops: float  # counted exactly
-    flops_6nd: float  # of the best size and tokens at it, which task laws are of
+    flops_6nd: float  # 6ND of the best size and tokens, which the task laws depend on
     score: float
     interval: Interval | None = None
 
 
 class ObjectiveComparison(Settings):
-    """Objectives side by side."""
+    """Comparison of several objectives."""
 
     tokenizer: str
-    flops: tuple[float, ...]  # compared at
+    flops: tuple[float, ...]  # exact compute of each comparison
     objectives: tuple[ObjectiveLaw, ...]
     tasks: tuple[ExpectedScore, ...] = ()
 
 
 def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
-    """`fits`: of each objective's runs, by the parametric law.
+    """Compare the objectives of `fits`, each a parametric law of one objective's runs.
 
-    Raises DataError for other tokenizers or counts of parameters, and where the sweeps share no
-    compute.
+    Raises DataError if the tokenizers or the counts of parameters differ, or if the sweeps have no
+    range of compute in common.
     """
     laws = [each.law for each in fits]
     if len(tokenizers := {law.tokenizer for law in laws}) > 1:
@@ -120,7 +123,8 @@ def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> Objective
     growth = [
         find_best_division(form, runs, flops) for flops in np.geomspace(least, at[-1], COMPUTES)
     ]
-    inside = [each for each in growth if not each.at_an_end]  # elsewhere the sizes decide, no law
+    # At an end, the range of sizes limits the best size, not the law.
+    inside = [each for each in growth if not each.at_an_end]
     growth = inside if len(inside) >= FEWEST_INSIDE else growth
     computes = np.log([each.flops for each in growth])
     slopes = [
@@ -145,7 +149,10 @@ def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> Objective
 def find_best_division(
     form: Form, runs: RunsTable, flops: float, law: Law | None = None
 ) -> BestDivision:
-    """What is best at `flops`, counted as `runs` count; with an interval by the draws of `law`."""
+    """Find the best size and tokens at `flops`, which are counted as in `runs`.
+
+    The size has an interval if `law`, with its bootstrap draws, is given.
+    """
     sizes = np.geomspace(runs.parameters.min(), runs.parameters.max(), SIZES)
     tokens = flops / interpolate_token_flops(runs, sizes)
 
@@ -167,21 +174,26 @@ def find_best_division(
 
 
 def interpolate_token_flops(runs: RunsTable, parameters: Array) -> Array:
-    """[M] operations of training on a token of text, of models of `parameters` [M]; where they are
-    others from run to run of a size, the mean over its tokens."""
+    """Return the training FLOPs [M] per token of text, for models of `parameters` [M].
+
+    If runs of one size differ in FLOPs per token, the mean over their tokens is taken.
+    """
     sizes, which = np.unique(runs.parameters, return_inverse=True)
     each = np.bincount(which, runs.flops) / np.bincount(which, runs.tokens)
     return np.exp(np.interp(np.log(parameters), np.log(sizes), np.log(each)))
 
 
 def _compute_to_halve(form: Form) -> float:
-    """At L = E + k C^-g with g = alpha beta / (alpha + beta), by 6ND."""
+    """Return the factor of 6ND that halves the reducible loss of a parametric law.
+
+    At the optimum, L = E + k C^-g with g = alpha beta / (alpha + beta).
+    """
     assert isinstance(form, Parametric)
     return float(2 ** (1 / form.alpha + 1 / form.beta))
 
 
 def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iterator[ExpectedScore]:
-    """Of the tasks that all were asked and have a law of, at the best division of each."""
+    """Yield each objective's expected score at its optimum, on each task that all laws have."""
     shared = set.intersection(*({each.task for each in law.tasks} for law in laws))
     for task in sorted(shared):
         for law, best in zip(laws, optima, strict=True):
@@ -198,7 +210,7 @@ def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iter
 
 
 def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
-    """The comparison in words."""
+    """Yield the lines of a text summary of the comparison."""
     yield (
         "objectives on equal compute, each operation counted, by the parametric law of each; "
         f"tokenizer {found.tokenizer}. {NOT_COMPARED}"

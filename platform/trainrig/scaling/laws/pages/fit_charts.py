@@ -1,4 +1,4 @@
-"""The charts of a fit: each turns a part of it into a finding, worded from the numbers."""
+"""Charts of a fit's report page, each with a title that states its finding in numbers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,11 +29,11 @@ from trainrig.scaling.plots.curves import LossCurve, Parabola, plot_isoflops, pl
 from trainrig.scaling.plots.frontier import Band, OtherWay, plot_contours, plot_optimum
 from trainrig.scaling.plots.profiles import Profiled, plot_profile
 
-TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all
+TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all rows
 
 
 def chart_agreement(law: Law, runs: RunsTable) -> Chart:
-    """Predicted against measured loss, those held out as the law of the rest predicts them."""
+    """Chart predicted over measured loss, with held-out runs predicted by the fit without them."""
     predicted = _predict_losses(law, runs)
     kept = law.held_out
     held = np.array([row.loss for row in kept.rows] if kept else [])
@@ -69,7 +69,7 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
 
 
 def chart_residuals(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
-    """The errors against parameters, and against tokens."""
+    """Chart the errors over parameters, and over tokens."""
     error = _predict_losses(law, runs) / runs.loss - 1
     kept = law.held_out.rows if law.held_out else ()
     held_error = np.array([row.error for row in kept])
@@ -103,7 +103,7 @@ def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
 def chart_optima(
     law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, Chart]:
-    """N* and D* against compute, by the law with its band and by the other approaches."""
+    """Chart N* and D* over compute, by the law with its interval and by the other approaches."""
     flops = space_computes(law)
     sizes = compute_band(law, flops, lambda best: best.parameters)
     tokens = compute_band(law, flops, lambda best: best.tokens)
@@ -118,7 +118,7 @@ def chart_optima(
 
 
 def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherWay]) -> Chart:
-    assert law.ranges is not None  # a fitted law has them
+    assert law.ranges is not None  # a fitted law has ranges
     span = law.ranges.flops
     slope = np.log(found.value[-1] / found.value[0]) / np.log(found.x[-1] / found.x[0])
     drawn = len(law.draws)
@@ -169,9 +169,9 @@ def _collect_other_ways(
 
 
 def chart_contours(law: Law, runs: RunsTable) -> Chart:
-    """The surface of the loss, the runs on it, and the best way through."""
-    assert law.ranges is not None  # a fitted law has them
-    wide = 3.0  # times what was run, on either side
+    """Chart the loss over parameters and tokens, with the runs and the optimum at each compute."""
+    assert law.ranges is not None  # a fitted law has ranges
+    wide = 3.0  # factor by which the chart extends the range of the runs, on either side
     sizes, seen = law.ranges.parameters, law.ranges.tokens
     ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
     best = law.form.compute_optimum(space_computes(law))
@@ -209,7 +209,7 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
 
 
 def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
-    """A parabola for each budget, with its lowest point."""
+    """Chart each budget's losses with their parabola and its lowest point."""
     by_rows = {bowl.rows: bowl for bowl in fit.bowls}
     drawn = []
     for rows in group_by_budget(runs):
@@ -247,7 +247,7 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
 
 
 def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
-    """Every training curve, and the least loss at each compute."""
+    """Chart every training curve, and the least loss at each compute."""
     drawn = []
     for trial in dict.fromkeys(along.trial.tolist()):
         rows = np.flatnonzero(along.trial == trial)
@@ -273,7 +273,7 @@ def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
 
 
 def chart_profiles(profiles: Mapping[str, Profile]) -> tuple[Chart, ...]:
-    """How far each constant can be pushed before the runs object."""
+    """Chart how the objective rises as each constant is moved from its best value."""
     return tuple(_chart_profile(name, profile) for name, profile in profiles.items())
 
 
@@ -310,7 +310,7 @@ def _predict_losses(law: Law, runs: RunsTable) -> Array:
 def _build_table(
     caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]
 ) -> ReportTable:
-    """At most TABLE_ROWS of the rows, evenly spread."""
+    """Build a table of at most TABLE_ROWS of the rows, evenly spaced."""
     if len(rows) <= TABLE_ROWS:
         return ReportTable(caption, columns, tuple(rows))
     chosen = np.unique(np.linspace(0, len(rows) - 1, TABLE_ROWS).astype(int))

@@ -1,4 +1,4 @@
-"""`report.html` of a fit: whether to believe the law, and what to do with it."""
+"""Report page (`report.html`) of a fit: how far the law can be trusted, and how to use it."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -27,19 +27,19 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F")
 PAGE = "report.html"
-NEXT = 10.0  # times the largest compute: what is commonly asked of a law
-LISTED = 60  # rows of a table
+NEXT = 10.0  # factor beyond the largest compute, a common extrapolation
+LISTED = 60  # most rows of a table
 
 
 def write_fit_page(folder: str, fitted: Fitted) -> str:
-    """Put `report.html` of the fit into `folder`, beside its law; its path."""
+    """Write the fit's `report.html` to `folder`, beside its law, and return the path."""
     path = storage.join(folder, PAGE)
     storage.write(path, build_fit_page(fitted, folder).encode())
     return path
 
 
 def build_fit_page(fitted: Fitted, folder: str) -> str:
-    """The page as HTML text, of a fit whose `law.json` lies in `folder`."""
+    """Return the HTML page of a fit whose `law.json` is in `folder`."""
     law, runs = fitted.law, fitted.runs
     isoflop = _try_fit(lambda: fit_isoflops(runs, fitted.settings.isoflop))
     envelope = _try_fit(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
@@ -95,8 +95,8 @@ def _format_sentence(law: Law) -> str:
 
 
 def _compute_asked_flops(law: Law) -> float:
-    """What is asked of the law: NEXT times the largest compute, to two digits."""
-    assert law.ranges is not None  # a fitted law has them
+    """Return the compute that the page predicts for: NEXT times the largest, to two digits."""
+    assert law.ranges is not None  # a fitted law has ranges
     return float(f"{law.ranges.flops.greatest * NEXT:.1e}")
 
 

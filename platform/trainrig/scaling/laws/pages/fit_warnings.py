@@ -1,16 +1,16 @@
-"""What a reader must know before believing a fitted law."""
+"""Warnings about a fitted law."""
 
 from trainrig.scaling.laws.figure_format import format_interval
 from trainrig.scaling.laws.law import IntervalEstimate, Law
 
-FEW_AGREE = 0.5  # share of starts at the best, below which another minimum may have been missed
-STEEP = 1e-4  # norm of the gradient, above which the search had not come to rest
-FAILED = 0.05  # share of bootstrap draws without a fit
-MISSED = 0.02  # relative error on runs kept back, above which a law is to be doubted
+FEW_AGREE = 0.5  # if fewer starts agree on the best minimum, a better one may have been missed
+STEEP = 1e-4  # gradient norm above which the search had not converged
+FAILED = 0.05  # share of bootstrap draws without a fit that is reported
+MISSED = 0.02  # mean relative error on held-out runs that makes a law doubtful
 
 
 def find_warnings(law: Law) -> tuple[str, ...]:
-    """What a reader must know before believing the law, gravest first."""
+    """Find what a reader must know before trusting the law, most serious first."""
     left_out = law.fit.rows_left_out if law.fit else ()
     if not left_out or law.fit is None:
         return find_grave_warnings(law)
@@ -20,7 +20,7 @@ def find_warnings(law: Law) -> tuple[str, ...]:
 
 
 def find_grave_warnings(law: Law) -> tuple[str, ...]:
-    """What may make the law wrong."""
+    """Find the warnings that the law may be wrong."""
     found = []
     fit, held_out = law.fit, law.held_out
     open_ones = [name for name, each in law.estimates.items() if _is_open(each)]
@@ -82,7 +82,7 @@ def _is_open(estimate: IntervalEstimate) -> bool:
 
 
 def _find_better_form(law: Law) -> str | None:
-    """Another form whose criterion is lower by more than chance makes it (Akaike's: 10)."""
+    """Return a form whose Akaike criterion is lower by more than 10, or None."""
     known = [each for each in law.compared if each.criterion is not None]
     own = [each.criterion for each in known if each.form.kind == law.form.kind]
     if not own or own[0] is None:
@@ -92,7 +92,7 @@ def _find_better_form(law: Law) -> str | None:
 
 
 def _find_disagreements(law: Law) -> list[str]:
-    """Approaches whose intervals for the exponent of N* do not meet that of the law."""
+    """Return warnings of approaches whose interval of N*'s exponent does not overlap the law's."""
     own = law.estimates.get("parameters_exponent")
     if own is None or own.bootstrap is None:
         return []

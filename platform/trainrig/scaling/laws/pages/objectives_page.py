@@ -1,4 +1,4 @@
-"""`report.html` of objectives compared: what is best for one compute, and what it cannot say."""
+"""Report page (`report.html`) of a comparison of objectives: the best size and tokens of each."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,7 @@ from trainrig.scaling.plots.objectives import COLOURS, BestOf, plot_objectives
 
 
 def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequence[Fitted]) -> str:
-    """Put `report.html` of the comparison into `folder`; its path."""
+    """Write the comparison's `report.html` to `folder`, and return the path."""
     path = storage.join(folder, PAGE)
     page = report.ReportPage(
         title=f"Objectives on equal compute: {', '.join(each.name for each in found.objectives)}",
@@ -51,7 +51,7 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
 
 
 def _format_sizes(found: Interval | None) -> str:
-    """Of parameters, as sizes are written."""
+    """Format an interval of parameters with the units of sizes."""
     if found is None or found.low is None or found.high is None:
         return format_interval(found)
     return f"{format_count(found.low)} to {format_count(found.high)}"
@@ -67,7 +67,7 @@ def _format_sentence(found: ObjectiveComparison) -> str:
 
 
 def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
-    """Of the first three: what is best at the greatest compute."""
+    """Build the key figures: optima at the greatest compute of the first three objectives."""
     figures = []
     for each in found.objectives[:3]:
         best = each.optima[-1]

@@ -1,9 +1,9 @@
-"""Task laws: what a task's score will be at a compute, in two steps, from runs that were asked it.
+"""Task laws: the score of a task as a function of compute, fitted in two steps to evaluated runs.
 
-The loss of right answers, in nats per byte, is fitted as a power law of compute; the score as a
-sigmoid of that loss, between chance and 1 (Llama 3, arXiv:2407.21783, section 3.2.1; with an
-irreducible loss, as Bhagia et al., arXiv:2412.04403, have it). A loss moves long before a score
-leaves chance, so small runs tell of the first step and larger ones of the second.
+The loss of the right answers, in nats per byte, is fitted as a power law of compute. The score is
+fitted as a sigmoid of that loss, between chance and 1 (Llama 3, arXiv:2407.21783, section 3.2.1;
+with an irreducible loss, as in Bhagia et al., arXiv:2412.04403). The loss improves long before the
+score rises above chance, so small runs determine the first step and larger ones the second.
 
 Shapes: R rows (runs), K draws, P coordinates.
 """
@@ -19,15 +19,15 @@ from trainrig.scaling.laws.tasks.least_squares import minimise
 
 CONSTANTS = 5
 LEAST_COMPUTES = 4  # one more than the power law has constants
-OFF_CHANCE = 3.0  # standard errors: from there a score is not chance's
-EXPONENTS = (0.03, 0.1, 0.2, 0.4)  # of starts
-FLOORS = (0.01, 0.5, 0.9)  # E of starts, as shares of the least loss
-WIDTHS = (0.03, 0.1, 0.3, 1.0)  # of starts, as shares of the median loss
-MIDDLES = (0.5, 0.8, 1.0, 1.2)  # of starts, likewise
+OFF_CHANCE = 3.0  # a score is above chance from this number of standard errors on
+EXPONENTS = (0.03, 0.1, 0.2, 0.4)  # starting values of alpha
+FLOORS = (0.01, 0.5, 0.9)  # starting values of E, as shares of the least loss
+WIDTHS = (0.03, 0.1, 0.3, 1.0)  # starting values of the width, as shares of the median loss
+MIDDLES = (0.5, 0.8, 1.0, 1.2)  # starting values of the middle, as shares of the median loss
 
 
 def fit_tasks(runs: RunsTable, settings: Bootstrap) -> tuple[tuple[TaskLaw, ...], dict[str, str]]:
-    """The law of each task that `runs` were asked, and of the others why they have none."""
+    """Fit the law of each task in `runs`, and return the reason for each task without a law."""
     laws, refused = [], {}
     for task in sorted(runs.task_scores):
         asked = ~np.isnan(runs.task_scores[task])
@@ -39,7 +39,10 @@ def fit_tasks(runs: RunsTable, settings: Bootstrap) -> tuple[tuple[TaskLaw, ...]
 
 
 def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
-    """The law of `task`, which all of `runs` were asked. Raises DataError where there is none."""
+    """Fit the law of `task`, on which all `runs` were evaluated.
+
+    Raises DataError if the runs do not determine its constants.
+    """
     _check(runs, task)
     chance = float(runs.task_chances[task].mean())
     unit = float(np.exp(np.log(runs.flops_6nd).mean()))
@@ -71,7 +74,7 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
 
 
 def _check(runs: RunsTable, task: str) -> None:
-    """Raise DataError for runs that cannot tell the constants of a task law."""
+    """Raise DataError if the runs cannot determine the constants of a task law."""
     computes = len(set(runs.flops_6nd))
     if len(runs) <= CONSTANTS or computes < LEAST_COMPUTES:
         raise DataError(
@@ -98,7 +101,10 @@ def _check(runs: RunsTable, task: str) -> None:
 def _fit_counts(
     runs: RunsTable, task: str, chance: float, unit: float, counts_KR: Array, from_P: Array | None
 ) -> Array:
-    """Both steps for each row of counts, from `from_P` or from a grid of starts: [K, P]."""
+    """Fit both steps for each row of counts, and return theta [K, P].
+
+    The fit starts at `from_P`, or at each point of a grid if that is None.
+    """
     x_R, loss_R = np.log(runs.flops_6nd / unit), runs.task_losses[task]
     score_R, errors_R = runs.task_scores[task], _fill_unknown_errors(runs.task_errors[task])
 
@@ -141,7 +147,7 @@ def _build_starts(loss_R: Array) -> tuple[Array, Array]:
 
 
 def _fill_unknown_errors(errors_R: Array) -> Array:
-    """Standard errors; rows that have none, or 0 of no spread, are given the largest there is."""
+    """Replace standard errors that are unknown or 0 by the largest known one, or 1 if none is."""
     known = errors_R[np.isfinite(errors_R) & (errors_R > 0)]
     largest = float(known.max()) if len(known) else 1.0
     return np.where(np.isfinite(errors_R) & (errors_R > 0), errors_R, largest)
