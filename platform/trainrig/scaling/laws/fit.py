@@ -57,7 +57,7 @@ class LawFit(Settings):
     form: Kind | None = None  # None: the form that predicts the held-out runs best
     loss: Loss = Huber()  # loss of the residuals of log loss
     exclusions: Exclusions = Exclusions()
-    counts: Counts | None = None  # what N counts; None: what the table counts
+    counts: Counts | None = None  # parameters that N counts; None: as the table does
     tokenizer: str = ""  # tokenizer of the runs, for a table that does not name it
     # Runs held out to evaluate the law. If this key is given, a fit without them must succeed; by
     # default a law that cannot be fitted without them is not evaluated.
@@ -74,14 +74,14 @@ class Fitted:
     law: Law
     runs: RunsTable  # the runs that were fitted
     along: RunsTable  # the fitted runs and the earlier points on their training curves
-    profiles: Mapping[str, Profile]  # by name of the constant or quantity
+    profiles: Mapping[str, Profile]  # profiles by constant or quantity
     settings: LawFit  # settings of the fit
 
 
 def read_runs(
     paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
 ) -> RunsTable:
-    """Read the rows of the tables at all `paths`, or only those of the named `recipes`.
+    """Read the rows of the tables at all `paths`, restricted to the named `recipes` if given.
 
     Raises DataError if a table cannot be read or has no such recipe.
     """

@@ -46,7 +46,7 @@ class Tables:
     paths: tuple[str, ...]
     columns: Mapping[str, str]  # our column name to the CSV's header
     recipes: tuple[str, ...] = ()  # recipes to fit; none: all in the tables
-    share: str | None = None  # what recipes share; None: the default of RecipeFit
+    share: str | None = None  # constants that recipes share; None: the default of RecipeFit
 
 
 def build_settings(options: Mapping[str, Any]) -> LawFit:

@@ -44,7 +44,7 @@ class Constants(Settings):
 
     @property
     def constants(self) -> dict[str, float]:
-        """The constants by name, with those of a base form as `base.A`."""
+        """The constants by name; constants of a base form have names such as `base.A`."""
         flat: dict[str, float] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)

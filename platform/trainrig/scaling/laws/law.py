@@ -47,7 +47,7 @@ class IntervalEstimate(Settings):
     value: float
     bootstrap: Interval | None = None
     profile: Interval | None = None
-    standard_error: float | None = None  # of the bootstrap draws
+    standard_error: float | None = None  # standard deviation of the bootstrap draws
 
 
 class FittedRange(Settings):
@@ -62,7 +62,7 @@ class Ranges(Settings):
 
     parameters: FittedRange
     tokens: FittedRange
-    flops: FittedRange  # by 6ND
+    flops: FittedRange  # 6ND
     tokens_per_parameter: FittedRange
 
 
@@ -79,10 +79,10 @@ class FitRecord(Settings):
     loss: Literal["Huber", "Lad", "Squares"]  # loss of the residuals of log loss
     delta: float | None  # Huber's delta; None for other losses
     objective: float  # the SUM over rows, never the mean
-    # norm of the objective's gradient at the constants, in the coordinates of the search
+    # Norm of the objective's gradient at the constants, in the coordinates of the search.
     gradient_norm: float
     starts: int
-    # share of the starts that ended at the best minimum
+    # Share of the starts that ended at the best minimum.
     starts_that_agree: float = Field(ge=0, le=1)
     rows_used: int
     rows_left_out: tuple[LeftOut, ...] = ()
@@ -126,7 +126,7 @@ class Compared(Settings):
     # Akaike's criterion with Laplace noise: 2 R ln(mean |residual of log loss|) + 2 x constants.
     # Less is better, and only differences have a meaning.
     criterion: float | None = None
-    # whether the held-out error is within one standard error of the best form's
+    # Whether the held-out error is within one standard error of the best form's.
     as_good: bool | None = None
 
 
@@ -134,7 +134,7 @@ class Approach(Settings):
     """Exponents of N* ~ C^a and D* ~ C^b, by another method of estimation."""
 
     name: str  # `envelope`, `isoflop`, `kaplan`, `parametric`
-    # a; None if the method does not apply to these runs, with the reason in `note`
+    # The exponent a; None if the method does not apply to these runs, with the reason in `note`.
     parameters_exponent: IntervalEstimate | None
     tokens_exponent: IntervalEstimate | None  # b
     parameters_coefficient: float | None = None  # k of N* = k C^a
@@ -146,7 +146,7 @@ class TaskLaw(Settings):
 
     task: str
     form: TaskForm
-    estimates: Mapping[str, IntervalEstimate]  # by name of the constant
+    estimates: Mapping[str, IntervalEstimate]  # keys are constants
     runs: int  # number of fitted runs
     best_score: float  # highest score among the runs
     draws: tuple[tuple[float, ...], ...] = ()  # bootstrap draws of the form's fitted constants
@@ -173,11 +173,11 @@ class Law(Settings):
     name: str
     form: Form
     choice: str = ""  # reason for the choice of this form
-    # bootstrap draws of `form`, from which all intervals of predictions are computed
+    # Bootstrap draws of `form`, from which all intervals of predictions are computed.
     draws: tuple[Form, ...] = ()
     estimates: Mapping[str, IntervalEstimate] = Field(
         {}
-    )  # by name of the constant, and `parameters_exponent` where the form determines it
+    )  # Keys are the constants, and `parameters_exponent` where the form determines it.
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
     loss_unit: Literal["nats per token"] = "nats per token"
     tokenizer: str  # fingerprint or name; losses with different tokenizers are not comparable
@@ -232,7 +232,7 @@ def refuse_draws(good: int, failed: int) -> str:
 def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
     """Compute the interval of the middle `level` of `values` [K], with NaN as infinite."""
     values = np.where(np.isnan(values), np.inf, values)
-    # interpolates between two infinite draws, which leaves the end open
+    # NaN results from interpolating between two infinite draws, which leaves the end open.
     with np.errstate(invalid="ignore"):
         low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2))
     if not low < np.inf:

@@ -56,7 +56,7 @@ RUNS_SCHEMA = pa.schema(
         ("cost", pa.float64()),  # US dollars up to this row
         ("reason", pa.string()),  # why the run diverged or failed, otherwise empty
         ("tokenizer", pa.string()),  # fingerprint or name; "" where unknown
-        ("losses", pa.map_(pa.string(), pa.float64())),  # by source of the held-out text
+        ("losses", pa.map_(pa.string(), pa.float64())),  # keys are sources of the held-out text
         # By task on which the row's model was evaluated; empty if there were none:
         ("task_scores", pa.map_(pa.string(), pa.float64())),  # headline score
         ("task_errors", pa.map_(pa.string(), pa.float64())),  # standard error of the headline score

@@ -26,9 +26,9 @@ class Exclusions(Settings):
     # Number of runs with the highest losses to exclude. Besiroglu et al. (arXiv:2404.10102) exclude
     # 5, which were too short for their size.
     highest_losses: int = Field(0, ge=0)
-    # Whether to drop or keep outliers: runs whose loss is higher, by the share
-    # `worse_than_a_smaller_run`, than that of a run with no more parameters and no more tokens. In
-    # the published tables (Hoffmann, Muennighoff, Gadre, Bhagia) no row is worse by .04.
+    # Treatment of outliers: runs whose loss is higher, by the share `worse_than_a_smaller_run`,
+    # than the loss of a run with no more parameters and no more tokens. In the published tables
+    # (Hoffmann, Muennighoff, Gadre, Bhagia) no row is worse by .04.
     outliers: Literal["drop", "keep"] = "drop"
     worse_than_a_smaller_run: Annotated[float, Field(gt=0)] = 0.1
     # Runs with a loss above this, in nats per token, are excluded; random guessing has

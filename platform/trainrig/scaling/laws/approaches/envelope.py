@@ -32,7 +32,7 @@ LEAST_BEST = 3  # sizes that are best at some compute, not counting the smallest
 class Envelope(Settings):
     """Settings of approach 1, the envelope of training curves."""
 
-    # number of computes to compare at, evenly spaced in log; Hoffmann et al. take 1,500
+    # Number of computes to compare at, evenly spaced in log; Hoffmann et al. take 1,500.
     points: int = Field(500, ge=10)
 
 

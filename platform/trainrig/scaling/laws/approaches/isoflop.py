@@ -30,14 +30,14 @@ PLACES = NDArray[np.int64]
 class IsoFlop(Settings):
     """Settings of approach 2: how runs are grouped into budgets, and which sizes are fitted."""
 
-    # runs whose FLOPs lie within this factor belong to one budget
+    # Runs whose FLOPs lie within this factor belong to one budget.
     same_budget: float = Field(1.25, gt=1)
     # Fit the sizes whose loss is at most this share above the lowest of their budget, and in any
     # case the 5 nearest to the best. Farther away the bowl is no parabola, and fewer sizes are too
     # noisy. The default was chosen on simulated sweeps and by leaving out runs (docs/scaling.md).
     # None: all sizes.
     within: float | None = Field(0.1, gt=0)
-    # fit this number of sizes nearest to the best instead of those in `within`
+    # Fit this number of sizes nearest to the best, instead of those in `within`.
     nearest: int | None = Field(None, ge=LEAST_SIZES)
 
 

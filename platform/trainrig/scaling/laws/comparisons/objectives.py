@@ -41,7 +41,7 @@ class BestDivision(Settings):
     tokens: float  # tokens of text
     loss: float  # the objective's own loss, nats per target
     parameters_interval: Interval | None = None
-    at_an_end: bool = False  # whether the best is the smallest or the largest size of the sweep
+    at_an_end: bool = False  # true if the best is the smallest or the largest size of the sweep
 
 
 class ObjectiveLaw(Settings):

@@ -43,8 +43,8 @@ class RecipeFit(Settings):
     loss: Loss = Huber()
     exclusions: Exclusions = Exclusions()
     bootstrap: Bootstrap = Bootstrap()
-    # FLOPs (6ND) at which recipes are compared; none: the geometric middle and the greatest compute
-    # of all recipes' runs.
+    # FLOPs (6ND) at which recipes are compared; none: the greatest compute of all runs and the
+    # geometric middle of the range.
     flops: tuple[float, ...] = ()
     search: MinimiseSettings = Field(MinimiseSettings())
 
@@ -56,13 +56,13 @@ class Difference(Settings):
     flops: float  # 6ND
     # Nats per token, positive if the recipe's loss is higher than the baseline's.
     loss: IntervalEstimate
-    # factor of compute that the baseline needs to reach the recipe's loss; None: no compute
-    # suffices
+    # Factor of compute that the baseline needs to reach the recipe's loss; None: no compute
+    # suffices.
     multiplier: IntervalEstimate | None
 
     @property
     def told_apart(self) -> bool:
-        """Whether the interval of the loss difference excludes 0."""
+        """Return whether the interval of the loss difference excludes 0."""
         return self.loss.bootstrap is not None and not self.loss.bootstrap.contains(0)
 
 

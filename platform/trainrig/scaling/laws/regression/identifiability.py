@@ -1,7 +1,7 @@
-"""Checks whether the runs can identify the constants of a form, before it is fitted.
+"""Checks that the runs can identify the constants of a form before it is fitted.
 
-A fit always gives numbers. Runs on one line of the (log N, log D) plane, whether at one D/N, one
-budget or one N, leave the two terms of a law to be divided at will between them.
+A fit always returns numbers. But runs on one line of the (log N, log D) plane (the same D/N, the
+same budget or the same N) cannot separate the two terms of a law.
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
 
-SPARE = 2  # runs beyond the constants: without them nothing is left to judge the fit by
-LEVELS = 3  # of N, and of D: a power law above a floor has three constants
-SAME = 1.05  # sizes within this factor are one size
-LEAST_FACTOR = 1.3  # by which the runs must leave their common line
+SPARE = 2  # runs needed beyond the number of constants, to judge the fit by
+LEVELS = 3  # different values needed of N, and of D: a power law above a floor has three constants
+SAME = 1.05  # values within this factor count as equal
+LEAST_FACTOR = 1.3  # factor by which the runs must deviate from their common line
 
 
 def check_numbers(runs: RunsTable) -> None:
-    """Raises DataError naming the first run whose numbers no law can be fitted to."""
+    """Raise DataError naming the first run whose size, tokens or loss is not positive."""
     for column in ("parameters", "tokens", "loss"):
         values = getattr(runs, column)
         bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
@@ -30,7 +30,7 @@ def check_numbers(runs: RunsTable) -> None:
 
 
 def check_spread(runs: RunsTable, form: str, constants: int) -> None:
-    """Raises DataError if `runs` cannot tell the form's `constants` apart; says what would."""
+    """Raise DataError if `runs` cannot identify the form's `constants`, and suggest runs to add."""
     check_numbers(runs)
     sizes, lengths = find_levels(runs.parameters), find_levels(runs.tokens)
     needed = constants + SPARE
@@ -52,14 +52,14 @@ def check_spread(runs: RunsTable, form: str, constants: int) -> None:
 
 
 def find_levels(values: Array) -> Array:
-    """The different values, those within a factor SAME of the one before taken as one."""
+    """Return the different values in ascending order, merging those within a factor SAME."""
     ordered = np.sort(values)
     new = np.r_[True, ordered[1:] > ordered[:-1] * SAME] if len(ordered) else np.array([], bool)
     return np.asarray(ordered[new])
 
 
 def _fit_line(log_n: Array, log_d: Array) -> tuple[float, float]:
-    """The slope of the line through the runs, and by what factor they leave it at most."""
+    """Return the slope of the line through the runs, and their greatest deviation as a factor."""
     centred = np.stack([log_n - log_n.mean(), log_d - log_d.mean()])
     _, vectors = np.linalg.eigh(centred @ centred.T)
     across, along = vectors[:, 0], vectors[:, 1]
