@@ -21,7 +21,8 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 # Range of sizes of a sweep, and the relative distance from a requested size that is allowed there.
-SMALLEST, LARGEST = 30_000, 1_000_000_000
+SMALLEST = 30_000
+LARGEST = 1_000_000_000
 NEARNESS = 0.02
 # Below this, not even one layer of the narrowest decoder fits.
 LEAST_PARAMETERS = 5_000
@@ -30,9 +31,13 @@ LEAST_PARAMETERS = 5_000
 # 3%), so it follows practice. At the small end it is the narrowest that two heads allow. At the
 # large end it matches GPT-3 with 1.3 billion parameters (24 layers of 2,048 channels,
 # arXiv:2005.14165, table 2.1). The limit is the ratio in the largest GPT-3.
-ASPECT_SMALLEST, ASPECT_LARGEST, ASPECT_MOST = 16.0, 85.0, 128.0
+ASPECT_SMALLEST = 16.0
+ASPECT_LARGEST = 85.0
+ASPECT_MOST = 128.0
 # F / C: SwiGLU's 8/3 (arXiv:2002.05202, section 3), and its limits when F is adjusted to match N.
-WIDENING, WIDENING_LEAST, WIDENING_MOST = 8 / 3, 1.75, 4.0
+WIDENING = 8 / 3
+WIDENING_LEAST = 1.75
+WIDENING_MOST = 4.0
 _HALVINGS = 16  # steps of a bisection over sizes, finer than the distance between sizes
 
 
@@ -163,7 +168,8 @@ def find_ladder_model_of(
         return plain
     made_of: type[DecoderConfig] = EncoderConfig if kind == "Encoder" else EncoderDecoderConfig
     sides = 1 if kind == "Encoder" else 2
-    depths, widths = [plain.model.layers], [plain.model.channels]
+    depths = [plain.model.layers]
+    widths = [plain.model.channels]
     if sides == 2:
         depths = list(range(max(1, plain.model.layers // 3), plain.model.layers + 1))
         widths = sorted(
@@ -232,7 +238,9 @@ def find_ladder_model_by_count(
             f"all, as this law counts them; the least: {least.total:,}, or lower --vocabulary"
         )
     # Bisect: the total grows with the layers' parameters, apart from jumps of the width.
-    low, high, best = float(LEAST_PARAMETERS), parameters, least
+    low = float(LEAST_PARAMETERS)
+    high = parameters
+    best = least
     for _ in range(_HALVINGS):
         middle = find_ladder_model(math.sqrt(low * high), vocabulary, positions)
         if abs(middle.total - parameters) < abs(best.total - parameters):

@@ -95,7 +95,8 @@ class LawForms:
     @property
     def why(self) -> str:
         """The reason for the choice of the form, in one sentence."""
-        own, best = self.chosen, self.best
+        own = self.chosen
+        best = self.best
         if self.asked is not None:
             return f"{own}, as --form asks"
         if best is None:
@@ -138,7 +139,8 @@ class LawForms:
         return tuple(self._compare_form(kind) for kind in (self.chosen, *others))
 
     def _compare_form(self, kind: Kind) -> Compared:
-        fit, judged = self.fits[kind], self.judged.get(kind)
+        fit = self.fits[kind]
+        judged = self.judged.get(kind)
         return Compared(
             form=fit.form,
             objective=fit.objective,

@@ -158,7 +158,8 @@ def _parse_chinchilla(table: Csv) -> RunsTable:
 
     Besiroglu et al. 2024 read the points off the figure.
     """
-    parameters, flops = table.parse_numbers("Model Size"), table.parse_numbers("Training FLOP")
+    parameters = table.parse_numbers("Model Size")
+    flops = table.parse_numbers("Training FLOP")
     return RunsTable.of(
         parameters=parameters,
         tokens=flops / (6 * parameters),

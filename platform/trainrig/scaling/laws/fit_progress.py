@@ -20,7 +20,8 @@ class Progress:
         self, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start the clock, a function that returns seconds."""
-        self._show, self._clock = show, clock
+        self._show = show
+        self._clock = clock
         self._begun = self._last = clock()
         self._stage = ""
 

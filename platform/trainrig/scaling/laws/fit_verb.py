@@ -154,7 +154,8 @@ def _compare_objectives(
             "compared by the Parametric law; leave it out"
         )
     how = settings.model_copy(update={"form": "Parametric"})
-    fits, written = [], []
+    fits = []
+    written = []
     for (name, runs), path in zip(named.items(), tables.paths, strict=True):
         try:
             fitted = fit_law(runs, how, name, path, progress)

@@ -80,7 +80,8 @@ class Parametric(Constants):
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Return the loss in nats per token. Repeated tokens count as new; see DataConstrained."""
-        n, d = _to_array(parameters), _to_array(tokens)
+        n = _to_array(parameters)
+        d = _to_array(tokens)
         return _to_array(self.E + self.A * n**-self.alpha + self.B * d**-self.beta)
 
     def compute_optimum(self, flops: ArrayLike) -> Optimum:
@@ -120,7 +121,8 @@ class Kaplan(Constants):
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Return the loss in nats per token. Repeated tokens count as new ones."""
-        n, d = _to_array(parameters), _to_array(tokens)
+        n = _to_array(parameters)
+        d = _to_array(tokens)
         return _to_array(
             ((self.n_c / n) ** (self.alpha_n / self.alpha_d) + self.d_c / d) ** self.alpha_d
         )
@@ -166,7 +168,8 @@ class DataConstrained(Constants):
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> tuple[Array, Array]:
         """Return (N', D'): parameters and unique tokens with the same loss in the base law."""
-        n, d = _to_array(parameters), _to_array(tokens)
+        n = _to_array(parameters)
+        d = _to_array(tokens)
         unique = d if unique_tokens is None else np.minimum(d, _to_array(unique_tokens))
         usable = np.minimum(n, self.base.compute_optimal_parameters(unique))
         return _discount_repeats(n, usable, self.r_n), _discount_repeats(d, unique, self.r_d)

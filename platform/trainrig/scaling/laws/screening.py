@@ -113,7 +113,8 @@ Rule = Callable[[RunsTable, Mask], Reasons]
 
 def _find_invalid(runs: RunsTable, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
-        loss, sizes = runs.loss[row], (runs.parameters[row], runs.tokens[row])
+        loss = runs.loss[row]
+        sizes = (runs.parameters[row], runs.tokens[row])
         if not np.isfinite(loss):
             yield int(row), f"its loss is {loss}, which is no number to fit"
         elif loss <= 0:

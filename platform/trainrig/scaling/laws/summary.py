@@ -13,7 +13,9 @@ def describe_law(law: Law) -> Iterator[str]:
     if law.choice:
         yield f"form: {law.choice}"
     if law.ranges is not None:
-        n, d, c = law.ranges.parameters, law.ranges.tokens, law.ranges.flops
+        n = law.ranges.parameters
+        d = law.ranges.tokens
+        c = law.ranges.flops
         yield (
             f"fitted where N = {n.least:.3g} to {n.greatest:.3g} ({law.parameters_count}), "
             f"D = {d.least:.3g} to {d.greatest:.3g}, 6ND = {c.least:.3g} to {c.greatest:.3g}"
@@ -23,7 +25,8 @@ def describe_law(law: Law) -> Iterator[str]:
         "95%", f"{_find_level(law):.0%}"
     )
     for name, estimate in law.estimates.items():
-        bootstrap, profile = _format_bootstrap(estimate), _format_profile(estimate)
+        bootstrap = _format_bootstrap(estimate)
+        profile = _format_profile(estimate)
         yield f"{name:22}{estimate.value:>12.5g}  {bootstrap:24}{profile}"
     yield from _describe_fit(law)
     for approach in law.approaches:
@@ -100,7 +103,8 @@ def _describe_fit(law: Law) -> Iterator[str]:
 
 
 def _describe_approach(approach: Approach) -> Iterator[str]:
-    a, b = approach.parameters_exponent, approach.tokens_exponent
+    a = approach.parameters_exponent
+    b = approach.tokens_exponent
     if a is None or b is None:
         yield f"{approach.name}: {approach.note}"
         return

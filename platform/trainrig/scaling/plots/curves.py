@@ -58,7 +58,8 @@ def plot_isoflops(ax: Axes, budgets: Sequence[Parabola]) -> Axes:
     for number, budget in enumerate(sorted(budgets, key=lambda each: each.flops)):
         colour = BUDGET_COLOURS[number % len(BUDGET_COLOURS)]
         order = np.argsort(budget.parameters, kind="stable")
-        sizes, losses = budget.parameters[order], budget.loss[order]
+        sizes = budget.parameters[order]
+        losses = budget.loss[order]
         ax.plot(sizes, losses, "o", color=colour, markersize=4)
         if budget.lowest is not None:
             best, least = budget.lowest
@@ -88,7 +89,8 @@ def _write_names(ax: Axes, budgets: Sequence[Parabola]) -> None:
         if last - heights[at] < apart:
             continue
         last = heights[at]
-        budget, end = budgets[at], ends[at]
+        budget = budgets[at]
+        end = ends[at]
         ax.annotate(
             f"{budget.flops:.0e}".replace("e+", "e"),
             (budget.parameters[end], budget.loss[end]),

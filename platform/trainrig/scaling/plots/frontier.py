@@ -82,7 +82,8 @@ def plot_contours(
 
     `frontier`, `runs` and `chosen` are (parameters, tokens).
     """
-    low, high = float(surface.loss.min()), float(surface.loss.max())
+    low = float(surface.loss.min())
+    high = float(surface.loss.max())
     least = low - 0.05 * (high - low)
     levels = least + np.geomspace(low - least, high - least, LEVELS + 2)[1:-1]
     lines = ax.contour(

@@ -55,15 +55,14 @@ class PowerLine:
 
         If too many draws have no fit, the exponents have no interval and the note says why.
         """
-        a, exponent = self.draws.good[:, 1], self.law.exponent
+        a = self.draws.good[:, 1]
+        exponent = self.law.exponent
         try:
             of_parameters = self.draws.estimate(exponent, a)
             of_tokens = self.draws.estimate(1 - exponent, 1 - a)
         except DataError as why:
-            of_parameters, of_tokens = (
-                IntervalEstimate(value=exponent),
-                IntervalEstimate(value=1 - exponent),
-            )
+            of_parameters = IntervalEstimate(value=exponent)
+            of_tokens = IntervalEstimate(value=1 - exponent)
             note = f"no interval: {why}" + (f"; {note}" if note else "")
         return Approach(
             name=name,

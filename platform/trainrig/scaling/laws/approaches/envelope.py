@@ -133,7 +133,8 @@ def refit_envelope(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) ->
 
 def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
     """Fit the envelope of `drawn`. Raises DataError if too few sizes are best anywhere."""
-    sizes, loss = drawn.sizes, drawn.loss
+    sizes = drawn.sizes
+    loss = drawn.loss
     ladder = np.unique(sizes)
     least = loss.min(axis=0)
     winner = sizes[np.argmin(loss, axis=0)]
@@ -144,7 +145,8 @@ def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
             f"largest are ever best, and a line needs {LEAST_BEST}: train more sizes, or the "
             "smaller ones for longer"
         )
-    flops, best = drawn.flops[inside], winner[inside]
+    flops = drawn.flops[inside]
+    best = winner[inside]
     return EnvelopeFit(
         parameters=fit_power(flops, best),
         tokens=fit_power(flops, flops / (6 * best)),

@@ -120,7 +120,9 @@ def refit_isoflops(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) 
 def _refit_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """Return log N* [K] of each draw, or NaN if its parabola has no lowest point inside."""
     rows = np.array(bowl.rows)
-    log_n, loss, weight = np.log(runs.parameters[rows]), runs.loss[rows], counts[:, rows]
+    log_n = np.log(runs.parameters[rows])
+    loss = runs.loss[rows]
+    weight = counts[:, rows]
     x = log_n - log_n.mean()
     powers = np.stack([np.ones_like(x), x, x * x])  # [3, R]
     moments = np.einsum("kr,ir,jr->kij", weight, powers, powers)

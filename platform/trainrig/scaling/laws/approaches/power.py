@@ -30,7 +30,8 @@ class PowerLaw:
 
 def fit_power(x: Floats, y: Floats) -> PowerLaw:
     """Fit log y over log x by least squares. Raises DataError if all x are equal."""
-    log_x, log_y = np.log(x), np.log(y)
+    log_x = np.log(x)
+    log_y = np.log(y)
     centred = log_x - log_x.mean()
     spread = float(centred @ centred)
     if spread < 1e-12:

@@ -116,7 +116,8 @@ def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
 
 
 def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> ObjectiveLaw:
-    law, runs = fitted.law, fitted.runs
+    law = fitted.law
+    runs = fitted.runs
     form = law.form
     assert isinstance(form, Parametric)
     optima = tuple(find_best_division(form, runs, flops, law) for flops in at)
@@ -216,7 +217,8 @@ def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
         f"tokenizer {found.tokenizer}. {NOT_COMPARED}"
     )
     for each in found.objectives:
-        f, (low, high) = each.form, each.flops_of_six_n_d
+        f = each.form
+        low, high = each.flops_of_six_n_d
         halve = f"{each.compute_to_halve:.3g}x {each.compute_to_halve_interval or ''}".rstrip()
         yield (
             f"{each.name}: {name_objective(each.objective)}, {each.runs} runs, {low:.2f} to "

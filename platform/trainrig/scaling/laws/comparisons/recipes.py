@@ -235,13 +235,17 @@ def _build_fit_settings(settings: RecipeFit) -> ParametricFit:
 
 def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
     """Build the regression of log loss on ln A, ln B and ln E per recipe, and common exponents."""
-    log_n, log_d = _centre_logs(swept.runs.parameters), _centre_logs(swept.runs.tokens)
-    recipes, rows = len(swept.names), len(swept.runs)
+    log_n = _centre_logs(swept.runs.parameters)
+    log_d = _centre_logs(swept.runs.tokens)
+    recipes = len(swept.names)
+    rows = len(swept.runs)
     designs = np.zeros((3, rows, 3 * recipes + 2))
     for term in range(3):
         designs[term, np.arange(rows), 3 * swept.recipe + term] = 1
-    designs[0, :, -2], designs[1, :, -1] = -log_n, -log_d
-    how, starts = _build_fit_settings(settings), []
+    designs[0, :, -2] = -log_n
+    designs[1, :, -1] = -log_d
+    how = _build_fit_settings(settings)
+    starts = []
     for alpha, beta, floor in itertools.product(how.exponents, how.exponents, how.floors):
         terms = np.stack([np.exp(-alpha * log_n), np.exp(-beta * log_d)], axis=1)
         of_each = [
@@ -265,7 +269,8 @@ def _build_laws(theta: Array, swept: _Swept) -> list[Parametric]:
     The constants are arrays if theta has leading dimensions.
     """
     middle = [float(np.log(v).mean()) for v in (swept.runs.parameters, swept.runs.tokens)]
-    alpha, beta = theta[..., -2], theta[..., -1]
+    alpha = theta[..., -2]
+    beta = theta[..., -1]
     laws = []
     for q in range(len(swept.names)):
         constants: dict[str, Any] = {
@@ -293,7 +298,8 @@ def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Ar
     base, *others = laws
     found = []
     for law, at in itertools.product(others, flops):
-        here, there = base.compute_optimum(at).loss, law.compute_optimum(at).loss
+        here = base.compute_optimum(at).loss
+        there = law.compute_optimum(at).loss
         # At the optimum L = E + k C^-g with g = alpha beta / (alpha + beta), so the multiplier has
         # a closed form.
         power = base.alpha * base.beta / (base.alpha + base.beta)
@@ -308,7 +314,8 @@ def _build_differences(
 ) -> tuple[Difference, ...]:
     found = []
     for place, (name, at) in enumerate(itertools.product(names, flops)):
-        loss, multiplier = 2 * place, 2 * place + 1
+        loss = 2 * place
+        multiplier = 2 * place + 1
         reached = bool(np.isfinite(values[multiplier]))
         found.append(
             Difference(
@@ -334,7 +341,8 @@ def _estimate(drawn: Draws, value: float, values: Array) -> IntervalEstimate:
 
 
 def _choose_budgets(runs: RunsTable) -> tuple[float, ...]:
-    least, greatest = float(runs.flops_6nd.min()), float(runs.flops_6nd.max())
+    least = float(runs.flops_6nd.min())
+    greatest = float(runs.flops_6nd.max())
     return float(np.sqrt(least * greatest)), greatest
 
 

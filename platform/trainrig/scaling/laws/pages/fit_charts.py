@@ -172,7 +172,8 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
     """Chart the loss over parameters and tokens, with the runs and the optimum at each compute."""
     assert law.ranges is not None  # a fitted law has ranges
     wide = 3.0  # factor by which the chart extends the range of the runs, on either side
-    sizes, seen = law.ranges.parameters, law.ranges.tokens
+    sizes = law.ranges.parameters
+    seen = law.ranges.tokens
     ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
     best = law.form.compute_optimum(space_computes(law))
     ratios = runs.tokens / runs.parameters

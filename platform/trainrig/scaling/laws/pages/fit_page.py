@@ -40,7 +40,8 @@ def write_fit_page(folder: str, fitted: Fitted) -> str:
 
 def build_fit_page(fitted: Fitted, folder: str) -> str:
     """Return the HTML page of a fit whose `law.json` is in `folder`."""
-    law, runs = fitted.law, fitted.runs
+    law = fitted.law
+    runs = fitted.runs
     isoflop = _try_fit(lambda: fit_isoflops(runs, fitted.settings.isoflop))
     envelope = _try_fit(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
     curves: list[Chart] = []

@@ -22,7 +22,8 @@ def find_warnings(law: Law) -> tuple[str, ...]:
 def find_grave_warnings(law: Law) -> tuple[str, ...]:
     """Find the warnings that the law may be wrong."""
     found = []
-    fit, held_out = law.fit, law.held_out
+    fit = law.fit
+    held_out = law.held_out
     open_ones = [name for name, each in law.estimates.items() if _is_open(each)]
     if open_ones:
         found.append(
@@ -96,7 +97,8 @@ def _find_disagreements(law: Law) -> list[str]:
     own = law.estimates.get("parameters_exponent")
     if own is None or own.bootstrap is None:
         return []
-    low, high = own.bootstrap.low, own.bootstrap.high
+    low = own.bootstrap.low
+    high = own.bootstrap.high
     found = []
     for approach in law.approaches:
         each = approach.parameters_exponent

@@ -38,7 +38,8 @@ def compute_surface(
     form: Form, parameters: tuple[float, float], tokens: tuple[float, float]
 ) -> Surface:
     """Compute the loss on a grid between the given ends of parameters and tokens."""
-    sizes, seen = np.geomspace(*parameters, GRID), np.geomspace(*tokens, GRID)
+    sizes = np.geomspace(*parameters, GRID)
+    seen = np.geomspace(*tokens, GRID)
     return Surface(sizes, seen, form.compute_loss(sizes[None, :], seen[:, None]))
 
 

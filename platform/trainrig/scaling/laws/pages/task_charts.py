@@ -24,8 +24,10 @@ def build_task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:
 
 def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
     asked = runs.select(~np.isnan(runs.task_scores[task.task]))
-    flops, scores = asked.flops_6nd, asked.task_scores[task.task]
-    losses, form = asked.task_losses[task.task], task.form
+    flops = asked.flops_6nd
+    scores = asked.task_scores[task.task]
+    losses = asked.task_losses[task.task]
+    form = task.form
     line = np.geomspace(flops.min(), flops.max() * BEYOND, COMPUTES)
     band = Band(line, form.compute_score(line))
     if not refuse_draws(len(task.draws), task.draws_failed):

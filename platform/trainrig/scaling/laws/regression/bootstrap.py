@@ -156,7 +156,8 @@ class FormDraws(Generic[F]):
         A quantity is a function of a form. It is called with the fitted form, then with `stacked`,
         whose constants are arrays.
         """
-        form, stacked = self.fit.form, self.stacked
+        form = self.fit.form
+        stacked = self.stacked
         asked: dict[str, tuple[float, Array]] = {
             name: (value, self._replace_endless(name, np.asarray(stacked.constants[name])))
             for name, value in form.constants.items()

@@ -71,7 +71,8 @@ def fit_data_constrained(
     if given is None:
         start, bases = _fit_free_base(runs, settings)
     else:
-        start, bases = np.empty(0), _make_constant_base(given)
+        start = np.empty(0)
+        bases = _make_constant_base(given)
 
     def forms(theta: Array) -> DataConstrained:
         r_d, r_n = np.moveaxis(np.exp(np.minimum(theta[..., -2:], np.log(LARGEST))), -1, 0)

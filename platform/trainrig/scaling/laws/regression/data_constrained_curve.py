@@ -70,7 +70,9 @@ class DataConstrainedCurve:
         Evaluating a theta for which no law exists raises nothing: the loss is NaN.
         """
         self.log_n, self.log_d, self.log_unique = logs
-        self.middle, self.largest, self.base = middle, largest, base
+        self.middle = middle
+        self.largest = largest
+        self.base = base
 
     def __call__(self, theta: Array) -> CurveValue:
         """Evaluate the curve at theta [K, P]."""
@@ -89,7 +91,8 @@ class DataConstrainedCurve:
         usable = self._compute_usable(a, b, alpha, beta)
         of_n = compute_worth(self.log_n, usable.value, rho_n, self.largest)
         of_d = compute_worth(self.log_d, self.log_unique, rho_d, self.largest)
-        log_n, log_d = usable.value + of_n.log, self.log_unique + of_d.log
+        log_n = usable.value + of_n.log
+        log_d = self.log_unique + of_d.log
         size = log_n - self.middle[0], log_d - self.middle[1]
         terms = np.stack(np.broadcast_arrays(a - alpha * size[0], b - beta * size[1], e))
         highest = terms.max(0)
@@ -147,7 +150,8 @@ class DataConstrainedCurve:
             ratio = ratio - np.log(beta) - b - beta * self.middle[1] + beta * self.log_unique
         free = ratio / alpha
         capped = free >= self.log_n
-        by_alpha, by_beta = 1 / alpha + self.middle[0], self.log_unique - 1 / beta - self.middle[1]
+        by_alpha = 1 / alpha + self.middle[0]
+        by_beta = self.log_unique - 1 / beta - self.middle[1]
         slope = np.zeros((*free.shape, 7))
         slope[..., A] = 1 / alpha
         slope[..., B] = -1 / alpha

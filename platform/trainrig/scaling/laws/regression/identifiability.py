@@ -32,7 +32,8 @@ def check_numbers(runs: RunsTable) -> None:
 def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     """Raise DataError if `runs` cannot identify the form's `constants`, and suggest runs to add."""
     check_numbers(runs)
-    sizes, lengths = find_levels(runs.parameters), find_levels(runs.tokens)
+    sizes = find_levels(runs.parameters)
+    lengths = find_levels(runs.tokens)
     needed = constants + SPARE
     if len(runs) < needed or len(sizes) < LEVELS or len(lengths) < LEVELS:
         missing = max(needed - len(runs), LEVELS - len(sizes), LEVELS - len(lengths))
@@ -62,7 +63,8 @@ def _fit_line(log_n: Array, log_d: Array) -> tuple[float, float]:
     """Return the slope of the line through the runs, and their greatest deviation as a factor."""
     centred = np.stack([log_n - log_n.mean(), log_d - log_d.mean()])
     _, vectors = np.linalg.eigh(centred @ centred.T)
-    across, along = vectors[:, 0], vectors[:, 1]
+    across = vectors[:, 0]
+    along = vectors[:, 1]
     with np.errstate(divide="ignore"):
         return float(along[1] / along[0]), float(np.exp(np.ptp(across @ centred)))
 
@@ -80,10 +82,12 @@ def _suggest_where(runs: RunsTable, sizes: Array, lengths: Array) -> str:
         return "over a tenfold range of both"
     places = []
     if len(sizes) < LEVELS:
-        low, high = runs.parameters.min() / 4, runs.parameters.max() * 4
+        low = runs.parameters.min() / 4
+        high = runs.parameters.max() * 4
         places.append(f"of N from {low:.2g} to {high:.2g}")
     if len(lengths) < LEVELS:
-        low, high = runs.tokens.min() / 4, runs.tokens.max() * 4
+        low = runs.tokens.min() / 4
+        high = runs.tokens.max() * 4
         places.append(f"with D from {low:.2g} to {high:.2g}")
     return " and ".join(places) if places else "at other pairs of N and D"
 

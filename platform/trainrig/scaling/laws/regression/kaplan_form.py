@@ -41,14 +41,17 @@ def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[K
     """Fit Kaplan's law to `runs`. Raises DataError if they do not determine its constants."""
     rules = settings or KaplanFit()
     check_spread(runs, "Kaplan", constants=4)
-    log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
+    log_n = np.log(runs.parameters)
+    log_d = np.log(runs.tokens)
     middle = float(log_n.mean()), float(log_d.mean())
-    log_n, log_d = log_n - middle[0], log_d - middle[1]
+    log_n = log_n - middle[0]
+    log_d = log_d - middle[1]
 
     def forms(theta: Array) -> Kaplan:
         s, t, power, alpha_d = np.moveaxis(theta, -1, 0)
         with np.errstate(over="ignore"):  # a bootstrap draw may not bound n_c
-            n_c, d_c = np.exp(s / power + middle[0]), np.exp(t + middle[1])
+            n_c = np.exp(s / power + middle[0])
+            d_c = np.exp(t + middle[1])
         return Kaplan.model_construct(n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d)
 
     starts = _build_starts(log_n, log_d, runs.loss, rules.exponents)
@@ -63,10 +66,12 @@ class _Curve:
     """
 
     def __init__(self, log_n: Array, log_d: Array) -> None:
-        one, zero = np.ones_like(log_n), np.zeros_like(log_n)
+        one = np.ones_like(log_n)
+        zero = np.zeros_like(log_n)
         # The fourth coordinate of the inner sum is fixed at 1 and holds the terms without a
         # constant.
-        first, second = [one, zero, -log_n, zero], [zero, one, zero, -log_d]
+        first = [one, zero, -log_n, zero]
+        second = [zero, one, zero, -log_d]
         self._inner = LogSumExp(np.array([first, second]).transpose(0, 2, 1))
 
     def __call__(self, theta: Array) -> CurveValue:

@@ -204,9 +204,11 @@ class _Rows:
 
 
 def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
-    state, final = rows.look(start.copy()), rows.look(start.copy())
+    state = rows.look(start.copy())
+    final = rows.look(start.copy())
     promised = np.full(len(start), np.inf)
-    left, damping = np.arange(len(start)), np.full(len(start), 1e-2)
+    left = np.arange(len(start))
+    damping = np.full(len(start), 1e-2)
     for _ in range(search.steps):
         values, vectors = np.linalg.eigh(_replace_non_finite(state.hessian))
         # The gradient in the basis of eigenvectors.
@@ -216,12 +218,15 @@ def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
         open_ = (promised[left] > search.tolerance) & (damping < 1e8)
         if not open_.all():
             final.put(left[~open_], state.take(~open_))
-            rows, state, left, damping = (
-                rows.take(open_), state.take(open_), left[open_], damping[open_],
-            )  # fmt: skip
+            rows = rows.take(open_)
+            state = state.take(open_)
+            left = left[open_]
+            damping = damping[open_]
             if not len(left):
                 break
-            vectors, along, sizes = vectors[open_], along[open_], sizes[open_]
+            vectors = vectors[open_]
+            along = along[open_]
+            sizes = sizes[open_]
         step = -(vectors @ (along / (sizes + damping[:, None]))[..., None])[..., 0]
         there = rows.look(state.theta + step / state.scale)
         better, damping = _judge_steps(state, there, step, damping)
@@ -296,7 +301,8 @@ class Differenced:
 
         The default `step` suits coordinates of order 1, such as logarithms.
         """
-        self.value, self.step = value, step
+        self.value = value
+        self.step = step
 
     def __call__(self, theta: Array) -> CurveValue:
         """Evaluate the curve at theta [K, P]."""
@@ -311,7 +317,8 @@ class Differenced:
 
     def _compute_bend(self, theta: Array, coefficients: Array) -> Array:
         """Compute second differences, with wider steps because they lose twice as many digits."""
-        count, wide = theta.shape[1], 1e-3
+        count = theta.shape[1]
+        wide = 1e-3
         shifts = wide * np.eye(count)
         bent = np.empty((len(theta), count, count))
 
@@ -320,7 +327,8 @@ class Differenced:
 
         for p in range(count):
             for q in range(p + 1):
-                a, b = shifts[p], shifts[q]
+                a = shifts[p]
+                b = shifts[q]
                 corners = weigh(a + b) - weigh(a - b) - weigh(b - a) + weigh(-a - b)
                 bent[:, p, q] = bent[:, q, p] = corners / (4 * wide**2)
         return bent

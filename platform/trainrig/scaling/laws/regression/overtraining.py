@@ -40,10 +40,13 @@ def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -
     multiplier = runs.tokens / runs.parameters
     # M^eta C^-eta and M^-eta C^-eta, each centred on its own mean, which makes the coordinates less
     # correlated.
-    rising, falling = np.log(multiplier / flops), -np.log(multiplier * flops)
+    rising = np.log(multiplier / flops)
+    falling = -np.log(multiplier * flops)
     middle = float(rising.mean()), float(falling.mean())
-    rising, falling = rising - middle[0], falling - middle[1]
-    one, zero = np.ones_like(rising), np.zeros_like(rising)
+    rising = rising - middle[0]
+    falling = falling - middle[1]
+    one = np.ones_like(rising)
+    zero = np.zeros_like(rising)
     designs = np.array(
         [[one, zero, zero, rising], [zero, one, zero, falling], [zero, zero, one, zero]]
     ).transpose(0, 2, 1)

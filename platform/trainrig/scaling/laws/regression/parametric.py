@@ -46,10 +46,13 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Par
     origin, alpha and ln A would be almost perfectly correlated. The minimum is the same.
     """
     check_spread(runs, "Parametric", constants=5)
-    log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
+    log_n = np.log(runs.parameters)
+    log_d = np.log(runs.tokens)
     middle = float(log_n.mean()), float(log_d.mean())
-    log_n, log_d = log_n - middle[0], log_d - middle[1]
-    one, zero = np.ones_like(log_n), np.zeros_like(log_n)
+    log_n = log_n - middle[0]
+    log_d = log_d - middle[1]
+    one = np.ones_like(log_n)
+    zero = np.zeros_like(log_n)
     designs = np.array(
         [
             [one, zero, zero, -log_n, zero],

@@ -61,13 +61,15 @@ def profile(fit: Fit[F], quantity: Quantity[F], level: float = 0.95) -> Profile:
     """Compute the profile of `quantity` around its best value, until the rise is significant."""
     view = _View(fit, quantity)
     cutoff = float(f_distribution.ppf(level, 1, view.spare))
-    below, above = view.walk(-1, cutoff), view.walk(1, cutoff)
+    below = view.walk(-1, cutoff)
+    above = view.walk(1, cutoff)
     logs = np.r_[below[0][:0:-1], above[0]]
     rises = np.r_[below[1][:0:-1], above[1]]
     # The tied search may find a lower minimum than the fit did, so rises are relative to the
     # lowest.
     rises -= rises.min()
-    low, high = _find_crossing(logs[::-1], rises[::-1], cutoff), _find_crossing(logs, rises, cutoff)
+    low = _find_crossing(logs[::-1], rises[::-1], cutoff)
+    high = _find_crossing(logs, rises, cutoff)
     return Profile(
         np.exp(logs), rises, float(np.exp(view.best)), cutoff,
         Interval(low=low, high=high, level=level),
@@ -133,7 +135,8 @@ class _View:
         Returns the logs of the quantity and the rises. It also stops where the quantity moves no
         farther, or has changed by the factor of FARTHEST.
         """
-        logs, rises = [self.best], [0.0]
+        logs = [self.best]
+        rises = [0.0]
         theta = self.fit.theta
         for step in STEPS:
             found = self._minimise_tied(self.best + sign * step * self.step, theta)
@@ -175,10 +178,12 @@ class _Tied:
     """Curve with one row more: the logarithm of the quantity."""
 
     def __init__(self, curve: CurveFunction, log_quantity: CurveFunction) -> None:
-        self.curve, self.log_quantity = curve, log_quantity
+        self.curve = curve
+        self.log_quantity = log_quantity
 
     def __call__(self, theta: Array) -> CurveValue:
-        rows, tie = self.curve(theta), self.log_quantity(theta)
+        rows = self.curve(theta)
+        tie = self.log_quantity(theta)
         return CurveValue(
             np.concatenate([rows.value, tie.value], axis=1),
             np.concatenate([rows.slope, tie.slope], axis=1),

@@ -28,7 +28,8 @@ MIDDLES = (0.5, 0.8, 1.0, 1.2)  # starting values of the middle, as shares of th
 
 def fit_tasks(runs: RunsTable, settings: Bootstrap) -> tuple[tuple[TaskLaw, ...], dict[str, str]]:
     """Fit the law of each task in `runs`, and return the reason for each task without a law."""
-    laws, refused = [], {}
+    laws = []
+    refused = {}
     for task in sorted(runs.task_scores):
         asked = ~np.isnan(runs.task_scores[task])
         try:
@@ -81,7 +82,8 @@ def _check(runs: RunsTable, task: str) -> None:
             f"{len(runs)} runs of {computes} computes were asked it, and a task law has "
             f"{CONSTANTS} constants: it needs {CONSTANTS + 1} runs, of {LEAST_COMPUTES} computes"
         )
-    scores, losses = runs.task_scores[task], runs.task_losses[task]
+    scores = runs.task_scores[task]
+    losses = runs.task_losses[task]
     if not (losses > 0).all():
         raise DataError("of some runs the loss of the right answers is not known or not above 0")
     above = scores - runs.task_chances[task]
@@ -105,11 +107,14 @@ def _fit_counts(
 
     The fit starts at `from_P`, or at each point of a grid if that is None.
     """
-    x_R, loss_R = np.log(runs.flops_6nd / unit), runs.task_losses[task]
-    score_R, errors_R = runs.task_scores[task], _fill_unknown_errors(runs.task_errors[task])
+    x_R = np.log(runs.flops_6nd / unit)
+    loss_R = runs.task_losses[task]
+    score_R = runs.task_scores[task]
+    errors_R = _fill_unknown_errors(runs.task_errors[task])
 
     def losses(theta: Array) -> tuple[Array, Array]:
-        e, a = np.exp(theta[:, :1]), np.exp(theta[:, 1:2])
+        e = np.exp(theta[:, :1])
+        a = np.exp(theta[:, 1:2])
         alpha = np.exp(theta[:, 2:3])
         falling = a * np.exp(np.clip(-alpha * x_R, -500, 500))
         said = e + falling
@@ -136,7 +141,8 @@ def _fit_counts(
 
 
 def _build_starts(loss_R: Array) -> tuple[Array, Array]:
-    least, middle = float(loss_R.min()), float(np.median(loss_R))
+    least = float(loss_R.min())
+    middle = float(np.median(loss_R))
     first = [
         (np.log(share * least), np.log(max(middle - share * least, 1e-3)), np.log(exponent))
         for share in FLOORS

@@ -21,7 +21,8 @@ def minimise(residuals: Residuals, theta_KP: Array, counts_KR: Array) -> tuple[A
 
     Theta is [K, P], the sums are [K]. A coordinate that the rows do not bound stops at FARTHEST.
     """
-    theta, damping = theta_KP.copy(), np.full(len(theta_KP), 1e-2)
+    theta = theta_KP.copy()
+    damping = np.full(len(theta_KP), 1e-2)
     found, gradients = residuals(theta)
     sums = _sum_squares(found, counts_KR)
     for _ in range(STEPS):
