@@ -111,7 +111,7 @@ def _compare(
     tables: Tables, settings: LawFit, out: str | None, as_json: bool, progress: Progress | None
 ) -> str:
     named = dict(_name_recipes(tables))
-    trained_for = {each for runs in named.values() for each in runs.objective.tolist()}
+    trained_for = {objective for runs in named.values() for objective in runs.objective.tolist()}
     if len(trained_for) > 1:
         if len(tables.paths) == 1:
             raise DataError(
@@ -205,7 +205,9 @@ def _name_tables(paths: Sequence[str]) -> list[str]:
         names.append("-".join(own[-next(told, len(own)) :]))
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
-            others = [each for each, its in zip(paths, names, strict=True) if its == name]
+            others = [
+                other for other, its_name in zip(paths, names, strict=True) if its_name == name
+            ]
             raise ConfigError(
                 f"{path}: is given {len(others)} times, or named as another table is "
                 f"({', '.join(others)}); give each table once, in a folder of its own name"
@@ -223,4 +225,4 @@ def _split_path(path: str) -> tuple[str, ...]:
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure
     name = named.stem if named.suffix in (".csv", ".parquet") else named.name
-    return *(each for each in named.parts[:-1] if each != "/"), name
+    return *(part for part in named.parts[:-1] if part != "/"), name

@@ -48,7 +48,7 @@ def compared(multiplier: float, seed: int, settings: RecipeFit = FEW) -> Compari
 def test_the_multiplier_put_in_comes_out(share: str) -> None:
     settings = FEW.model_copy(update={"share": share, "flops": (1e19,)})
     [found] = compared(1.4, 0, settings).differences
-    assert (found.recipe, found.flops, found.told_apart) == ("filtered", 1e19, True)
+    assert (found.recipe, found.flops, found.is_significant) == ("filtered", 1e19, True)
     assert found.multiplier is not None
     assert found.multiplier.value == pytest.approx(1.4, rel=0.05)
     truth = float(worth(1.4).compute_optimum(1e19).loss - BASE.compute_optimum(1e19).loss)
@@ -57,9 +57,9 @@ def test_the_multiplier_put_in_comes_out(share: str) -> None:
         assert estimate.bootstrap is not None and estimate.bootstrap.contains(true)
 
 
-def test_a_recipe_and_itself_are_not_told_apart() -> None:
+def test_a_recipe_does_not_differ_significantly_from_itself() -> None:
     found = compared(1.0, 3)
-    assert not any(each.told_apart for each in found.differences)
+    assert not any(each.is_significant for each in found.differences)
     assert found.criterion_of_sharing < 4  # two constants fewer, as true
     assert all("not told apart" in line for line in list(describe_comparison(found))[3:])
 

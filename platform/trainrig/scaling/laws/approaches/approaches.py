@@ -104,8 +104,8 @@ def fit_frontier_laws(
 
     def numbers(drawn: RunsTable) -> list[float]:
         laws = fit_kaplan(drawn)
-        each = (laws.parameters, laws.tokens, laws.flops)
-        return [number for law in each for number in (law.alpha, law.scale)]
+        fitted = (laws.parameters, laws.tokens, laws.flops)
+        return [number for law in fitted for number in (law.alpha, law.scale)]
 
     draws = bootstrap(_make_refit_of_present(numbers, runs, 6), runs, _limit_draws(rules))
     names = [f"L({x}).{y}" for x in ("N", "D", "C") for y in ("alpha", "scale")]

@@ -89,7 +89,7 @@ def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
     Raises DataError if the tokenizers or the counts of parameters differ, or if the sweeps have no
     range of compute in common.
     """
-    laws = [each.law for each in fits]
+    laws = [fitted.law for fitted in fits]
     if len(tokenizers := {law.tokenizer for law in laws}) > 1:
         raise DataError(
             f"the sweeps come from {len(tokenizers)} tokenizers; a token of one is not that of "
@@ -97,21 +97,21 @@ def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
         )
     if len({law.parameters_count for law in laws}) > 1:
         raise DataError("one sweep counts embeddings among parameters, another does not")
-    least = max(float(each.runs.flops.min()) for each in fits)
-    greatest = min(float(each.runs.flops.max()) for each in fits)
+    least = max(float(fitted.runs.flops.min()) for fitted in fits)
+    greatest = min(float(fitted.runs.flops.max()) for fitted in fits)
     if not least < greatest:
         spans = "; ".join(
-            f"{each.law.name} {each.runs.flops.min():.3g} to {each.runs.flops.max():.3g}"
-            for each in fits
+            f"{fitted.law.name} {fitted.runs.flops.min():.3g} to {fitted.runs.flops.max():.3g}"
+            for fitted in fits
         )
         raise DataError(f"the sweeps share no compute to compare at, in FLOPs: {spans}")
     at = (float(np.sqrt(least * greatest)), greatest)
-    compared = tuple(_build_law(each, least, at) for each in fits)
+    compared = tuple(_build_law(fitted, least, at) for fitted in fits)
     return ObjectiveComparison(
         tokenizer=tokenizers.pop(),
         flops=at,
         objectives=compared,
-        tasks=tuple(_predict_scores(laws, [each.optima[-1] for each in compared])),
+        tasks=tuple(_predict_scores(laws, [objective.optima[-1] for objective in compared])),
     )
 
 
@@ -125,11 +125,11 @@ def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> Objective
         find_best_division(form, runs, flops) for flops in np.geomspace(least, at[-1], COMPUTES)
     ]
     # At an end, the range of sizes limits the best size, not the law.
-    inside = [each for each in growth if not each.at_an_end]
+    inside = [division for division in growth if not division.at_an_end]
     growth = inside if len(inside) >= FEWEST_INSIDE else growth
-    computes = np.log([each.flops for each in growth])
+    computes = np.log([division.flops for division in growth])
     slopes = [
-        float(np.polyfit(computes, np.log([getattr(each, name) for each in growth]), 1)[0])
+        float(np.polyfit(computes, np.log([getattr(division, name) for division in growth]), 1)[0])
         for name in ("parameters", "tokens")
     ]
     of_six = runs.flops / runs.flops_6nd
@@ -180,8 +180,8 @@ def interpolate_token_flops(runs: RunsTable, parameters: Array) -> Array:
     If runs of one size differ in FLOPs per token, the mean over their tokens is taken.
     """
     sizes, which = np.unique(runs.parameters, return_inverse=True)
-    each = np.bincount(which, runs.flops) / np.bincount(which, runs.tokens)
-    return np.exp(np.interp(np.log(parameters), np.log(sizes), np.log(each)))
+    token_flops = np.bincount(which, runs.flops) / np.bincount(which, runs.tokens)
+    return np.exp(np.interp(np.log(parameters), np.log(sizes), np.log(token_flops)))
 
 
 def _compute_to_halve(form: Form) -> float:
@@ -195,18 +195,18 @@ def _compute_to_halve(form: Form) -> float:
 
 def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iterator[ExpectedScore]:
     """Yield each objective's expected score at its optimum, on each task that all laws have."""
-    shared = set.intersection(*({each.task for each in law.tasks} for law in laws))
+    shared = set.intersection(*({task_law.task for task_law in law.tasks} for law in laws))
     for task in sorted(shared):
         for law, best in zip(laws, optima, strict=True):
-            of = next(each for each in law.tasks if each.task == task)
+            task_law = next(other for other in law.tasks if other.task == task)
             by_six = count_flops_6nd(best.parameters, best.tokens)
             yield ExpectedScore(
                 task=task,
                 objective=law.name,
                 flops=best.flops,
                 flops_6nd=by_six,
-                score=float(np.asarray(of.form.compute_score([by_six]))[0]),
-                interval=of.compute_interval(by_six),
+                score=float(np.asarray(task_law.form.compute_score([by_six]))[0]),
+                interval=task_law.compute_interval(by_six),
             )
 
 
@@ -216,23 +216,23 @@ def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
         "objectives on equal compute, each operation counted, by the parametric law of each; "
         f"tokenizer {found.tokenizer}. {NOT_COMPARED}"
     )
-    for each in found.objectives:
-        f = each.form
-        low, high = each.flops_of_six_n_d
-        halve = f"{each.compute_to_halve:.3g}x {each.compute_to_halve_interval or ''}".rstrip()
+    for law in found.objectives:
+        f = law.form
+        low, high = law.flops_of_six_n_d
+        halve = f"{law.compute_to_halve:.3g}x {law.compute_to_halve_interval or ''}".rstrip()
         yield (
-            f"{each.name}: {name_objective(each.objective)}, {each.runs} runs, {low:.2f} to "
+            f"{law.name}: {name_objective(law.objective)}, {law.runs} runs, {low:.2f} to "
             f"{high:.2f} of 6ND; E {f.E:.4g}, alpha {f.alpha:.3g}, beta {f.beta:.3g}; N* ~ "
-            f"C^{each.parameters_exponent:.2f}, D* ~ C^{each.tokens_exponent:.2f}; {halve} the "
+            f"C^{law.parameters_exponent:.2f}, D* ~ C^{law.tokens_exponent:.2f}; {halve} the "
             "compute halves what is above E"
         )
     for number, flops in enumerate(found.flops):
-        for each in found.objectives:
-            best = each.optima[number]
+        for law in found.objectives:
+            best = law.optima[number]
             end = ", at an end of its sizes" if best.at_an_end else ""
             interval = f" {best.parameters_interval}" if best.parameters_interval else ""
             yield (
-                f"at {flops:.3g} FLOPs, {each.name}: {format_count(best.parameters)} "
+                f"at {flops:.3g} FLOPs, {law.name}: {format_count(best.parameters)} "
                 f"parameters{interval} on {format_count(best.tokens)} tokens{end}; own loss "
                 f"{best.loss:.4f}"
             )

@@ -61,7 +61,7 @@ class Difference(Settings):
     multiplier: IntervalEstimate | None
 
     @property
-    def told_apart(self) -> bool:
+    def is_significant(self) -> bool:
         """Return whether the interval of the loss difference excludes 0."""
         return self.loss.bootstrap is not None and not self.loss.bootstrap.contains(0)
 
@@ -172,23 +172,27 @@ def describe_comparison(found: Comparison) -> Iterator[str]:
             f"{law.name}: E {f.E:.4g}, A {f.A:.4g}, B {f.B:.4g}, alpha {f.alpha:.4g}, beta "
             f"{f.beta:.4g}, {law.rows} runs{left_out}"
         )
-    for each in found.differences:
-        yield _describe_difference(each, base.name)
+    for difference in found.differences:
+        yield _describe_difference(difference, base.name)
     if found.draws_failed:
         yield f"{found.draws_failed} bootstrap draws have no fit and count in no interval"
 
 
-def _describe_difference(each: Difference, baseline: str) -> str:
-    loss = f"{each.loss.value:+.4f} nats per token {each.loss.bootstrap or ''}".rstrip()
-    if each.multiplier is None:
+def _describe_difference(difference: Difference, baseline: str) -> str:
+    loss = f"{difference.loss.value:+.4f} nats per token {difference.loss.bootstrap or ''}".rstrip()
+    if difference.multiplier is None:
         worth = f"no compute gets {baseline} there"
     else:
         worth = (
-            f"worth {each.multiplier.value:.3g}x compute {each.multiplier.bootstrap or ''}".rstrip()
-        )
-    unsure = "not told apart" if each.loss.bootstrap else "no interval"
-    surely = "" if each.told_apart else f"; {unsure}"
-    return f"at {each.flops:.3g} FLOPs, {each.recipe} against {baseline}: {worth}, {loss}{surely}"
+            f"worth {difference.multiplier.value:.3g}x compute "
+            f"{difference.multiplier.bootstrap or ''}"
+        ).rstrip()
+    unsure = "not told apart" if difference.loss.bootstrap else "no interval"
+    surely = "" if difference.is_significant else f"; {unsure}"
+    return (
+        f"at {difference.flops:.3g} FLOPs, {difference.recipe} against {baseline}: {worth}, "
+        f"{loss}{surely}"
+    )
 
 
 @dataclass(frozen=True)
@@ -306,7 +310,7 @@ def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Ar
         with np.errstate(divide="ignore", invalid="ignore"):
             left = np.maximum(there - base.E, 0) / (here - base.E)
             found += [there - here, -np.log(left) / power]
-    return np.stack([np.asarray(each, dtype=np.float64) for each in found], axis=-1)
+    return np.stack([np.asarray(column, dtype=np.float64) for column in found], axis=-1)
 
 
 def _build_differences(

@@ -117,10 +117,10 @@ def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
     ]
     for name, title in (("parameters_exponent", "N* grows as C to the"), ("E", "E, least loss")):
         if name in law.estimates:
-            each = law.estimates[name]
+            estimate = law.estimates[name]
             unit = "nats per token" if name == "E" else ""
             figures.append(
-                KeyFigure(title, f"{each.value:.5g}", unit, format_interval(each.bootstrap))
+                KeyFigure(title, f"{estimate.value:.5g}", unit, format_interval(estimate.bootstrap))
             )
     held = law.held_out
     if held is not None:
@@ -147,12 +147,12 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
     rows = tuple(
         (
             name.replace("_", " "),
-            f"{each.value:.5g}",
-            *format_ends(each.bootstrap),
-            *format_ends(each.profile),
-            "–" if each.standard_error is None else f"{each.standard_error:.3g}",
+            f"{estimate.value:.5g}",
+            *format_ends(estimate.bootstrap),
+            *format_ends(estimate.profile),
+            "–" if estimate.standard_error is None else f"{estimate.standard_error:.3g}",
         )
-        for name, each in law.estimates.items()
+        for name, estimate in law.estimates.items()
     )
     table = ReportTable(
         "Constants; 95% by bootstrap and by profile, standard error by bootstrap",
@@ -191,11 +191,11 @@ def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
         ("approach", "N* ~ C^", "low", "high", "D* ~ C^", "low", "high"),
         tuple(
             (
-                each.name,
-                *_format_exponent(each.parameters_exponent),
-                *_format_exponent(each.tokens_exponent),
+                approach.name,
+                *_format_exponent(approach.parameters_exponent),
+                *_format_exponent(approach.tokens_exponent),
             )
-            for each in law.approaches
+            for approach in law.approaches
         ),
     )
     forms = ReportTable(
@@ -203,17 +203,19 @@ def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
         ("form", "objective", "held-out error", "criterion, above the best"),
         tuple(
             (
-                each.form.kind,
-                f"{each.objective:.6g}",
-                None if each.held_out_error is None else f"{each.held_out_error:.2%}",
+                compared.form.kind,
+                f"{compared.objective:.6g}",
+                None if compared.held_out_error is None else f"{compared.held_out_error:.2%}",
                 None
-                if each.criterion is None
-                else f"{each.criterion - _find_least_criterion(law):+.1f}",
+                if compared.criterion is None
+                else f"{compared.criterion - _find_least_criterion(law):+.1f}",
             )
-            for each in law.compared
+            for compared in law.compared
         ),
     )
-    notes = (Text(f"{each.name}: {each.note}.") for each in law.approaches if each.note)
+    notes = (
+        Text(f"{approach.name}: {approach.note}.") for approach in law.approaches if approach.note
+    )
     return (approaches, *notes, *((forms,) if len(law.compared) > 1 else ()))
 
 
@@ -224,7 +226,7 @@ def _format_exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
 
 
 def _find_least_criterion(law: Law) -> float:
-    return min(each.criterion for each in law.compared if each.criterion is not None)
+    return min(compared.criterion for compared in law.compared if compared.criterion is not None)
 
 
 def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:

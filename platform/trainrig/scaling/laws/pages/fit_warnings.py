@@ -24,7 +24,7 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
     found = []
     fit = law.fit
     held_out = law.held_out
-    open_ones = [name for name, each in law.estimates.items() if _is_open(each)]
+    open_ones = [name for name, estimate in law.estimates.items() if _is_open(estimate)]
     if open_ones:
         found.append(
             f"The runs do not bound {', '.join(open_ones)}: any law that hangs on "
@@ -43,10 +43,10 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
             f"{fit.draws_failed} of {asked} bootstrap draws had no fit: intervals are too narrow."
         )
     found += [
-        f"The bootstrap interval of {name}, {format_interval(each.bootstrap)}, does not hold its "
-        f"estimate, {each.value:.5g}: draws of these runs go elsewhere; take the profile's."
-        for name, each in law.estimates.items()
-        if each.bootstrap is not None and not each.bootstrap.contains(each.value)
+        f"The bootstrap interval of {name}, {format_interval(estimate.bootstrap)}, does not hold "
+        f"its estimate, {estimate.value:.5g}: draws of these runs go elsewhere; take the profile's."
+        for name, estimate in law.estimates.items()
+        if estimate.bootstrap is not None and not estimate.bootstrap.contains(estimate.value)
     ]
     if held_out is None:
         why = f" ({law.not_judged})" if law.not_judged else ""
@@ -65,8 +65,8 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
             )
     own = law.compared[0] if law.compared else None
     if own is not None and own.as_good is False and own.held_out_error is not None:
-        known = [each for each in law.compared if each.held_out_error is not None]
-        best = min(known, key=lambda each: each.held_out_error or 0.0)
+        known = [compared for compared in law.compared if compared.held_out_error is not None]
+        best = min(known, key=lambda compared: compared.held_out_error or 0.0)
         found.append(
             f"The form {best.form.kind} predicts the runs kept back better: off by "
             f"{best.held_out_error:.2%} on average, this one by {own.held_out_error:.2%}."
@@ -78,17 +78,19 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
 
 
 def _is_open(estimate: IntervalEstimate) -> bool:
-    intervals = [each for each in (estimate.profile, estimate.bootstrap) if each is not None]
-    return any(each.low is None or each.high is None for each in intervals)
+    intervals = [
+        interval for interval in (estimate.profile, estimate.bootstrap) if interval is not None
+    ]
+    return any(interval.low is None or interval.high is None for interval in intervals)
 
 
 def _find_better_form(law: Law) -> str | None:
     """Return a form whose Akaike criterion is lower by more than 10, or None."""
-    known = [each for each in law.compared if each.criterion is not None]
-    own = [each.criterion for each in known if each.form.kind == law.form.kind]
+    known = [compared for compared in law.compared if compared.criterion is not None]
+    own = [compared.criterion for compared in known if compared.form.kind == law.form.kind]
     if not own or own[0] is None:
         return None
-    best = min(known, key=lambda each: each.criterion or 0.0)
+    best = min(known, key=lambda compared: compared.criterion or 0.0)
     return best.form.kind if (best.criterion or 0.0) < own[0] - 10 else None
 
 
@@ -101,13 +103,15 @@ def _find_disagreements(law: Law) -> list[str]:
     high = own.bootstrap.high
     found = []
     for approach in law.approaches:
-        each = approach.parameters_exponent
-        if each is None or each.bootstrap is None or None in (low, high):
+        exponent = approach.parameters_exponent
+        if exponent is None or exponent.bootstrap is None or None in (low, high):
             continue
-        if (each.bootstrap.low or 0) > (high or 1) or (each.bootstrap.high or 1) < (low or 0):
+        if (exponent.bootstrap.low or 0) > (high or 1) or (exponent.bootstrap.high or 1) < (
+            low or 0
+        ):
             found.append(
-                f"By the {approach.name}, N* grows as C^{each.value:.3f} "
-                f"{format_interval(each.bootstrap)}, by the law as C^{own.value:.3f} "
+                f"By the {approach.name}, N* grows as C^{exponent.value:.3f} "
+                f"{format_interval(exponent.bootstrap)}, by the law as C^{own.value:.3f} "
                 f"{format_interval(own.bootstrap)}: they do not meet."
             )
     return found

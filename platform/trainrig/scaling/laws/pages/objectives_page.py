@@ -26,7 +26,8 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
     """Write the comparison's `report.html` to `folder`, and return the path."""
     path = storage.join(folder, PAGE)
     page = report.ReportPage(
-        title=f"Objectives on equal compute: {', '.join(each.name for each in found.objectives)}",
+        title="Objectives on equal compute: "
+        f"{', '.join(objective.name for objective in found.objectives)}",
         verdict=report.Verdict(_format_sentence(found), "done", ()),
         figures=_build_key_figures(found),
         sections=(
@@ -35,14 +36,14 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
         ),
         commands=tuple(
             report.PageCommand(
-                f"trainrig plan {storage.join(folder, each.law.name, LAW_FILE)} --flops "
+                f"trainrig plan {storage.join(folder, fitted.law.name, LAW_FILE)} --flops "
                 f"{format_power(found.flops[-1])}",
-                f"Plan a run of {each.law.name}; FLOPs are by 6ND there",
+                f"Plan a run of {fitted.law.name}; FLOPs are by 6ND there",
             )
-            for each in fits
+            for fitted in fits
         ),
         provenance={
-            "Files": {each.law.name: each.law.source for each in fits},
+            "Files": {fitted.law.name: fitted.law.source for fitted in fits},
             "Made by": dict(fits[0].law.made_by),
         },
     )
@@ -59,9 +60,9 @@ def _format_sizes(found: Interval | None) -> str:
 
 def _format_sentence(found: ObjectiveComparison) -> str:
     best = "; ".join(
-        f"{each.name} {format_count(each.optima[-1].parameters)} parameters on "
-        f"{format_count(each.optima[-1].tokens)} tokens"
-        for each in found.objectives
+        f"{objective.name} {format_count(objective.optima[-1].parameters)} parameters on "
+        f"{format_count(objective.optima[-1].tokens)} tokens"
+        for objective in found.objectives
     )
     return f"Best at {format_power(found.flops[-1])} FLOPs, each operation counted: {best}."
 
@@ -69,12 +70,12 @@ def _format_sentence(found: ObjectiveComparison) -> str:
 def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
     """Build the key figures: optima at the greatest compute of the first three objectives."""
     figures = []
-    for each in found.objectives[:3]:
-        best = each.optima[-1]
+    for objective in found.objectives[:3]:
+        best = objective.optima[-1]
         sure = _format_sizes(best.parameters_interval)
         figures += [
-            KeyFigure(f"N*, {each.name}", format_count(best.parameters), "parameters", sure),
-            KeyFigure(f"D*, {each.name}", format_count(best.tokens), "tokens", ""),
+            KeyFigure(f"N*, {objective.name}", format_count(best.parameters), "parameters", sure),
+            KeyFigure(f"D*, {objective.name}", format_count(best.tokens), "tokens", ""),
         ]
     return tuple(figures)
 
@@ -82,22 +83,23 @@ def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
 def _build_best_divisions(
     found: ObjectiveComparison, fits: Sequence[Fitted]
 ) -> tuple[Text | Chart | ReportTable, ...]:
-    least = max(float(each.runs.flops.min()) for each in fits)
+    least = max(float(fitted.runs.flops.min()) for fitted in fits)
     computes = np.geomspace(least, found.flops[-1], COMPUTES)
     optima = [
-        [find_best_division(each.law.form, each.runs, flops) for flops in computes] for each in fits
+        [find_best_division(fitted.law.form, fitted.runs, flops) for flops in computes]
+        for fitted in fits
     ]
     charts = []
     for name, quantity in (("parameters", "parameters, N*"), ("tokens", "tokens of text, D*")):
         curves = [
-            BestOf(each.law.name, computes, np.array([getattr(best, name) for best in of]))
-            for each, of in zip(fits, optima, strict=True)
+            BestOf(fitted.law.name, computes, np.array([getattr(best, name) for best in divisions]))
+            for fitted, divisions in zip(fits, optima, strict=True)
         ]
         rows = zip(
             map(format_power, computes), *(curve.best.tolist() for curve in curves), strict=True
         )
         drawn = ", ".join(
-            f"{each.name} {each.best[-1] / each.best[0]:.3g} times" for each in curves
+            f"{curve.name} {curve.best[-1] / curve.best[0]:.3g} times" for curve in curves
         )
         charts.append(
             Chart(
@@ -114,12 +116,13 @@ def _build_best_divisions(
         ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of its sizes"),
         tuple(
             (
-                format_power(flops), each.name, format_count(each.optima[n].parameters),
-                _format_sizes(each.optima[n].parameters_interval),
-                format_count(each.optima[n].tokens), "yes" if each.optima[n].at_an_end else "no",
+                format_power(flops), objective.name, format_count(objective.optima[n].parameters),
+                _format_sizes(objective.optima[n].parameters_interval),
+                format_count(objective.optima[n].tokens),
+                "yes" if objective.optima[n].at_an_end else "no",
             )
             for n, flops in enumerate(found.flops)
-            for each in found.objectives
+            for objective in found.objectives
         ),
     )  # fmt: skip
     tasks = ReportTable(
@@ -127,10 +130,10 @@ def _build_best_divisions(
         ("task", "objective", "FLOPs by 6ND", "score", "95%"),
         tuple(
             (
-                each.task, each.objective, format_power(each.flops_6nd), f"{each.score:.3f}",
-                format_interval(each.interval),
+                score.task, score.objective, format_power(score.flops_6nd), f"{score.score:.3f}",
+                format_interval(score.interval),
             )
-            for each in found.tasks
+            for score in found.tasks
         ),
     )  # fmt: skip
     return (Text(f"{NOT_COMPARED}."), table, *charts, *((tasks,) if found.tasks else ()))
@@ -142,11 +145,12 @@ def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
         ("objective", "N* ~ C^", "D* ~ C^", "compute that halves what is above E", "95%"),
         tuple(
             (
-                each.name, f"{each.parameters_exponent:.3f}", f"{each.tokens_exponent:.3f}",
-                f"{each.compute_to_halve:.3g} times",
-                format_interval(each.compute_to_halve_interval),
+                objective.name, f"{objective.parameters_exponent:.3f}",
+                f"{objective.tokens_exponent:.3f}",
+                f"{objective.compute_to_halve:.3g} times",
+                format_interval(objective.compute_to_halve_interval),
             )
-            for each in found.objectives
+            for objective in found.objectives
         ),
     )  # fmt: skip
     own = ReportTable(
@@ -155,12 +159,13 @@ def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
         ("objective", "trained for", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
         tuple(
             (
-                each.name, name_objective(each.objective), each.runs,
-                f"{each.flops_of_six_n_d[0]:.2f} to {each.flops_of_six_n_d[1]:.2f}",
-                f"{each.form.E:.4g}", f"{each.form.alpha:.3g}", f"{each.form.beta:.3g}",
-                f"{each.optima[-1].loss:.4f}",
+                objective.name, name_objective(objective.objective), objective.runs,
+                f"{objective.flops_of_six_n_d[0]:.2f} to {objective.flops_of_six_n_d[1]:.2f}",
+                f"{objective.form.E:.4g}", f"{objective.form.alpha:.3g}",
+                f"{objective.form.beta:.3g}",
+                f"{objective.optima[-1].loss:.4f}",
             )
-            for each in found.objectives
+            for objective in found.objectives
         ),
     )  # fmt: skip
     return comparable, own

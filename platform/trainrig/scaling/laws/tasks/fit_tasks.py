@@ -54,11 +54,11 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
     drawn = _fit_counts(runs, task, chance, unit, counts, best[0])
     enough = np.array([len(set(runs.flops_6nd[row > 0])) >= LEAST_COMPUTES for row in counts])
     good = drawn[enough & np.isfinite(drawn).all(1)]
-    forms = tuple(_build_form(each, chance, unit) for each in good)
+    forms = tuple(_build_form(constants, chance, unit) for constants in good)
     failed = len(drawn) - len(good)
     estimates = {}
     for name, value in form.fitted.items():
-        values = np.array([each.fitted[name] for each in forms])
+        values = np.array([draw.fitted[name] for draw in forms])
         interval = None
         if not refuse_draws(len(good), failed):
             interval = compute_percentiles(values, settings.level)
@@ -69,7 +69,7 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
         estimates=estimates,
         runs=len(runs),
         best_score=float(runs.task_scores[task].max()),
-        draws=tuple(tuple(each.fitted.values()) for each in forms),
+        draws=tuple(tuple(draw.fitted.values()) for draw in forms),
         draws_failed=failed,
     )
 
