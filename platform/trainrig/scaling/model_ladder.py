@@ -101,7 +101,7 @@ def build_ladder(
     Raises ConfigError as `find_ladder_model` does.
     """
     return tuple(
-        find_ladder_model(each, vocabulary, positions, tie_embeddings) for each in parameters
+        find_ladder_model(size, vocabulary, positions, tie_embeddings) for size in parameters
     )
 
 
@@ -132,7 +132,7 @@ def find_ladder_model(
             f"{LEAST_PARAMETERS:,}, and laws hold from {SMALLEST:,} on"
         )
     layers, channels, between = min(
-        _iterate_candidates(parameters), key=lambda sizes: _measure_strangeness(sizes, parameters)
+        _iterate_candidates(parameters), key=lambda sizes: _measure_misfit(sizes, parameters)
     )
     model = DecoderConfig(
         layers=layers,
@@ -199,14 +199,16 @@ def find_ladder_model_of(
             layers, channels, step * max(1, 1 + round((parameters - first) / (second - first)))
         )
 
-    def strangeness(found: LadderModel) -> float:
+    def measure_misfit(found: LadderModel) -> float:
         model = found.model
         off = abs(math.log(found.parameters / parameters))
         shape = math.log(model.channels / (sides * model.layers) / compute_aspect(parameters)) ** 2
         widening = math.log(model.shape.feedforward_channels / model.channels / WIDENING) ** 2
         return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
 
-    return min((fit_width(*sizes) for sizes in itertools.product(depths, widths)), key=strangeness)
+    return min(
+        (fit_width(*sizes) for sizes in itertools.product(depths, widths)), key=measure_misfit
+    )
 
 
 def with_further_heads(found: LadderModel, heads: int) -> LadderModel:
@@ -285,7 +287,7 @@ def _compute_between(parameters: float, layers: int, channels: int) -> float:
     return rest / (3 * channels)
 
 
-def _measure_strangeness(sizes: tuple[int, int, int], parameters: float) -> float:
+def _measure_misfit(sizes: tuple[int, int, int], parameters: float) -> float:
     """Measure the distance of (L, C, F) from `parameters`, and from the usual proportions.
 
     The distance from `parameters` has by far the greatest weight.

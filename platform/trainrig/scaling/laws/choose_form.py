@@ -90,7 +90,7 @@ class LawForms:
             return self.asked
         if self.best is None or len(set(self.kept)) < LEAST_KEPT:
             return STANDARD
-        return next(kind for kind in FORMS if kind in self.judged and self._as_good(kind))
+        return next(kind for kind in FORMS if kind in self.judged and self._is_as_good(kind))
 
     @property
     def why(self) -> str:
@@ -129,7 +129,7 @@ class LawForms:
         squares = float(together @ together) * clusters / max(clusters - 1, 1)
         return float(np.sqrt(squares)) / len(errors)
 
-    def _as_good(self, kind: Kind) -> bool:
+    def _is_as_good(self, kind: Kind) -> bool:
         assert self.best is not None  # the callers check that runs are held out
         return self.judged[kind].error <= self.judged[self.best].error + self._standard_error
 
@@ -145,7 +145,7 @@ class LawForms:
             form=fit.form,
             objective=fit.objective,
             held_out_error=judged.error if judged else None,
-            as_good=self._as_good(kind) if judged else None,
+            as_good=self._is_as_good(kind) if judged else None,
             criterion=compute_criterion(fit),
         )
 
@@ -155,24 +155,24 @@ def fit_forms(
     halves: HeldOutSplit | None,
     asked: Kind | None,
     loss: Loss,
-    tell: Callable[[str], None] = lambda stage: None,
+    report: Callable[[str], None] = lambda stage: None,
 ) -> LawForms:
     """Fit each form to all `runs`, and to the runs that are not held out.
 
     A form other than `asked` (by default the standard form) is skipped if it cannot be fitted.
     Raises DataError if that form itself cannot be fitted, and NotJudgedError if it cannot be fitted
-    without the held-out runs. `tell` is called with the name of each stage.
+    without the held-out runs. `report` is called with the name of each stage.
     """
     first = asked or STANDARD
     order = (first, *(kind for kind in list_kinds(runs) if kind != first))
     fits: dict[Kind, Fit[Any]] = {}
     judged: dict[Kind, Judged] = {}
     for kind in order:
-        tell(f"fitting {kind}")
+        report(f"fitting {kind}")
         try:
             fits[kind] = _fit(runs, kind, loss)
             if halves is not None:
-                tell(f"fitting {kind} without the runs kept back")
+                report(f"fitting {kind} without the runs kept back")
                 judged[kind] = _judge_form(halves, select_fitter(kind, loss))
         except DataError:
             if kind == first:
@@ -215,14 +215,14 @@ def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
     try:
         return select_fitter(kind, loss)(runs)
     except DataError as refused:
-        if kind != "Parametric" or not _has_minimum(runs, "Kaplan", loss):
+        if kind != "Parametric" or not _can_fit(runs, "Kaplan", loss):
             raise
         raise DataError(
             f"{refused}; or take --form Kaplan, which has no irreducible loss, and has a minimum"
         ) from None
 
 
-def _has_minimum(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
+def _can_fit(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
     try:
         select_fitter(kind, loss)(runs)
     except DataError:

@@ -104,37 +104,41 @@ def fit_law(
     not, the law is not evaluated and its `not_judged` says why; it raises instead if `settings` set
     `hold_out`.
     """
-    told = progress or Progress.silent()
+    reporter = progress or Progress.silent()
     screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
     tokenizer = _choose_tokenizer(screened.runs, settings.tokenizer)
-    forms, halves, not_judged = _judge_forms(screened.runs, settings, told)
+    forms, halves, not_judged = _judge_forms(screened.runs, settings, reporter)
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
     held_out = None
     if halves is not None:
-        told.stage("judging by the runs kept back")
-        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, told.count)
-    told.stage("bootstrap")
-    drawn = bootstrap_form(fit, settings.bootstrap, told.count)
-    quantities = {"parameters_exponent": _get_parameters_exponent} if _bends(forms.chosen) else {}
-    told.stage("profiles")
-    profiled = compute_profiles(fit, quantities, settings.bootstrap.level, told.count)
-    estimates = with_profiles(_estimate_quantities(drawn, quantities), profiled)
-    told.stage("tasks")
+        reporter.stage("judging by the runs kept back")
+        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count)
+    reporter.stage("bootstrap")
+    draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
+    quantities = (
+        {"parameters_exponent": _get_parameters_exponent}
+        if _determines_exponent(forms.chosen)
+        else {}
+    )
+    reporter.stage("profiles")
+    profiled = compute_profiles(fit, quantities, settings.bootstrap.level, reporter.count)
+    estimates = with_profiles(_estimate_quantities(draws, quantities), profiled)
+    reporter.stage("tasks")
     tasks, tasks_refused = fit_tasks(screened.runs, settings.bootstrap)
-    told.stage("other approaches")
+    reporter.stage("other approaches")
     law = Law(
         name=name,
         form=fit.form,
         choice=forms.why,
-        draws=drawn.forms,
+        draws=draws.forms,
         estimates=estimates | _fit_frontiers(screened, settings),
         parameters_count=screened.runs.counts,
         tokenizer=tokenizer,
         objective=str(screened.runs.objective[0]),
         ranges=compute_ranges(screened.runs),
         fit=fit.build_record(screened.left_out).model_copy(
-            update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
+            update={"draws_failed": draws.draws.failed, "clusters": draws.clusters}
         ),
         held_out=held_out,
         not_judged=not_judged,
@@ -149,17 +153,17 @@ def fit_law(
 
 
 def _judge_forms(
-    runs: RunsTable, settings: LawFit, told: Progress
+    runs: RunsTable, settings: LawFit, reporter: Progress
 ) -> tuple[LawForms, HeldOutSplit | None, str]:
     """Return the fitted forms, the held-out split or None, and why it is None if unexpected."""
     halves = split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
     try:
-        return fit_forms(runs, halves, settings.form, settings.loss, told.stage), halves, ""
+        return fit_forms(runs, halves, settings.form, settings.loss, reporter.stage), halves, ""
     except NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise
         log.warning("not judged by runs kept back: %s", why)
-        forms = fit_forms(runs, None, settings.form, settings.loss, told.stage)
+        forms = fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
         return forms, None, str(why)
 
 
@@ -175,7 +179,7 @@ def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
 def _estimate_quantities(
     drawn: FormDraws[Any], quantities: dict[str, Any]
 ) -> dict[str, IntervalEstimate]:
-    """Return estimates with bootstrap intervals, or without where too many draws have no fit."""
+    """Return estimates with bootstrap intervals, or without where too many drawn have no fit."""
     try:
         return drawn.compute_estimates(quantities)
     except DataError as why:
@@ -235,7 +239,7 @@ def _choose_tokenizer(runs: RunsTable, given: str) -> str:
     return given or (named.pop() if named else "unknown")
 
 
-def _bends(kind: Kind) -> bool:
+def _determines_exponent(kind: Kind) -> bool:
     """Return whether the form's own constants determine the exponent of N*(C).
 
     OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.

@@ -154,5 +154,5 @@ def fit(
         "draws": draws,
         "seed": seed,
     }
-    told = Progress(partial(print, file=sys.stderr, flush=True))
-    print(fit_verb.fit(tables, fit_verb.build_settings(options), out, as_json, told))
+    reporter = Progress(partial(print, file=sys.stderr, flush=True))
+    print(fit_verb.fit(tables, fit_verb.build_settings(options), out, as_json, reporter))

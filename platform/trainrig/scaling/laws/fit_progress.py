@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 EVERY = 5.0  # seconds between two lines, and before the first
 
-Tell = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Called with how many are done, and of how many."""
 
 

@@ -199,10 +199,10 @@ def _name_tables(paths: Sequence[str]) -> list[str]:
     parts = [_split_path(storage.make_absolute(path)) for path in paths]
     names = []
     for own in parts:
-        told = (
+        unique_lengths = (
             n for n in range(1, len(own) + 1) if sum(own[-n:] == other[-n:] for other in parts) == 1
         )
-        names.append("-".join(own[-next(told, len(own)) :]))
+        names.append("-".join(own[-next(unique_lengths, len(own)) :]))
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
             others = [

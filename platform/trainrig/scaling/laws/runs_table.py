@@ -146,9 +146,9 @@ class RunsTable:
     def write(self, path: str) -> None:
         """Write the table to `path` (…/runs.parquet). The same rows give the same bytes."""
         with storage.atomic_file(path) as temporary:
-            pq.write_table(self.as_arrow(), temporary, compression="zstd")
+            pq.write_table(self.convert_to_arrow(), temporary, compression="zstd")
 
-    def as_arrow(self) -> pa.Table:
+    def convert_to_arrow(self) -> pa.Table:
         """Convert the table to Arrow with RUNS_SCHEMA.
 
         Unknown values become null, but an unknown loss stays NaN.

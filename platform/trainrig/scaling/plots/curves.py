@@ -55,7 +55,7 @@ class Parabola:
 
 def plot_isoflops(ax: Axes, budgets: Sequence[Parabola]) -> Axes:
     """Plot loss over size in one colour per budget, with each parabola and its lowest point."""
-    for number, budget in enumerate(sorted(budgets, key=lambda each: each.flops)):
+    for number, budget in enumerate(sorted(budgets, key=lambda budget: budget.flops)):
         colour = BUDGET_COLOURS[number % len(BUDGET_COLOURS)]
         order = np.argsort(budget.parameters, kind="stable")
         sizes = budget.parameters[order]

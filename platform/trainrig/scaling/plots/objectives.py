@@ -22,8 +22,8 @@ class BestOf:
 
 def plot_objectives(ax: Axes, objectives: Sequence[BestOf], quantity: str) -> Axes:
     """Plot `quantity` over compute, one line for each of `objectives`."""
-    for each, colour in zip(objectives, COLOURS, strict=False):
-        ax.plot(each.flops, each.best, color=colour, linewidth=2.2, label=each.name)
+    for objective, colour in zip(objectives, COLOURS, strict=False):
+        ax.plot(objective.flops, objective.best, color=colour, linewidth=2.2, label=objective.name)
     log_axis(ax, "x", "compute (FLOPs, counted exactly)", powers=True)
     log_axis(ax, "y", quantity)
     ax.legend(loc="upper left")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
+from trainrig.scaling.laws.fit_progress import ReportProgress, ignore_progress
 from trainrig.scaling.laws.forms import Array, Constants
 from trainrig.scaling.laws.law import Interval, IntervalEstimate, compute_percentiles, refuse_draws
 from trainrig.scaling.laws.regression.regression import Fit
@@ -173,7 +173,9 @@ class FormDraws(Generic[F]):
         return np.where(drawn < largest * (1 - 1e-9), drawn, np.inf)
 
 
-def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = ignore_progress) -> FormDraws[F]:
+def bootstrap_form(
+    fit: Fit[F], settings: Bootstrap, report: ReportProgress = ignore_progress
+) -> FormDraws[F]:
     """Refit `fit` to each bootstrap draw of its runs, starting from its own minimum."""
     runs = fit.regression.runs
     whole = settings.resample == "trials" and len(set(runs.trial)) < len(runs)
@@ -185,7 +187,7 @@ def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = ignore_progres
         found = []
         for begin in range(0, len(counts), size):
             found.append(fit.refit_draws(counts[begin : begin + size]))
-            tell(min(begin + size, len(counts)), len(counts))
+            report(min(begin + size, len(counts)), len(counts))
         return np.concatenate(found)
 
     return FormDraws(fit, bootstrap(refit, runs, settings), clusters)

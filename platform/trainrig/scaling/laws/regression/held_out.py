@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
+from trainrig.scaling.laws.fit_progress import ReportProgress, ignore_progress
 from trainrig.scaling.laws.forms import Array, Form
 from trainrig.scaling.laws.law import HeldOutErrors, HeldOutRow, compute_percentiles, refuse_draws
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
@@ -66,12 +66,12 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
 
 
 def judge(
-    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, tell: Tell = ignore_progress
+    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, report: ReportProgress = ignore_progress
 ) -> HeldOutErrors:
     """Compare the held-out runs with the predictions of `fit`, which was fitted to the rest."""
     largest = halves.largest
     predicted = predict(fit.form, largest)
-    draws = bootstrap_form(fit, rules, tell)
+    draws = bootstrap_form(fit, rules, report)
     refused = refuse_draws(len(draws.draws.good), draws.draws.failed)
     drawn = None if refused else draw_predictions(draws, largest, rules.seed)
     rows = tuple(

@@ -180,7 +180,7 @@ class _Rows:
     def take(self, rows: Chosen) -> "_Rows":
         return _Rows(self.curve, self.targets[rows], self.weights[rows], self.delta)
 
-    def look(self, theta: Array) -> _State:
+    def evaluate(self, theta: Array) -> _State:
         point = self.curve(theta)
         residual = point.value - self.targets
         size = np.abs(residual)
@@ -204,8 +204,8 @@ class _Rows:
 
 
 def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
-    state = rows.look(start.copy())
-    final = rows.look(start.copy())
+    state = rows.evaluate(start.copy())
+    final = rows.evaluate(start.copy())
     promised = np.full(len(start), np.inf)
     left = np.arange(len(start))
     damping = np.full(len(start), 1e-2)
@@ -228,7 +228,7 @@ def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
             along = along[open_]
             sizes = sizes[open_]
         step = -(vectors @ (along / (sizes + damping[:, None]))[..., None])[..., 0]
-        there = rows.look(state.theta + step / state.scale)
+        there = rows.evaluate(state.theta + step / state.scale)
         better, damping = _judge_steps(state, there, step, damping)
         state.put(better, there.take(better))
     final.put(left, state)

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.stats import f as f_distribution
 
-from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
+from trainrig.scaling.laws.fit_progress import ReportProgress, ignore_progress
 from trainrig.scaling.laws.forms import Array, Constants
 from trainrig.scaling.laws.law import Interval, IntervalEstimate
 from trainrig.scaling.laws.regression.minimise import (
@@ -80,14 +80,14 @@ def compute_profiles(
     fit: Fit[F],
     quantities: Mapping[str, Quantity[F]] | None = None,
     level: float = 0.95,
-    tell: Tell = ignore_progress,
+    report: ReportProgress = ignore_progress,
 ) -> dict[str, Profile]:
     """Compute the profile of each fitted constant, then of each of `quantities`."""
     asked = {name: _make_constant_quantity(name) for name in fit.fitted} | dict(quantities or {})
     found = {}
     for name, quantity in asked.items():
         found[name] = profile(fit, quantity, level)
-        tell(len(found), len(asked))
+        report(len(found), len(asked))
     return found
 
 
