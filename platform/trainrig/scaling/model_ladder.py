@@ -129,7 +129,7 @@ def find_ladder_model(
     if not parameters >= LEAST_PARAMETERS:
         raise ConfigError(
             f"no decoder has {parameters:,.0f} non-embedding parameters; the least: "
-            f"{LEAST_PARAMETERS:,}, and laws hold from {SMALLEST:,} on"
+            f"{LEAST_PARAMETERS:,}, and laws are valid from {SMALLEST:,}"
         )
     layers, channels, between = min(
         _iterate_candidates(parameters), key=lambda sizes: _measure_misfit(sizes, parameters)
@@ -237,7 +237,8 @@ def find_ladder_model_by_count(
     if parameters < least.total:
         raise ConfigError(
             f"no decoder with a vocabulary of {vocabulary:,} has {parameters:,.0f} parameters in "
-            f"all, as this law counts them; the least: {least.total:,}, or lower --vocabulary"
+            f"total, as this law counts them; ask for at least {least.total:,}, or lower "
+            "--vocabulary"
         )
     # Bisect: the total grows with the layers' parameters, apart from jumps of the width.
     low = float(LEAST_PARAMETERS)

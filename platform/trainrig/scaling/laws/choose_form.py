@@ -172,7 +172,7 @@ def fit_forms(
         try:
             fits[kind] = _fit(runs, kind, loss)
             if halves is not None:
-                report(f"fitting {kind} without the runs kept back")
+                report(f"fitting {kind} without the held-out runs")
                 judged[kind] = _judge_form(halves, select_fitter(kind, loss))
         except DataError:
             if kind == first:
@@ -200,8 +200,8 @@ def _judge_form(halves: HeldOutSplit, fitter: FitForm) -> Judged:
         fit = fitter(halves.rest)
     except DataError as why:
         raise NotJudgedError(
-            f"without {halves.rule}, kept back to judge the law: {why}; keep fewer back with "
-            "--hold-out, or none with 0"
+            f"without {halves.rule}, held out to evaluate the law: {why}; hold out fewer runs with "
+            "--hold-out, or none with --hold-out 0"
         ) from None
     return Judged(fit, np.abs(predict(fit.form, halves.largest) / halves.largest.loss - 1))
 
@@ -218,7 +218,7 @@ def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
         if kind != "Parametric" or not _can_fit(runs, "Kaplan", loss):
             raise
         raise DataError(
-            f"{refused}; or take --form Kaplan, which has no irreducible loss, and has a minimum"
+            f"{refused}; or use --form Kaplan, which has no irreducible loss and fits these runs"
         ) from None
 
 

@@ -87,10 +87,12 @@ def parse(path: str) -> Csv:
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder, not a CSV") from None
     except utf8.NotUtf8 as error:
-        raise DataError(f"{path}: {error}; a CSV is wanted") from None
+        raise DataError(f"{path}: {error}; the file must be a CSV in UTF-8") from None
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if len(rows) < 2:
-        raise DataError(f"{path}: no rows; a table of runs has a header line and a line for each")
+        raise DataError(
+            f"{path}: no rows; a table of runs has a header line and a line for each run"
+        )
     header = [name.strip() for name in rows[0]]
     for line, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
@@ -138,7 +140,7 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
             if unit := OTHER_UNITS.get(header.lower().replace(" ", "_")):
                 raise DataError(
                     f"{table.path}: losses in {unit} (column '{header}'); laws are fitted to nats "
-                    "per token, under one tokenizer: convert them, and name the column loss"
+                    "per token with one tokenizer: convert the losses and name the column `loss`"
                 )
     missing = [name for name in NEEDED if name not in found]
     if "tokens" in missing and "flops" in found:

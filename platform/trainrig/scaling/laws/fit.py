@@ -112,7 +112,7 @@ def fit_law(
     _warn_of_repeats(screened.runs, forms.chosen)
     held_out = None
     if halves is not None:
-        reporter.stage("judging by the runs kept back")
+        reporter.stage("evaluating on the held-out runs")
         held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count)
     reporter.stage("bootstrap")
     draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
@@ -162,7 +162,7 @@ def _judge_forms(
     except NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise
-        log.warning("not judged by runs kept back: %s", why)
+        log.warning("the law is not evaluated on held-out runs: %s", why)
         forms = fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
         return forms, None, str(why)
 
@@ -170,8 +170,8 @@ def _judge_forms(
 def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
     if kind != "DataConstrained" and (count := count_repeating(runs)):
         log.warning(
-            "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
-            "--form DataConstrained does not",
+            "%d of %d runs saw their tokens more than %d times; %s counts repeated tokens as new "
+            "ones. Use --form DataConstrained, which does not",
             *(count, len(runs), EPOCHS, kind),
         )
 
@@ -224,7 +224,7 @@ def count_parameters_as(runs: RunsTable, counts: Counts | None) -> RunsTable:
         return runs
     if counts == "non-embedding":
         raise DataError(
-            "the runs count embeddings among their parameters and do not say how many those are; "
+            "the table counts embeddings among the parameters and does not say how many they are; "
             "fit with --counts total"
         )
     return runs.count_embeddings()
@@ -234,7 +234,7 @@ def _choose_tokenizer(runs: RunsTable, given: str) -> str:
     named = {str(name) for name in runs.tokenizer if name}
     if given and named - {given}:
         raise DataError(
-            f"the runs were tokenized by '{named.pop()}', not '{given}': leave --tokenizer out"
+            f"the runs were tokenized by '{named.pop()}', not '{given}'; leave out --tokenizer"
         )
     return given or (named.pop() if named else "unknown")
 

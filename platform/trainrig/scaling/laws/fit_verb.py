@@ -116,8 +116,8 @@ def _compare(
         if len(tables.paths) == 1:
             raise DataError(
                 f"{tables.paths[0]}: its recipes are trained for {len(trained_for)} objectives "
-                f"({', '.join(sorted(map(name_objective, trained_for)))}), and recipes compare by "
-                "the loss of one; write a table of each objective and fit them together"
+                f"({', '.join(sorted(map(name_objective, trained_for)))}), but recipes are "
+                "compared by the loss of one; give `fit` a separate table for each objective"
             )
         return _compare_objectives(named, tables, settings, out, as_json, progress)
     if settings.form not in (None, "Parametric"):
@@ -151,7 +151,7 @@ def _compare_objectives(
         given = "--share" if tables.share is not None else f"--form {settings.form}"
         raise ConfigError(
             f"{given}: the tables are of several objectives, which share no constants and are "
-            "compared by the Parametric law; leave it out"
+            f"compared by the Parametric law; leave out {given}"
         )
     how = settings.model_copy(update={"form": "Parametric"})
     fits = []
@@ -186,7 +186,9 @@ def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
             yield recipe, read_runs(tables.paths, columns, [recipe])
         return
     if tables.recipes:
-        raise ConfigError("--recipe chooses within one table; of several, each is one recipe")
+        raise ConfigError(
+            "--recipe chooses within one table; of several tables, each is one recipe"
+        )
     for path, name in zip(tables.paths, _name_tables(tables.paths), strict=True):
         yield name, read_runs([path], columns)
 
@@ -209,8 +211,8 @@ def _name_tables(paths: Sequence[str]) -> list[str]:
                 other for other, its_name in zip(paths, names, strict=True) if its_name == name
             ]
             raise ConfigError(
-                f"{path}: is given {len(others)} times, or named as another table is "
-                f"({', '.join(others)}); give each table once, in a folder of its own name"
+                f"{path}: is given {len(others)} times, or has the same name as another table "
+                f"({', '.join(others)}); give each table once, in folders with different names"
             )
     return names
 

@@ -304,8 +304,8 @@ def compute_tokens_to_reach(
     base = form.parametric if isinstance(form, OverTraining) else form
     if loss <= base.E:
         raise ConfigError(
-            f"loss {loss:g} is not above E = {base.E:g} nats per token, which no size and no data"
-            f" reach under this law; ask for more than {base.E:g}"
+            f"loss {loss:g} is not above E = {base.E:g} nats per token, the loss that this law"
+            f" never reaches at any size or data; ask for more than {base.E:g}"
         )
     left = loss - base.E - base.A * _to_array(parameters) ** -base.alpha
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -270,6 +270,6 @@ def read_law(path: str) -> Law:
     try:
         return config.build(Law, json.loads(data), path)
     except ConfigError as error:
-        raise DataError(f"{error}; is this a law as `trainrig fit` writes them?") from None
+        raise DataError(f"{error}; is this a law that `trainrig fit` wrote?") from None
     except ValueError as error:
-        raise DataError(f"{path}: not a law, which is JSON: {error}") from None
+        raise DataError(f"{path}: not a law, which is a JSON file: {error}") from None

@@ -17,7 +17,9 @@ def read_table(path: str, columns: Mapping[str, str] | None = None) -> RunsTable
     if path.lower().endswith(".csv"):
         return read_csv(path, columns or {})
     if columns:
-        raise DataError(f"{path}: only a CSV's columns can be named; {RUNS_FILE} has its own")
+        raise DataError(
+            f"{path}: --column works with a CSV only; {RUNS_FILE} has fixed column names"
+        )
     if not path.endswith(".parquet") and storage.exists(path):
         raise DataError(
             f"{path}: no table of runs; give the folder of a finished sweep, its {RUNS_FILE}, "

@@ -183,7 +183,7 @@ class RunsTable:
         if unknown := int(np.isnan(self.embedding_parameters).sum()):
             raise DataError(
                 f"{unknown} of {len(self)} runs do not say how many parameters their embeddings "
-                "have, so none can be counted in; fit with counts = non-embedding"
+                "have, so the total is unknown; fit with --counts non-embedding"
             )
         total = self.parameters + self.embedding_parameters
         six = 6 * total * self.tokens
@@ -219,7 +219,9 @@ def read_parquet(path: str) -> RunsTable:
         with storage.open_read(path) as file:
             table = pq.read_table(file)
     except (FileNotFoundError, IsADirectoryError):
-        raise DataError(f"{path}: no such table; a finished sweep writes it") from None
+        raise DataError(
+            f"{path}: no such table of runs; a sweep writes it when it finishes"
+        ) from None
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not Parquet: {str(error).splitlines()[0]}") from None
     if missing := [name for name in NEEDED if name not in table.column_names]:
@@ -229,7 +231,9 @@ def read_parquet(path: str) -> RunsTable:
     maps: dict[str, Any] = {name: _split_by_key(given.get(name, [])) for name in MAPS}
     counts = (table.schema.metadata or {}).get(_COUNTS_KEY, b"non-embedding").decode()
     if counts not in get_args(Counts):
-        raise DataError(f"{path}: counts parameters as {counts!r}; there are: non-embedding, total")
+        raise DataError(
+            f"{path}: counts parameters as {counts!r}, which must be non-embedding or total"
+        )
     try:
         losses = maps.pop("losses")
         return RunsTable.of(**known, losses=losses, tasks=maps, counts=cast(Counts, counts))

@@ -90,20 +90,21 @@ def refuse_mixtures(runs: RunsTable) -> None:
     if len(tokenizers) > 1:
         raise DataError(
             f"the runs come from {len(tokenizers)} tokenizers ({_format_names(tokenizers)}), and "
-            "nats per token of one are not those of another: fit one tokenizer's runs at a time"
+            "nats per token of different tokenizers are not comparable: fit the runs of one "
+            "tokenizer"
         )
     objectives = [name_objective(str(name)) for name in dict.fromkeys(runs.objective)]
     if len(objectives) > 1:
         raise DataError(
             f"the runs were trained for {len(objectives)} objectives "
-            f"({_format_names(objectives)}), whose losses are of other targets: fit one sweep at a "
-            "time, or give `fit` a table of each"
+            f"({_format_names(objectives)}), whose losses are of different targets: fit one sweep, "
+            "or give `fit` a separate table for each objective"
         )
     recipes = [str(name) for name in dict.fromkeys(runs.recipe)]
     if len(recipes) > 1:
         raise DataError(
-            f"the runs come from {len(recipes)} recipes ({_format_names(recipes)}), each with a "
-            "law of its own: choose one with --recipe, or several to compare them"
+            f"the runs come from {len(recipes)} recipes ({_format_names(recipes)}), and each "
+            "has a separate law: choose one with --recipe, or several to compare them"
         )
 
 

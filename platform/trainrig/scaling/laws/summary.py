@@ -99,7 +99,7 @@ def _describe_fit(law: Law) -> Iterator[str]:
         for row in fit.rows_left_out[:LISTED]:
             yield f"  {row.name}: {row.reason}"
         if len(fit.rows_left_out) > LISTED:
-            yield f"  and {len(fit.rows_left_out) - LISTED} more, listed in the law's file"
+            yield f"  and {len(fit.rows_left_out) - LISTED} more, listed in law.json"
 
 
 def _describe_approach(approach: Approach) -> Iterator[str]:

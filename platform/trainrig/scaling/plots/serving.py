@@ -48,9 +48,7 @@ def plot_epochs(
         repeated.epochs, repeated.epochs * repeated.unique, color=MUTED, linewidth=1,
         linestyle=(0, (4, 3)), label="if all were new",
     )  # fmt: skip
-    ax.plot(
-        repeated.epochs, repeated.effective, color=C1, linewidth=2.2, label="what they are worth"
-    )
+    ax.plot(repeated.epochs, repeated.effective, color=C1, linewidth=2.2, label="effective tokens")
     _mark_chosen(ax, chosen)
     ax.legend(loc="upper left")
     log_axis(ax, "x", "epochs of the unique tokens")

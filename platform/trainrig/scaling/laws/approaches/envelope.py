@@ -69,8 +69,8 @@ def interpolate_curves(runs: RunsTable, settings: Envelope | None = None) -> Cur
     drawn = tuple(rows for rows in _iterate_curve_rows(runs) if np.ptp(flops[rows]) > 0)
     if not drawn:
         raise DataError(
-            "the envelope of training curves needs losses along the runs, at two places or more of "
-            f"each, or several runs of a size; none of the {len(runs)} runs has another point"
+            "the envelope of training curves needs losses along the runs: two or more points of "
+            f"each run, or several runs of a size. None of the {len(runs)} runs has a second point"
         )
     along = flops[np.concatenate(drawn)]
     grid = np.geomspace(along.min(), along.max(), (settings or Envelope()).points)
@@ -142,8 +142,8 @@ def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
     if (best_somewhere := len(np.unique(winner[inside]))) < LEAST_BEST:
         raise DataError(
             f"the envelope: of {len(ladder)} sizes, {best_somewhere} between the smallest and the "
-            f"largest are ever best, and a line needs {LEAST_BEST}: train more sizes, or the "
-            "smaller ones for longer"
+            f"largest are best at some compute, but a line needs {LEAST_BEST}: train more sizes, "
+            "or the smaller ones for longer"
         )
     flops = drawn.flops[inside]
     best = winner[inside]

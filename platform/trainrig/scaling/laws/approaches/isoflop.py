@@ -85,7 +85,7 @@ def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit
     if len(bowls) < LEAST_BUDGETS:
         why = "; ".join(f"{one.name}: {one.reason}" for one in refused[:3])
         raise DataError(
-            f"isoFLOP curves: {len(bowls)} budgets have a lowest point between their sizes, and a "
+            f"isoFLOP curves: {len(bowls)} budgets have a lowest point between their sizes, but a "
             f"line needs {LEAST_BUDGETS}" + (f" ({why})" if why else "")
         )
     at = np.array([bowl.flops for bowl in bowls])

@@ -67,7 +67,7 @@ def fit_frontier(runs: RunsTable, of: str) -> FrontierLaw:
     rows = find_frontier(x, runs.loss)
     if len(rows) < LEAST_POINTS:
         raise DataError(
-            f"L({of}): {len(rows)} of {len(runs)} runs are better than all with no more {of}, and "
+            f"L({of}): {len(rows)} of {len(runs)} runs are better than all with no more {of}, but "
             f"a power law needs {LEAST_POINTS}: train {LEAST_POINTS - len(rows)} more, with more "
             f"{of} than {x.max():.3g}"
         )

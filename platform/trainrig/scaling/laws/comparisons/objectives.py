@@ -92,11 +92,14 @@ def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
     laws = [fitted.law for fitted in fits]
     if len(tokenizers := {law.tokenizer for law in laws}) > 1:
         raise DataError(
-            f"the sweeps come from {len(tokenizers)} tokenizers; a token of one is not that of "
-            "another: sweep all objectives on the same tokens"
+            f"the sweeps use {len(tokenizers)} tokenizers, whose tokens are not comparable: sweep "
+            "all objectives on the same tokens"
         )
     if len({law.parameters_count for law in laws}) > 1:
-        raise DataError("one sweep counts embeddings among parameters, another does not")
+        raise DataError(
+            "some sweeps count embeddings among the parameters, others do not: fit all with the "
+            "same --counts"
+        )
     least = max(float(fitted.runs.flops.min()) for fitted in fits)
     greatest = min(float(fitted.runs.flops.max()) for fitted in fits)
     if not least < greatest:
@@ -213,7 +216,7 @@ def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iter
 def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
     """Yield the lines of a text summary of the comparison."""
     yield (
-        "objectives on equal compute, each operation counted, by the parametric law of each; "
+        "objectives at equal compute, counted exactly, by the parametric law of each; "
         f"tokenizer {found.tokenizer}. {NOT_COMPARED}"
     )
     for law in found.objectives:
@@ -224,12 +227,12 @@ def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
             f"{law.name}: {name_objective(law.objective)}, {law.runs} runs, {low:.2f} to "
             f"{high:.2f} of 6ND; E {f.E:.4g}, alpha {f.alpha:.3g}, beta {f.beta:.3g}; N* ~ "
             f"C^{law.parameters_exponent:.2f}, D* ~ C^{law.tokens_exponent:.2f}; {halve} the "
-            "compute halves what is above E"
+            "compute halves the loss above E"
         )
     for number, flops in enumerate(found.flops):
         for law in found.objectives:
             best = law.optima[number]
-            end = ", at an end of its sizes" if best.at_an_end else ""
+            end = ", at an end of the swept sizes" if best.at_an_end else ""
             interval = f" {best.parameters_interval}" if best.parameters_interval else ""
             yield (
                 f"at {flops:.3g} FLOPs, {law.name}: {format_count(best.parameters)} "
@@ -244,6 +247,6 @@ def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
 
 
 NOT_COMPARED = (
-    "Comparable are sizes, tokens, their growth, the compute that halves what is above E, and "
-    "tasks that all were asked; losses are of other targets in each, and are not"
+    "Comparable: sizes, tokens, their growth, the compute that halves the loss above E, and scores "
+    "on shared tasks. Losses are of different targets and are not comparable"
 )

@@ -159,7 +159,9 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
 def describe_comparison(found: Comparison) -> Iterator[str]:
     """Yield the lines of a text summary of the comparison."""
     base, *_ = found.recipes
-    exponents = "one pair of exponents for all" if found.share == "exponents" else "each its own"
+    exponents = (
+        "one pair of exponents for all" if found.share == "exponents" else "separate exponents"
+    )
     yield (
         f"recipes by the parametric law, {exponents} (AIC of sharing "
         f"{found.criterion_of_sharing:+.1f}), losses in nats per token, tokenizer "
@@ -175,19 +177,19 @@ def describe_comparison(found: Comparison) -> Iterator[str]:
     for difference in found.differences:
         yield _describe_difference(difference, base.name)
     if found.draws_failed:
-        yield f"{found.draws_failed} bootstrap draws have no fit and count in no interval"
+        yield f"{found.draws_failed} bootstrap draws have no fit and are left out of the intervals"
 
 
 def _describe_difference(difference: Difference, baseline: str) -> str:
     loss = f"{difference.loss.value:+.4f} nats per token {difference.loss.bootstrap or ''}".rstrip()
     if difference.multiplier is None:
-        worth = f"no compute gets {baseline} there"
+        worth = f"{baseline} reaches this loss at no compute"
     else:
         worth = (
             f"worth {difference.multiplier.value:.3g}x compute "
             f"{difference.multiplier.bootstrap or ''}"
         ).rstrip()
-    unsure = "not told apart" if difference.loss.bootstrap else "no interval"
+    unsure = "not significant" if difference.loss.bootstrap else "no interval"
     surely = "" if difference.is_significant else f"; {unsure}"
     return (
         f"at {difference.flops:.3g} FLOPs, {difference.recipe} against {baseline}: {worth}, "
@@ -210,7 +212,9 @@ class _Swept:
 
 def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swept:
     if len(tables) < 2:
-        raise DataError("one recipe compares with nothing: name two tables, or two recipes of one")
+        raise DataError(
+            "a comparison needs two recipes: name two tables, or two recipes of one table"
+        )
     screened = [
         _apply_to_recipe(name, screen, table, settings.exclusions) for name, table in tables.items()
     ]

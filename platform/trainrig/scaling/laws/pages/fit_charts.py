@@ -40,10 +40,10 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
     said = np.array([row.predicted for row in kept.rows] if kept else [])
     error = np.abs(predicted / runs.loss - 1)
     fitted = Agreement(predicted, runs.loss)
-    title = f"It misses a run by {np.median(error):.2%} at the median, {error.max():.1%} at most"
+    title = f"Error of the law: {np.median(error):.2%} at the median, {error.max():.1%} at most"
     caption = f"n = {len(runs):,} runs, predicted by the law."
     if kept is not None:
-        title += f"; runs kept back by {kept.mean_absolute_error:.2%} on average"
+        title += f"; {kept.mean_absolute_error:.2%} on average on held-out runs"
         caption += f" Diamonds: {kept.rule}, predicted by a fit to the others."
     return Chart(
         title,
@@ -88,14 +88,14 @@ def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
     least, most = np.quantile(fitted.size, (0.2, 0.8))
     few = fitted.error[fitted.size <= least].mean()
     many = fitted.error[fitted.size >= most].mean()
-    title = f"Off by {few:+.2%} where {unit} are fewest, by {many:+.2%} where they are most"
+    title = f"Mean error {few:+.2%} where {unit} are fewest, {many:+.2%} where they are most"
     rows = zip(fitted.size.tolist(), (100 * fitted.error).tolist(), strict=True)
     return Chart(
         title,
         figures.draw(partial(plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240),
         label=f"Relative errors of the runs against {unit}.",
         caption=f"n = {len(fitted.size):,} runs. The title has the means of the fifth of runs at "
-        "either end; a trend is what the form cannot say.",
+        "either end; a trend shows what the form cannot express.",
         table=_build_table("Errors", (unit, "predicted above measured, %"), list(rows)),
     )
 
@@ -179,7 +179,7 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
     ratios = runs.tokens / runs.parameters
     return Chart(
         f"The runs lie from {format_short(ratios.min())} to {format_short(ratios.max())} "
-        "tokens a parameter",
+        "tokens per parameter",
         figures.draw(
             partial(
                 plot_contours,
@@ -191,7 +191,7 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
         ),
         label="Lines of equal loss over parameters and tokens.",
         caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Where no run is "
-        "near, nothing but the form holds the lines.",
+        "near, only the form determines the lines.",
         table=_build_table(
             "The best division of each compute",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
@@ -232,9 +232,9 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
     return Chart(
         f"{title}, {refused} do not" if refused else title,
         figures.draw(partial(plot_isoflops, budgets=drawn), 320),
-        label="Loss against parameters, one parabola a budget, its lowest point marked.",
+        label="Loss against parameters, one parabola per budget, its lowest point marked.",
         caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets (FLOPs, "
-        "written beside). Dotted: a budget whose lowest point is not inside, which says nothing.",
+        "written beside). Dotted: a budget without a lowest point inside, which is not fitted.",
         table=_build_table(
             "Lowest points",
             ("FLOPs", "parameters", "loss (nats per token)"),
@@ -260,7 +260,7 @@ def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
     return Chart(
         title if fit is None else f"{title}; {sizes} sizes are the best at some compute",
         figures.draw(partial(plot_loss_curves, curves=drawn, envelope=least), 300),
-        label="Loss against compute, one line a training run, with their envelope.",
+        label="Loss against compute, one line per training run, with their envelope.",
         caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
         table=_build_table(
             "Points",
@@ -297,7 +297,7 @@ def _chart_profile(name: str, profile: Profile) -> Chart:
         f"{name}: {', '.join(ends)}",
         figures.draw(partial(plot_profile, profile=drawn), 200),
         label=f"Rise of the objective as {name} is held away from its best value.",
-        caption="Below the dashed line the runs do not object. All other constants are fitted "
+        caption="Below the dashed line the rise is not significant. All other constants are fitted "
         "again at each point.",
         table=_build_table(f"Profile of {name}", (name, "rise, 1 at the end"), list(rows)),
     )

@@ -54,13 +54,15 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
         Section(
             "fit", "How well it fits", (chart_agreement(law, runs), *chart_residuals(law, runs))
         ),
-        Section("constants", "How sure its constants are", _build_constants(fitted)),
+        Section("constants", "Confidence in the constants", _build_constants(fitted)),
         Section(
-            "frontier", "What it says of compute", _chart_frontier(law, runs, isoflop, envelope)
+            "frontier",
+            "Compute-optimal size and tokens",
+            _chart_frontier(law, runs, isoflop, envelope),
         ),
-        Section("approaches", "By other ways", (*curves, *_build_approaches(law))),
-        *([Section("tasks", "What tasks will score", build_task_blocks(fitted))] if asked else []),
-        Section("rows", "What was fitted", _build_rows(law)),
+        Section("approaches", "Other approaches", (*curves, *_build_approaches(law))),
+        *([Section("tasks", "Predicted task scores", build_task_blocks(fitted))] if asked else []),
+        Section("rows", "Fitted runs", _build_rows(law)),
     ]
     page = report.ReportPage(
         title=f"Scaling law: {law.name}",
@@ -111,7 +113,7 @@ def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
         KeyFigure(
             "D/N",
             f"{ratio:.3g}",
-            "tokens a parameter",
+            "tokens per parameter",
             f"at {format_power(ask)} FLOPs; {format_interval(ratio_interval)}",
         )
     ]
@@ -235,7 +237,7 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
         spans = law.ranges
         blocks.append(
             ReportTable(
-                "Where the runs lie",
+                "Range of the runs",
                 ("", "least", "greatest"),
                 tuple(
                     (name, f"{span.least:.3g}", f"{span.greatest:.3g}")
@@ -243,7 +245,7 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
                         ("parameters", spans.parameters),
                         ("tokens", spans.tokens),
                         ("FLOPs, 6ND", spans.flops),
-                        ("tokens a parameter", spans.tokens_per_parameter),
+                        ("tokens per parameter", spans.tokens_per_parameter),
                     )
                 ),
             )
@@ -252,7 +254,7 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
         largest = sorted(law.held_out.rows, key=lambda row: -row.parameters * row.tokens)
         blocks.append(
             ReportTable(
-                f"Kept back: {law.held_out.rule}{_describe_cut(len(largest))}",
+                f"Held out: {law.held_out.rule}{_describe_cut(len(largest))}",
                 ("run", "parameters", "tokens", "measured", "predicted", "95%", "error"),
                 tuple(
                     (

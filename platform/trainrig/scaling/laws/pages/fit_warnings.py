@@ -15,7 +15,7 @@ def find_warnings(law: Law) -> tuple[str, ...]:
     if not left_out or law.fit is None:
         return find_grave_warnings(law)
     total = law.fit.rows_used + len(left_out)
-    some = f"Left out by rule: {len(left_out)} of {total:,} rows; the last part lists them."
+    some = f"Left out by rule: {len(left_out)} of {total:,} rows; the last section lists them."
     return (*find_grave_warnings(law), some)
 
 
@@ -27,40 +27,40 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
     open_ones = [name for name, estimate in law.estimates.items() if _is_open(estimate)]
     if open_ones:
         found.append(
-            f"The runs do not bound {', '.join(open_ones)}: any law that hangs on "
+            f"The runs do not bound {', '.join(open_ones)}: predictions that depend on "
             f"{'it' if len(open_ones) == 1 else 'them'} may be far off."
         )
     if fit is not None and fit.starts_that_agree < FEW_AGREE:
         found.append(
             f"{fit.starts_that_agree:.0%} of {fit.starts} starts ended at the best minimum: "
-            "there may be a better one."
+            "a better minimum may have been missed."
         )
     if fit is not None and fit.gradient_norm > STEEP:
-        found.append(f"The search had not come to rest: gradient norm {fit.gradient_norm:.1e}.")
+        found.append(f"The search did not converge: gradient norm {fit.gradient_norm:.1e}.")
     asked = len(law.draws) + (fit.draws_failed if fit else 0)
     if fit is not None and fit.draws_failed > FAILED * asked:
         found.append(
-            f"{fit.draws_failed} of {asked} bootstrap draws had no fit: intervals are too narrow."
+            f"{fit.draws_failed} of {asked} bootstrap draws have no fit: intervals are too narrow."
         )
     found += [
-        f"The bootstrap interval of {name}, {format_interval(estimate.bootstrap)}, does not hold "
-        f"its estimate, {estimate.value:.5g}: draws of these runs go elsewhere; take the profile's."
+        f"The bootstrap interval of {name}, {format_interval(estimate.bootstrap)}, does not "
+        f"contain its estimate, {estimate.value:.5g}: the draws are biased; use the profile interval."
         for name, estimate in law.estimates.items()
         if estimate.bootstrap is not None and not estimate.bootstrap.contains(estimate.value)
     ]
     if held_out is None:
         why = f" ({law.not_judged})" if law.not_judged else ""
-        found.append(f"No runs were kept back{why}: nothing says how well it extrapolates.")
+        found.append(f"No runs were held out{why}, so it is unknown how well the law extrapolates.")
     else:
         outside = [r for r in held_out.rows if r.interval and not r.interval.contains(r.loss)]
         if held_out.mean_absolute_error > MISSED:
             found.append(
-                f"The largest runs were missed by {held_out.mean_absolute_error:.2%} on average by "
-                "a fit to the others."
+                f"A fit to the other runs missed the largest runs by "
+                f"{held_out.mean_absolute_error:.2%} on average."
             )
         if len(outside) > max(1, len(held_out.rows) // 5):
             found.append(
-                f"{len(outside)} of {len(held_out.rows)} runs kept back lie outside their "
+                f"{len(outside)} of {len(held_out.rows)} held-out runs lie outside their "
                 "intervals, which are therefore too narrow."
             )
     own = law.compared[0] if law.compared else None
@@ -68,12 +68,12 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
         known = [compared for compared in law.compared if compared.held_out_error is not None]
         best = min(known, key=lambda compared: compared.held_out_error or 0.0)
         found.append(
-            f"The form {best.form.kind} predicts the runs kept back better: off by "
-            f"{best.held_out_error:.2%} on average, this one by {own.held_out_error:.2%}."
+            f"The form {best.form.kind} predicts the held-out runs better: its mean error is "
+            f"{best.held_out_error:.2%}, this form's {own.held_out_error:.2%}."
         )
     better = _find_better_form(law)
     if better:
-        found.append(f"The form {better} fits these runs better; see the forms below.")
+        found.append(f"The form {better} fits these runs better; compare the forms below.")
     return (*found, *_find_disagreements(law))
 
 
@@ -112,6 +112,6 @@ def _find_disagreements(law: Law) -> list[str]:
             found.append(
                 f"By the {approach.name}, N* grows as C^{exponent.value:.3f} "
                 f"{format_interval(exponent.bootstrap)}, by the law as C^{own.value:.3f} "
-                f"{format_interval(own.bootstrap)}: they do not meet."
+                f"{format_interval(own.bootstrap)}: the intervals do not overlap."
             )
     return found

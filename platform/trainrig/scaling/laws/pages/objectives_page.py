@@ -26,13 +26,15 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
     """Write the comparison's `report.html` to `folder`, and return the path."""
     path = storage.join(folder, PAGE)
     page = report.ReportPage(
-        title="Objectives on equal compute: "
+        title="Objectives at equal compute: "
         f"{', '.join(objective.name for objective in found.objectives)}",
         verdict=report.Verdict(_format_sentence(found), "done", ()),
         figures=_build_key_figures(found),
         sections=(
-            Section("best", "What is best for one compute", _build_best_divisions(found, fits)),
-            Section("laws", "The law of each", _build_laws(found)),
+            Section(
+                "best", "Best size and tokens at equal compute", _build_best_divisions(found, fits)
+            ),
+            Section("laws", "Scaling laws", _build_laws(found)),
         ),
         commands=tuple(
             report.PageCommand(
@@ -64,7 +66,7 @@ def _format_sentence(found: ObjectiveComparison) -> str:
         f"{format_count(objective.optima[-1].tokens)} tokens"
         for objective in found.objectives
     )
-    return f"Best at {format_power(found.flops[-1])} FLOPs, each operation counted: {best}."
+    return f"Best at {format_power(found.flops[-1])} FLOPs, counted exactly: {best}."
 
 
 def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
@@ -106,14 +108,14 @@ def _build_best_divisions(
                 f"{quantity}: over {computes[-1] / computes[0]:.3g} times the compute {drawn}",
                 figures.draw(partial(plot_objectives, objectives=curves, quantity=quantity), 300),
                 label=f"{quantity} that is best, against compute, a line for each objective.",
-                caption=f"By the law of each, at the compute that all sweeps share, among sizes "
-                f"within each sweep's. The first {len(COLOURS)} objectives are drawn.",
+                caption=f"By each objective's law, over the compute that all sweeps share, among "
+                f"sizes in each sweep's range. The first {len(COLOURS)} objectives are drawn.",
                 table=ReportTable("Best", ("FLOPs", *(c.name for c in curves)), tuple(rows)),
             )
         )
     table = ReportTable(
         "Best division of one compute",
-        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of its sizes"),
+        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of sizes"),
         tuple(
             (
                 format_power(flops), objective.name, format_count(objective.optima[n].parameters),
@@ -126,7 +128,7 @@ def _build_best_divisions(
         ),
     )  # fmt: skip
     tasks = ReportTable(
-        f"Tasks that all were asked, after the best run of {format_power(found.flops[-1])} FLOPs",
+        f"Shared tasks, after the best run of {format_power(found.flops[-1])} FLOPs",
         ("task", "objective", "FLOPs by 6ND", "score", "95%"),
         tuple(
             (
@@ -141,8 +143,8 @@ def _build_best_divisions(
 
 def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
     comparable = ReportTable(
-        "Comparable: how each grows with exact compute",
-        ("objective", "N* ~ C^", "D* ~ C^", "compute that halves what is above E", "95%"),
+        "Comparable: growth with exact compute",
+        ("objective", "N* ~ C^", "D* ~ C^", "compute that halves the loss above E", "95%"),
         tuple(
             (
                 objective.name, f"{objective.parameters_exponent:.3f}",
@@ -154,7 +156,7 @@ def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
         ),
     )  # fmt: skip
     own = ReportTable(
-        "Each objective's own, to be read along rows, not down columns: exact compute over 6ND, "
+        "Not comparable between objectives, only along a row: exact compute over 6ND, "
         "the law's constants, and the loss at the greatest compute",
         ("objective", "trained for", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
         tuple(

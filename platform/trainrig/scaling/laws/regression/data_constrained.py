@@ -102,8 +102,8 @@ def _check_repeats(runs: RunsTable, constants: int) -> None:
         raise DataError(
             f"{len(repeated)} of {len(runs)} runs repeat their data (tokens above {REPEATED:g}"
             f" times unique_tokens), at {levels} numbers of epochs: DataConstrained needs"
-            f" {2 + SPARE} such runs at {LEAST_LEVELS} or more, of {constants + SPARE} in all;"
-            f" add at least {missing} of, say, 4 and 16 epochs"
+            f" {2 + SPARE} such runs at {LEAST_LEVELS} or more, and {constants + SPARE} runs in"
+            f" all; add at least {missing} of, for example, 4 and 16 epochs"
         )
 
 

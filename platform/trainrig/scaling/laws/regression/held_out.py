@@ -57,8 +57,9 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
     held: Mask = values >= threshold / TIED
     if not held.any() or held.all():
         raise DataError(
-            f"{int(held.sum())} of {len(runs)} runs would be kept back as the largest by "
-            f"{rules.by}; a share between 0 and 1 of runs of different {rules.by} can be judged"
+            f"{int(held.sum())} of {len(runs)} runs would be held out as the largest by "
+            f"{rules.by}; choose a share that holds out some runs and leaves some with less "
+            f"{rules.by}"
         )
     many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
     rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"

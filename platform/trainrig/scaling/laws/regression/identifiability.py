@@ -25,7 +25,7 @@ def check_numbers(runs: RunsTable) -> None:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise DataError(
                 f"{runs.name[bad[0]]}: {column} is {values[bad[0]]:g}{more}; a law needs positive"
-                " numbers: leave such runs out by a rule"
+                " numbers: remove such runs from the table"
             )
 
 
@@ -47,8 +47,8 @@ def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     if factor < LEAST_FACTOR:
         raise DataError(
             f"all {len(runs)} runs lie {_describe_ray(runs, slope)} (within a factor {factor:.3g}),"
-            f" where {form} cannot tell what parameters do from what tokens do; add runs off it:"
-            " the same sizes with, say, a quarter and four times the tokens"
+            f" where {form} cannot separate the effects of parameters and tokens; add runs off it,"
+            " such as the same sizes with a quarter and four times the tokens"
         )
 
 

@@ -70,8 +70,8 @@ class Regression(Generic[F]):
         if not len(ends.objective):
             raise DataError(
                 f"none of {len(self.starts)} starts ended at a minimum with positive constants:"
-                f" the {len(self.runs)} runs do not bend as the form does; add runs that differ"
-                " more in parameters and in tokens, or leave out those that stand apart"
+                f" the losses of the {len(self.runs)} runs do not have the shape of the form; add"
+                " runs that differ more in parameters and in tokens, or leave out outliers"
             )
         leaders, followers = _select_distinct(ends)
         if finer:  # starts that share a minimum here share it at finer deltas, too

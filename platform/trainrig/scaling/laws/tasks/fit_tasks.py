@@ -79,22 +79,22 @@ def _check(runs: RunsTable, task: str) -> None:
     computes = len(set(runs.flops_6nd))
     if len(runs) <= CONSTANTS or computes < LEAST_COMPUTES:
         raise DataError(
-            f"{len(runs)} runs of {computes} computes were asked it, and a task law has "
-            f"{CONSTANTS} constants: it needs {CONSTANTS + 1} runs, of {LEAST_COMPUTES} computes"
+            f"{len(runs)} runs at {computes} computes were evaluated on it, but a task law has "
+            f"{CONSTANTS} constants and needs {CONSTANTS + 1} runs at {LEAST_COMPUTES} computes"
         )
     scores = runs.task_scores[task]
     losses = runs.task_losses[task]
     if not (losses > 0).all():
-        raise DataError("of some runs the loss of the right answers is not known or not above 0")
+        raise DataError("for some runs the loss of the right answers is unknown or not above 0")
     above = scores - runs.task_chances[task]
     off = above > OFF_CHANCE * np.nan_to_num(runs.task_errors[task], nan=np.inf)
     if off.sum() < 2:
         first = int(np.argmax(above))
         raise DataError(
             f"scores at chance: the best of {len(runs)}, {scores[first]:.3g} +- "
-            f"{runs.task_errors[task][first]:.2g} where guessing has "
-            f"{runs.task_chances[task][first]:.3g}, and two have to be {OFF_CHANCE:g} standard "
-            "errors above; ask larger models, or more rows"
+            f"{runs.task_errors[task][first]:.2g} where guessing scores "
+            f"{runs.task_chances[task][first]:.3g}, and two must be {OFF_CHANCE:g} standard "
+            "errors above chance; evaluate larger models, or more rows"
         )
     if np.corrcoef(np.log(runs.flops_6nd), np.log(losses))[0, 1] >= 0:
         raise DataError("the loss of the right answers does not fall with compute")
