@@ -44,7 +44,8 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
         )
     found += [
         f"The bootstrap interval of {name}, {format_interval(estimate.bootstrap)}, does not "
-        f"contain its estimate, {estimate.value:.5g}: the draws are biased; use the profile interval."
+        f"contain its estimate, {estimate.value:.5g}: the draws are biased; use the profile "
+        "interval."
         for name, estimate in law.estimates.items()
         if estimate.bootstrap is not None and not estimate.bootstrap.contains(estimate.value)
     ]
