@@ -185,7 +185,7 @@ def _estimate_quantities(
     except DataError as why:
         log.warning("%s", why)
     form = drawn.fit.form
-    found = form.constants | {name: float(of(form)) for name, of in quantities.items()}
+    found = form.constants | {name: float(quantity(form)) for name, quantity in quantities.items()}
     return {name: IntervalEstimate(value=value) for name, value in found.items()}
 
 

@@ -158,10 +158,10 @@ class RunsTable:
             column = getattr(self, name)
             arrays[name] = pa.array(column, mask=None if name == "loss" else np.isnan(column))
         for name in MAPS:
-            of = getattr(self, name)
+            values = getattr(self, name)
             arrays[name] = [
                 # A source that a row lacks is NaN, a task that it lacks is left out.
-                [(k, v[row]) for k, v in of.items() if name == "losses" or not np.isnan(v[row])]
+                [(k, v[row]) for k, v in values.items() if name == "losses" or not np.isnan(v[row])]
                 for row in range(len(self))
             ]
         schema = RUNS_SCHEMA.with_metadata({_COUNTS_KEY: self.counts.encode()})

@@ -145,26 +145,29 @@ def _make_out_of_line_rule(rules: Exclusions) -> Rule:
             return
         ends = kept & (runs.loss <= rules.above) & (runs.state == "end")
         rows = np.flatnonzero(ends)
-        of = runs.select(ends)
-        fresh = np.fmin(of.tokens, of.unique_tokens)  # repeated tokens may well make a run worse
-        within = (of.parameters[None, :] <= of.parameters[:, None]) & (
-            of.tokens[None, :] <= fresh[:, None]
+        finished = runs.select(ends)
+        fresh = np.fmin(
+            finished.tokens, finished.unique_tokens
+        )  # repeated tokens may well make a run worse
+        within = (finished.parameters[None, :] <= finished.parameters[:, None]) & (
+            finished.tokens[None, :] <= fresh[:, None]
         )
         # [row, run that is no larger and no longer]
-        best = np.where(within, of.loss[None, :], np.inf)
+        best = np.where(within, finished.loss[None, :], np.inf)
         for i, row in enumerate(rows):
             smaller = int(np.argmin(best[i]))
-            worse = of.loss[i] / best[i, smaller] - 1
+            worse = finished.loss[i] / best[i, smaller] - 1
             if worse > rules.worse_than_a_smaller_run:
-                yield int(row), _describe_outlier(of, i, smaller, worse)
+                yield int(row), _describe_outlier(finished, i, smaller, worse)
 
     return reasons
 
 
-def _describe_outlier(of: RunsTable, row: int, smaller: int, worse: float) -> str:
+def _describe_outlier(finished: RunsTable, row: int, smaller: int, worse: float) -> str:
     return (
-        f"outlier (residual {worse:+.0%}): its loss, {of.loss[row]:.4g}, against that of "
-        f"'{of.name[smaller]}', with no more parameters and no more tokens; --outliers keep fits it"
+        f"outlier (residual {worse:+.0%}): its loss, {finished.loss[row]:.4g}, against that of "
+        f"'{finished.name[smaller]}', with no more parameters and no more tokens; "
+        "--outliers keep fits it"
     )
 
 

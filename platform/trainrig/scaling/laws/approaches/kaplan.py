@@ -23,7 +23,7 @@ LEAST_POINTS = 3  # fewest on a frontier, since a line fits any two
 class FrontierLaw:
     """Power law L = (x_c / x)^alpha along the frontier over `x`."""
 
-    of: str  # parameters, tokens or flops
+    variable: str  # parameters, tokens or flops
     law: PowerLaw
     rows: tuple[int, ...]  # row indices of the frontier
 
@@ -61,17 +61,19 @@ def fit_kaplan(runs: RunsTable) -> KaplanLaws:
     )
 
 
-def fit_frontier(runs: RunsTable, of: str) -> FrontierLaw:
+def fit_frontier(runs: RunsTable, variable: str) -> FrontierLaw:
     """Fit the power law of the loss in one column. Raises DataError for fewer than three points."""
-    x = runs.flops_6nd if of == "flops" else getattr(runs, of)
+    x = runs.flops_6nd if variable == "flops" else getattr(runs, variable)
     rows = find_frontier(x, runs.loss)
     if len(rows) < LEAST_POINTS:
         raise DataError(
-            f"L({of}): {len(rows)} of {len(runs)} runs are better than all with no more {of}, but "
-            f"a power law needs {LEAST_POINTS}: train {LEAST_POINTS - len(rows)} more, with more "
-            f"{of} than {x.max():.3g}"
+            f"L({variable}): {len(rows)} of {len(runs)} runs are better than all with no more "
+            f"{variable}, but a power law needs {LEAST_POINTS}: train "
+            f"{LEAST_POINTS - len(rows)} more, with more {variable} than {x.max():.3g}"
         )
-    return FrontierLaw(of, fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows))
+    return FrontierLaw(
+        variable, fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows)
+    )
 
 
 def find_frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
