@@ -69,8 +69,12 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
 @pytest.mark.parametrize(
     ("chosen", "form", "why"),
     [
-        (np.arange(5), TRUE, "5 runs of 5 computes were asked it, and a task law has 5 constants"),
-        (np.array([0, 0, 0, 1, 1, 1, 2]), TRUE, "7 runs of 3 computes"),
+        (
+            np.arange(5),
+            TRUE,
+            "5 runs at 5 computes were evaluated on it, but a task law has 5 constants",
+        ),
+        (np.array([0, 0, 0, 1, 1, 1, 2]), TRUE, "7 runs at 3 computes"),
         (
             np.arange(24),
             TRUE.with_constants({"middle": -2.0}),

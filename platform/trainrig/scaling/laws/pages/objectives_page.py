@@ -115,7 +115,7 @@ def _build_best_divisions(
         )
     table = ReportTable(
         "Best division of one compute",
-        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of sizes"),
+        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at end of range"),
         tuple(
             (
                 format_power(flops), objective.name, format_count(objective.optima[n].parameters),
