@@ -17,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
 # Folders and files of the package whose prose is plain. The list grows until it is the package.
 REWRITTEN: tuple[str, ...] = (
+    "scaling/__init__.py",
+    "scaling/batch_rate_rules.py",
+    "scaling/laws",
+    "scaling/model_ladder.py",
+    "scaling/plots",
     "tokens/__init__.py",
     "tokens/batch_makers.py",
     "tokens/batches.py",

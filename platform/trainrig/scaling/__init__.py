@@ -1,1 +1,1 @@
-"""Scaling laws: sweep small models, fit their losses, plan the large run."""
+"""Scaling laws: sweep small models, fit laws to their losses, and plan a large run."""

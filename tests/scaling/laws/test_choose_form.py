@@ -47,7 +47,7 @@ def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
     assert law.form.kind == "Parametric"
     assert law.choice == "Parametric, as --form asks"
     assert any(
-        "The form Kaplan predicts the runs kept back better" in one
+        "The form Kaplan predicts the held-out runs better" in one
         for one in find_grave_warnings(law)
     )
 

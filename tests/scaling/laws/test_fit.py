@@ -67,14 +67,14 @@ def test_the_largest_runs_are_kept_back_with_those_that_tie() -> None:
     by_size = split_held_out(table(), HoldOut(by="parameters", share=0.1))
     assert set(by_size.largest.parameters) == {1e9}
     same = RunsTable.of(parameters=1e6, tokens=1e8, loss=[3.0, 3.1])
-    with pytest.raises(DataError, match="2 of 2 runs would be kept back"):
+    with pytest.raises(DataError, match="2 of 2 runs would be held out"):
         split_held_out(same, HoldOut())
 
 
 def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
     settings = FEW.model_copy(update={"hold_out": HoldOut(by="parameters", share=0.6)})
     with pytest.raises(
-        DataError, match=r"kept back to judge the law: .* --hold-out, or none with 0"
+        DataError, match=r"held out to evaluate the law: .* --hold-out, or none with"
     ):
         fit_law(table(), settings, "web")
 
@@ -90,13 +90,13 @@ def seven_runs() -> RunsTable:
 def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_judged() -> None:
     runs = seven_runs()
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
-    assert law.held_out is None and "kept back to judge the law" in law.not_judged
+    assert law.held_out is None and "held out to evaluate the law" in law.not_judged
     assert f"held out: none: {law.not_judged}" in list(describe_law(law))
     assert any(
-        f"No runs were kept back ({law.not_judged})" in said for said in find_grave_warnings(law)
+        f"No runs were held out ({law.not_judged})" in said for said in find_grave_warnings(law)
     )
     asked = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut())
-    with pytest.raises(DataError, match=r"kept back to judge the law: .* or none with 0"):
+    with pytest.raises(DataError, match=r"held out to evaluate the law: .* or none with"):
         fit_law(runs, asked, "web")
 
 
@@ -143,7 +143,7 @@ def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> No
     """Models so small that the parametric form would have it fall below zero."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
     runs = RunsTable.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
-    with pytest.raises(DataError, match=r"none of 100 starts .*; or take --form Kaplan, which"):
+    with pytest.raises(DataError, match=r"none of 100 starts .*; or use --form Kaplan, which"):
         fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
     settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
     law = fit_law(runs, settings, "tiny").law

@@ -43,7 +43,7 @@ def test_a_law_without_draws_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a law, which is JSON"),
+        ("{", "not a law, which is a JSON file"),
         (
             '{"name": "x", "form": {"kind": "Cubic"}, "parameters_count": "total"}',
             "form: no kind 'Cubic'",

@@ -1,8 +1,9 @@
-"""Which form heads a law: the one that predicts the runs kept back, unless chance may say so.
+"""Choose the form of a scaling law by its error on held-out runs.
 
-Each form is fitted to the rest of the runs and predicts those kept back. The form of the least mean
-error is the best. The standard one (the first of FORMS) is taken while its mean error is within one
-standard error of the best's (the rule of Breiman et al. 1984, section 3.4.3); then the next.
+Each form is fitted without the held-out runs and predicts their losses. The form with the least
+mean error is the best. The standard form, the first of FORMS, is chosen when its mean error is
+within one standard error of the best form's (the rule of Breiman et al. 1984, section 3.4.3).
+Otherwise the next form that is so close is chosen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,15 +32,15 @@ from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_param
 from trainrig.scaling.laws.regression.regression import Fit
 from trainrig.scaling.laws.runs_table import RunsTable
 
-EPOCHS = 4  # repeats beyond these are worth visibly less than new tokens (arXiv:2305.16264)
-LEAST_KEPT = 3  # training runs kept back below which a standard error means nothing
+EPOCHS = 4  # tokens repeated more often are worth visibly less than new ones (arXiv:2305.16264)
+LEAST_KEPT = 3  # fewer held-out training runs give no meaningful standard error
 Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
 FORMS: tuple[Kind, ...] = ("Parametric", "OverTraining", "Kaplan", "DataConstrained")
 STANDARD = FORMS[0]
 
 
 def select_fitter(kind: Kind, loss: Loss) -> FitForm:
-    """The function that fits forms of `kind`."""
+    """Return the function that fits forms of `kind`, with `loss` as the loss of the residuals."""
     fitters: dict[Kind, FitForm] = {
         "Parametric": lambda runs: fit_parametric(runs, ParametricFit(loss=loss)),
         "Kaplan": lambda runs: fit_kaplan_form(runs, KaplanFit(loss=loss)),
@@ -50,51 +51,52 @@ def select_fitter(kind: Kind, loss: Loss) -> FitForm:
 
 
 class NotJudgedError(DataError):
-    """The form has no fit to the runs that are left when the largest are kept back."""
+    """Failure to fit the form to the runs that remain when the largest runs are held out."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One form, fitted without the runs kept back."""
+    """Fit of one form without the held-out runs, and its errors on them."""
 
-    fit: Fit[Any]  # to the rest
-    errors: Array  # [H] of the runs kept back, relative, without sign
+    fit: Fit[Any]  # fitted to the runs that are not held out
+    errors: Array  # [H] absolute relative errors on the held-out runs
 
     @property
     def error(self) -> float:
-        """The mean."""
+        """Mean absolute relative error on the held-out runs."""
         return float(self.errors.mean())
 
 
 @dataclass(frozen=True)
 class LawForms:
-    """Every form that the runs can tell, fitted to all of them, and to the rest."""
+    """Fits of every form that the runs can identify, and the choice among them."""
 
     asked: Kind | None
-    fits: Mapping[Kind, Fit[Any]]  # to all runs
-    judged: Mapping[Kind, Judged]  # nothing where no runs are kept back
-    kept: tuple[str, ...]  # the training run of each run kept back
+    fits: Mapping[Kind, Fit[Any]]  # each fitted to all runs
+    judged: Mapping[Kind, Judged]  # empty if no runs are held out
+    kept: tuple[str, ...]  # the `trial` of each held-out run
 
     @property
     def best(self) -> Kind | None:
-        """The form of the least error on the runs kept back."""
+        """The form with the least error on the held-out runs, or None if no runs are held out."""
         if not self.judged:
             return None
         return min(self.judged, key=lambda kind: self.judged[kind].error)
 
     @property
     def chosen(self) -> Kind:
-        """The form that heads the law."""
+        """The form of the law."""
         if self.asked is not None:
             return self.asked
         if self.best is None or len(set(self.kept)) < LEAST_KEPT:
             return STANDARD
-        return next(kind for kind in FORMS if kind in self.judged and self._as_good(kind))
+        return next(kind for kind in FORMS if kind in self.judged and self._is_as_good(kind))
 
     @property
     def why(self) -> str:
-        """Why that form, in a sentence."""
-        own, best = self.chosen, self.best
+        """The reason for the choice of the form, in one sentence."""
+        own = self.chosen
+        best = self.best
         if self.asked is not None:
             return f"{own}, as --form asks"
         if best is None:
@@ -115,8 +117,11 @@ class LawForms:
 
     @property
     def _standard_error(self) -> float:
-        """Of the best's mean error; runs kept back that share a training run count as one."""
-        assert self.best is not None  # asked before
+        """Standard error of the best form's mean error.
+
+        Held-out runs that share a training run count as one.
+        """
+        assert self.best is not None  # the callers check that runs are held out
         errors = self.judged[self.best].errors
         _, cluster = np.unique(self.kept, return_inverse=True)
         together = np.bincount(cluster, errors - errors.mean())
@@ -124,22 +129,23 @@ class LawForms:
         squares = float(together @ together) * clusters / max(clusters - 1, 1)
         return float(np.sqrt(squares)) / len(errors)
 
-    def _as_good(self, kind: Kind) -> bool:
-        assert self.best is not None  # asked before
+    def _is_as_good(self, kind: Kind) -> bool:
+        assert self.best is not None  # the callers check that runs are held out
         return self.judged[kind].error <= self.judged[self.best].error + self._standard_error
 
     def compare_forms(self) -> tuple[Compared, ...]:
-        """The chosen form, then the others."""
+        """Return the results of all fitted forms, the chosen form first."""
         others = (kind for kind in self.fits if kind != self.chosen)
         return tuple(self._compare_form(kind) for kind in (self.chosen, *others))
 
     def _compare_form(self, kind: Kind) -> Compared:
-        fit, judged = self.fits[kind], self.judged.get(kind)
+        fit = self.fits[kind]
+        judged = self.judged.get(kind)
         return Compared(
             form=fit.form,
             objective=fit.objective,
             held_out_error=judged.error if judged else None,
-            as_good=self._as_good(kind) if judged else None,
+            as_good=self._is_as_good(kind) if judged else None,
             criterion=compute_criterion(fit),
         )
 
@@ -149,21 +155,24 @@ def fit_forms(
     halves: HeldOutSplit | None,
     asked: Kind | None,
     loss: Loss,
-    tell: Callable[[str], None] = lambda stage: None,
+    report: Callable[[str], None] = lambda stage: None,
 ) -> LawForms:
-    """Fit each form to `runs` and to those not kept back. Raises DataError where the form asked
-    for, or else the standard one, cannot be fitted, NotJudgedError where only what is left without
-    the runs kept back does not fit; others are then left out."""
+    """Fit each form to all `runs`, and to the runs that are not held out.
+
+    A form other than `asked` (by default the standard form) is skipped if it cannot be fitted.
+    Raises DataError if that form itself cannot be fitted, and NotJudgedError if it cannot be fitted
+    without the held-out runs. `report` is called with the name of each stage.
+    """
     first = asked or STANDARD
     order = (first, *(kind for kind in list_kinds(runs) if kind != first))
     fits: dict[Kind, Fit[Any]] = {}
     judged: dict[Kind, Judged] = {}
     for kind in order:
-        tell(f"fitting {kind}")
+        report(f"fitting {kind}")
         try:
             fits[kind] = _fit(runs, kind, loss)
             if halves is not None:
-                tell(f"fitting {kind} without the runs kept back")
+                report(f"fitting {kind} without the held-out runs")
                 judged[kind] = _judge_form(halves, select_fitter(kind, loss))
         except DataError:
             if kind == first:
@@ -174,12 +183,15 @@ def fit_forms(
 
 
 def list_kinds(runs: RunsTable) -> Sequence[Kind]:
-    """The forms that may describe `runs`."""
+    """Return the forms to fit to `runs`: DataConstrained only if runs repeat their data."""
     return FORMS if count_repeating(runs) else FORMS[:-1]
 
 
 def count_repeating(runs: RunsTable) -> int:
-    """How many runs saw their tokens more than four times; NaN, for all unseen, counts not."""
+    """Return the number of runs that saw their tokens more than EPOCHS times.
+
+    Runs whose unique tokens are unknown (NaN) do not count.
+    """
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
@@ -188,26 +200,29 @@ def _judge_form(halves: HeldOutSplit, fitter: FitForm) -> Judged:
         fit = fitter(halves.rest)
     except DataError as why:
         raise NotJudgedError(
-            f"without {halves.rule}, kept back to judge the law: {why}; keep fewer back with "
-            "--hold-out, or none with 0"
+            f"without {halves.rule}, held out to evaluate the law: {why}; hold out fewer runs with "
+            "--hold-out, or none with --hold-out 0"
         ) from None
     return Judged(fit, np.abs(predict(fit.form, halves.largest) / halves.largest.loss - 1))
 
 
 def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
-    """Raises DataError; it names Kaplan's form where the parametric one has no minimum and that
-    has: losses of small models alone may show nothing that cannot be reduced."""
+    """Fit the form `kind` to `runs`.
+
+    Raises DataError. The message suggests Kaplan's form if the parametric one has no minimum but
+    Kaplan's has: losses of small models alone may not show the irreducible loss.
+    """
     try:
         return select_fitter(kind, loss)(runs)
     except DataError as refused:
-        if kind != "Parametric" or not _has_minimum(runs, "Kaplan", loss):
+        if kind != "Parametric" or not _can_fit(runs, "Kaplan", loss):
             raise
         raise DataError(
-            f"{refused}; or take --form Kaplan, which has no irreducible loss, and has a minimum"
+            f"{refused}; or use --form Kaplan, which has no irreducible loss and fits these runs"
         ) from None
 
 
-def _has_minimum(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
+def _can_fit(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
     try:
         select_fitter(kind, loss)(runs)
     except DataError:

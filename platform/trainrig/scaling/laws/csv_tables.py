@@ -1,7 +1,7 @@
-"""Tables of runs in CSV: by our own names of columns, by the user's, or as published.
+"""Tables of runs in CSV files: with trainrig's column names, the user's names, or as published.
 
-A published table is known by its headers, and read with what its paper says of it: what N counts,
-how D follows where it is not given, which loss is the one reported.
+A published table is recognised by its headers, and read with the conventions of its paper: what N
+counts, how D follows where it is not given, and which loss is reported.
 """
 
 import csv
@@ -18,7 +18,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.runs_table import NEEDED, NUMBERS, TEXTS, RunsTable
 from trainrig.storage import utf8
 
-# Other names that tables give to our columns.
+# Other headers that are accepted for our columns.
 SYNONYMS = {
     "parameters": ("params", "n_params", "n", "non_embedding_parameters", "params_no_embed"),
     "tokens": ("d", "n_tokens", "training_tokens"),
@@ -27,7 +27,7 @@ SYNONYMS = {
     "recipe": ("dataset", "corpus"),
     "unique_tokens": ("unique",),
 }
-# Losses in another unit, by the names that give them away.
+# Headers that show that a loss is in another unit.
 OTHER_UNITS = {
     "perplexity": "perplexity",
     "ppl": "perplexity",
@@ -40,13 +40,16 @@ OTHER_UNITS = {
 
 @dataclass(frozen=True)
 class Csv:
-    """The cells of a file, by column. `parse_numbers` names the line at fault."""
+    """Cells of a CSV file by column."""
 
     path: str
     cells: Mapping[str, list[str]]
 
     def parse_numbers(self, name: str) -> NDArray[np.float64]:
-        """A column as float64; an empty cell is NaN. Raises DataError naming the line."""
+        """Return a column as float64, with NaN for empty cells.
+
+        Raises DataError with the line number of a cell that is not a number.
+        """
         found = np.full(len(self.cells[name]), np.nan)
         for row, cell in enumerate(self.cells[name]):
             try:
@@ -59,9 +62,10 @@ class Csv:
 
 
 def read_csv(path: str, columns: Mapping[str, str]) -> RunsTable:
-    """The runs of a CSV with a header line. `columns`: our name of a column -> the file's.
+    """Read the table of runs in a CSV file that has a header line.
 
-    Raises DataError.
+    `columns` maps our column names to the file's headers; without it, published tables are
+    recognised. Raises DataError if the file is missing, malformed or lacks a column.
     """
     table = parse(path)
     if not columns:
@@ -72,7 +76,10 @@ def read_csv(path: str, columns: Mapping[str, str]) -> RunsTable:
 
 
 def parse(path: str) -> Csv:
-    """The cells of the file at `path`, which has a header line. Raises DataError."""
+    """Read the cells of the CSV file at `path`, which must have a header line.
+
+    Raises DataError if the file is missing, not UTF-8, empty, or has rows of another length.
+    """
     try:
         text = utf8.decode(storage.read(path))
     except FileNotFoundError:
@@ -80,10 +87,12 @@ def parse(path: str) -> Csv:
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder, not a CSV") from None
     except utf8.NotUtf8 as error:
-        raise DataError(f"{path}: {error}; a CSV is wanted") from None
+        raise DataError(f"{path}: {error}; the file must be a CSV in UTF-8") from None
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if len(rows) < 2:
-        raise DataError(f"{path}: no rows; a table of runs has a header line and a line for each")
+        raise DataError(
+            f"{path}: no rows; a table of runs has a header line and a line for each run"
+        )
     header = [name.strip() for name in rows[0]]
     for line, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
@@ -117,7 +126,7 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
 
 
 def _find_header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
-    """The header of the file's column that is our `name`, if there is one."""
+    """Return the header of the file's column for our column `name`, or None if there is none."""
     if name in columns:
         return columns[name]
     by_lower = {header.lower().replace(" ", "_"): header for header in table.cells}
@@ -131,7 +140,7 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
             if unit := OTHER_UNITS.get(header.lower().replace(" ", "_")):
                 raise DataError(
                     f"{table.path}: losses in {unit} (column '{header}'); laws are fitted to nats "
-                    "per token, under one tokenizer: convert them, and name the column loss"
+                    "per token with one tokenizer: convert the losses and name the column `loss`"
                 )
     missing = [name for name in NEEDED if name not in found]
     if "tokens" in missing and "flops" in found:
@@ -147,8 +156,12 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
 
 
 def _parse_chinchilla(table: Csv) -> RunsTable:
-    """Points read off figure 4 of Hoffmann et al. (arXiv:2203.15556) by Besiroglu et al. 2024."""
-    parameters, flops = table.parse_numbers("Model Size"), table.parse_numbers("Training FLOP")
+    """Return the runs in figure 4 of Hoffmann et al. (arXiv:2203.15556).
+
+    Besiroglu et al. 2024 read the points off the figure.
+    """
+    parameters = table.parse_numbers("Model Size")
+    flops = table.parse_numbers("Training FLOP")
     return RunsTable.of(
         parameters=parameters,
         tokens=flops / (6 * parameters),
@@ -161,7 +174,7 @@ def _parse_chinchilla(table: Csv) -> RunsTable:
 
 
 def _parse_datablations(table: Csv) -> RunsTable:
-    """Runs on repeated data, Muennighoff et al. (arXiv:2305.16264)."""
+    """Return runs on repeated data from Muennighoff et al. (arXiv:2305.16264)."""
     return RunsTable.of(
         name=table.cells["name"],
         parameters=table.parse_numbers("params"),
@@ -175,9 +188,9 @@ def _parse_datablations(table: Csv) -> RunsTable:
 
 
 def _parse_gadre(table: Csv) -> RunsTable:
-    """Over-trained models on three corpora, Gadre et al. (arXiv:2403.08540).
+    """Return over-trained models on three corpora from Gadre et al. (arXiv:2403.08540).
 
-    N is the total there; the loss reported is that on C4's validation part.
+    N is the total number of parameters there. The loss is the one on C4's validation split.
     """
     losses = {
         h.removeprefix("loss_"): table.parse_numbers(h) for h in table.cells if h[:5] == "loss_"
@@ -196,8 +209,8 @@ def _parse_gadre(table: Csv) -> RunsTable:
     ).count_embeddings()
 
 
-# Non-embedding parameters, and training FLOPs a token, of the models named in Bhagia et al.
-# (arXiv:2412.04403), table 1 and its code's `MODEL_FLOPS`.
+# Non-embedding parameters, and training FLOPs per token, of the models named in Bhagia et al.
+# (arXiv:2412.04403), table 1 and `MODEL_FLOPS` in the paper's code.
 OLMO_SIZES = {
     "190M": (190_354_176, 1_903_391_232),
     "370M": (371_262_464, 3_443_922_944),
@@ -208,7 +221,7 @@ OLMO_SIZES = {
 
 
 def _parse_olmo(table: Csv) -> RunsTable:
-    """The model ladder of Bhagia et al. (arXiv:2412.04403); the loss is that on C4."""
+    """Return the model ladder of Bhagia et al. (arXiv:2412.04403), with losses on C4."""
     names = table.cells["run"]
     for line, name in enumerate(names, 2):
         if name.split("-")[0] not in OLMO_SIZES:
@@ -228,10 +241,10 @@ def _parse_olmo(table: Csv) -> RunsTable:
 
 
 def _parse_porian(table: Csv) -> RunsTable:
-    """The best size for each budget, by study; Porian et al. (arXiv:2406.19146).
+    """Return the best size at each budget, by study, from Porian et al. (arXiv:2406.19146).
 
-    The rows are minima that the authors found: a law of N*(C) can be fitted to them, a loss in
-    both N and D cannot. FLOPs and N are counted as the study (its `param_count`) counts them.
+    The rows are minima that the authors found: they determine N*(C), but not a loss as a function
+    of N and D. FLOPs and N are counted as each study's `param_count` says.
     """
     cells = table.cells
     parts = ("dataset", "hparams", "warmup", "decay", "param_count", "val")

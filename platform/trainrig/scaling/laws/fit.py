@@ -1,6 +1,7 @@
-"""Runs to a law: screened, fitted, judged on what was kept back, and held against other forms.
+"""The whole fit of a scaling law: screen runs, choose and fit a form, evaluate it.
 
-The same runs and settings give the same `law.json`, byte for byte: whatever is drawn has a seed.
+The same runs and settings give the same `law.json`, byte for byte, because all randomness is
+seeded.
 """
 
 import logging
@@ -51,14 +52,16 @@ log = logging.getLogger(__name__)
 
 
 class LawFit(Settings):
-    """How runs become a law."""
+    """Settings of a scaling-law fit."""
 
-    form: Kind | None = None  # None: chosen by what each says of the runs kept back
-    loss: Loss = Huber()  # of the residuals of log loss
+    form: Kind | None = None  # None: the form that predicts the held-out runs best
+    loss: Loss = Huber()  # loss of the residuals of log loss
     exclusions: Exclusions = Exclusions()
-    counts: Counts | None = None  # of N; None: as the table counts
-    tokenizer: str = ""  # of a table that does not say
-    hold_out: HoldOut = HoldOut()  # as it stands: judged if the rest makes a law; given: or refused
+    counts: Counts | None = None  # parameters that N counts; None: as the table does
+    tokenizer: str = ""  # tokenizer of the runs, for a table that does not name it
+    # Runs held out to evaluate the law. If this key is given, a fit without them must succeed; by
+    # default a law that cannot be fitted without them is not evaluated.
+    hold_out: HoldOut = HoldOut()
     bootstrap: Bootstrap = Bootstrap()
     isoflop: IsoFlop = IsoFlop()
     envelope: Envelope = Envelope()
@@ -66,19 +69,22 @@ class LawFit(Settings):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A law, and the runs that it was fitted to."""
+    """A law and the runs that it was fitted to."""
 
     law: Law
-    runs: RunsTable  # those fitted
-    along: RunsTable  # with them, the points along their curves
-    profiles: Mapping[str, Profile]  # by constant
-    settings: LawFit  # by which
+    runs: RunsTable  # the runs that were fitted
+    along: RunsTable  # the fitted runs and the earlier points on their training curves
+    profiles: Mapping[str, Profile]  # profiles by constant or quantity
+    settings: LawFit  # settings of the fit
 
 
 def read_runs(
     paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
 ) -> RunsTable:
-    """The rows of all `paths`, of `recipes` alone where some are named. Raises DataError."""
+    """Read the rows of the tables at all `paths`, restricted to the named `recipes` if given.
+
+    Raises DataError if a table cannot be read or has no such recipe.
+    """
     runs = join_tables([read_table(path, columns) for path in paths])
     if not recipes:
         return runs
@@ -92,42 +98,47 @@ def read_runs(
 def fit_law(
     runs: RunsTable, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
 ) -> Fitted:
-    """The law of `runs`. Raises DataError where they do not make one; `name` is the law's.
+    """Fit the scaling law of `runs`, and name it `name`.
 
-    Few runs may make a law that the same runs without the largest do not: it is then not judged,
-    and says so, unless `settings` say themselves how many are to be kept back.
+    Raises DataError if the runs do not determine a law. If the runs without the held-out ones do
+    not, the law is not evaluated and its `not_judged` says why; it raises instead if `settings` set
+    `hold_out`.
     """
-    told = progress or Progress.silent()
+    reporter = progress or Progress.silent()
     screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
     tokenizer = _choose_tokenizer(screened.runs, settings.tokenizer)
-    forms, halves, not_judged = _judge_forms(screened.runs, settings, told)
+    forms, halves, not_judged = _judge_forms(screened.runs, settings, reporter)
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
     held_out = None
     if halves is not None:
-        told.stage("judging by the runs kept back")
-        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, told.count)
-    told.stage("bootstrap")
-    drawn = bootstrap_form(fit, settings.bootstrap, told.count)
-    quantities = {"parameters_exponent": _get_parameters_exponent} if _bends(forms.chosen) else {}
-    told.stage("profiles")
-    profiled = compute_profiles(fit, quantities, settings.bootstrap.level, told.count)
-    estimates = with_profiles(_estimate_quantities(drawn, quantities), profiled)
-    told.stage("tasks")
+        reporter.stage("evaluating on the held-out runs")
+        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count)
+    reporter.stage("bootstrap")
+    draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
+    quantities = (
+        {"parameters_exponent": _get_parameters_exponent}
+        if _determines_exponent(forms.chosen)
+        else {}
+    )
+    reporter.stage("profiles")
+    profiled = compute_profiles(fit, quantities, settings.bootstrap.level, reporter.count)
+    estimates = with_profiles(_estimate_quantities(draws, quantities), profiled)
+    reporter.stage("tasks")
     tasks, tasks_refused = fit_tasks(screened.runs, settings.bootstrap)
-    told.stage("other approaches")
+    reporter.stage("other approaches")
     law = Law(
         name=name,
         form=fit.form,
         choice=forms.why,
-        draws=drawn.forms,
+        draws=draws.forms,
         estimates=estimates | _fit_frontiers(screened, settings),
         parameters_count=screened.runs.counts,
         tokenizer=tokenizer,
         objective=str(screened.runs.objective[0]),
         ranges=compute_ranges(screened.runs),
         fit=fit.build_record(screened.left_out).model_copy(
-            update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
+            update={"draws_failed": draws.draws.failed, "clusters": draws.clusters}
         ),
         held_out=held_out,
         not_judged=not_judged,
@@ -142,25 +153,25 @@ def fit_law(
 
 
 def _judge_forms(
-    runs: RunsTable, settings: LawFit, told: Progress
+    runs: RunsTable, settings: LawFit, reporter: Progress
 ) -> tuple[LawForms, HeldOutSplit | None, str]:
-    """The forms, the runs kept back, and why none are where they were to be."""
+    """Return the fitted forms, the held-out split or None, and why it is None if unexpected."""
     halves = split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
     try:
-        return fit_forms(runs, halves, settings.form, settings.loss, told.stage), halves, ""
+        return fit_forms(runs, halves, settings.form, settings.loss, reporter.stage), halves, ""
     except NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise
-        log.warning("not judged by runs kept back: %s", why)
-        forms = fit_forms(runs, None, settings.form, settings.loss, told.stage)
+        log.warning("the law is not evaluated on held-out runs: %s", why)
+        forms = fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
         return forms, None, str(why)
 
 
 def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
     if kind != "DataConstrained" and (count := count_repeating(runs)):
         log.warning(
-            "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
-            "--form DataConstrained does not",
+            "%d of %d runs saw their tokens more than %d times; %s counts repeated tokens as new "
+            "ones. Use --form DataConstrained, which does not",
             *(count, len(runs), EPOCHS, kind),
         )
 
@@ -168,25 +179,25 @@ def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
 def _estimate_quantities(
     drawn: FormDraws[Any], quantities: dict[str, Any]
 ) -> dict[str, IntervalEstimate]:
-    """With the bootstrap's intervals, or without where too many draws have no fit."""
+    """Return estimates with bootstrap intervals, or without where too many drawn have no fit."""
     try:
         return drawn.compute_estimates(quantities)
     except DataError as why:
         log.warning("%s", why)
     form = drawn.fit.form
-    found = form.constants | {name: float(of(form)) for name, of in quantities.items()}
+    found = form.constants | {name: float(quantity(form)) for name, quantity in quantities.items()}
     return {name: IntervalEstimate(value=value) for name, value in found.items()}
 
 
 def write_fit(folder: str, fitted: Fitted) -> str:
-    """Put `law.json` into `folder`; its path."""
+    """Write the law to `law.json` in `folder`, and return the path."""
     path = storage.join(folder, LAW_FILE)
     write_law(path, fitted.law)
     return path
 
 
 def compute_ranges(runs: RunsTable) -> Ranges:
-    """Where `runs` lie."""
+    """Return the ranges of sizes, tokens and compute that `runs` cover."""
     return Ranges(
         parameters=_compute_span(runs.parameters),
         tokens=_compute_span(runs.tokens),
@@ -196,7 +207,7 @@ def compute_ranges(runs: RunsTable) -> Ranges:
 
 
 def list_versions() -> dict[str, str]:
-    """Versions that a fit's last digits depend on."""
+    """Return the versions of the packages that affect the last digits of a fit."""
     return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
 
 
@@ -205,12 +216,15 @@ def _compute_span(values: Floats) -> FittedRange:
 
 
 def count_parameters_as(runs: RunsTable, counts: Counts | None) -> RunsTable:
-    """`runs` with N counted as asked. Raises DataError where the table does not tell."""
+    """Return `runs` with N counted as `counts` says, or unchanged if None.
+
+    Raises DataError if the table does not state how many parameters the embeddings have.
+    """
     if counts is None or counts == runs.counts:
         return runs
     if counts == "non-embedding":
         raise DataError(
-            "the runs count embeddings among their parameters and do not say how many those are; "
+            "the table counts embeddings among the parameters and does not say how many they are; "
             "fit with --counts total"
         )
     return runs.count_embeddings()
@@ -220,13 +234,16 @@ def _choose_tokenizer(runs: RunsTable, given: str) -> str:
     named = {str(name) for name in runs.tokenizer if name}
     if given and named - {given}:
         raise DataError(
-            f"the runs were tokenized by '{named.pop()}', not '{given}': leave --tokenizer out"
+            f"the runs were tokenized by '{named.pop()}', not '{given}'; leave out --tokenizer"
         )
     return given or (named.pop() if named else "unknown")
 
 
-def _bends(kind: Kind) -> bool:
-    """Does the form say how N* goes with compute? OverTraining always says as its root."""
+def _determines_exponent(kind: Kind) -> bool:
+    """Return whether the form's own constants determine the exponent of N*(C).
+
+    OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.
+    """
     return kind in ("Parametric", "Kaplan")
 
 
@@ -244,7 +261,7 @@ def _fit_frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEs
 def _collect_approaches(
     screened: Screened, kind: Kind, estimates: dict[str, IntervalEstimate], settings: LawFit
 ) -> tuple[Approach, ...]:
-    """Approaches 1 and 2, and the exponent that the fitted form itself implies."""
+    """Return approaches 1 and 2 of Hoffmann et al., and the exponent of the fitted form."""
     found = fit_approaches(
         screened.runs, screened.along, settings.isoflop, settings.envelope, settings.bootstrap
     )
@@ -263,7 +280,7 @@ def _collect_approaches(
 
 
 def _subtract_from_one(exponent: IntervalEstimate) -> IntervalEstimate:
-    """The estimate of 1 - a."""
+    """Return the estimate of 1 - a for an estimate of a."""
     return IntervalEstimate(
         value=1 - exponent.value,
         bootstrap=_mirror_interval(exponent.bootstrap),

@@ -1,4 +1,4 @@
-"""The verb `fit`. It imports what it needs when it runs."""
+"""The command `trainrig fit` and its options. Heavy imports happen only when it runs."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ def fit(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Recipe of the table to fit; repeatable: to compare.  [default: all]",
+            help="Recipe of the table to fit; repeat to compare several.  [default: all]",
         ),
     ] = None,
     share: Annotated[
@@ -69,7 +69,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="drop|keep",
-            help="Whether to drop or keep runs whose loss is 10% above that of a run with no more "
+            help="Drop or keep outliers: runs whose loss is 10% higher than for a run with no more "
             "parameters and tokens.  [default: drop]",
             autocompletion=completion.make_word_completion("drop", "keep"),
         ),
@@ -77,7 +77,7 @@ def fit(
     hold_out: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="Share of the runs to judge the law by, unfitted.  [default: 0.1]"
+            metavar="SHARE", help="Share of runs held out to evaluate the law.  [default: 0.1]"
         ),
     ] = None,
     hold_out_by: Annotated[
@@ -154,5 +154,5 @@ def fit(
         "draws": draws,
         "seed": seed,
     }
-    told = Progress(partial(print, file=sys.stderr, flush=True))
-    print(fit_verb.fit(tables, fit_verb.build_settings(options), out, as_json, told))
+    reporter = Progress(partial(print, file=sys.stderr, flush=True))
+    print(fit_verb.fit(tables, fit_verb.build_settings(options), out, as_json, reporter))

@@ -1,41 +1,42 @@
-"""Progress lines of fits that take long."""
+"""Progress lines of slow fits."""
 
 import time
 from collections.abc import Callable
 
 EVERY = 5.0  # seconds between two lines, and before the first
 
-Tell = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Called with how many are done, and of how many."""
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Tell nothing."""
+    """Ignore the progress: the default for functions that report it."""
 
 
 class Progress:
-    """Hands lines on to `show`, one in EVERY seconds at the most."""
+    """Progress reporter that passes lines to `show`, at most one in EVERY seconds."""
 
     def __init__(
         self, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock` gives seconds."""
-        self._show, self._clock = show, clock
+        """Start the clock, a function that returns seconds."""
+        self._show = show
+        self._clock = clock
         self._begun = self._last = clock()
         self._stage = ""
 
     @classmethod
     def silent(cls) -> "Progress":
-        """One that says nothing."""
+        """Return a reporter that prints nothing."""
         return cls(lambda line: None)
 
     def stage(self, name: str) -> None:
-        """What is done from now on."""
+        """Report that the stage `name` begins."""
         self._stage = name
         self._say("")
 
     def count(self, done: int, total: int) -> None:
-        """How much of the stage is done."""
+        """Report how many steps of the current stage are done."""
         self._say(f", {done:,} of {total:,}")
 
     def _say(self, more: str) -> None:

@@ -1,4 +1,4 @@
-"""What `trainrig fit` does: tables in; a law, or several recipes compared, printed and kept."""
+"""Implementation of `trainrig fit`: read tables, fit or compare laws, write results."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from trainrig.storage.writable import check_folder
 RECIPES_FILE = "recipes.json"
 OBJECTIVES_FILE = "objectives.json"
 
-# Option of the command line -> key of LawFit.
+# Command-line option to key of LawFit.
 KEYS = {
     "form": "form",
     "counts": "counts",
@@ -41,16 +41,19 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Tables:
-    """What is to be fitted."""
+    """Tables that `trainrig fit` reads, and how it splits them into recipes."""
 
     paths: tuple[str, ...]
-    columns: Mapping[str, str]  # our name -> a CSV's header
-    recipes: tuple[str, ...] = ()  # of those in the tables; none: all
-    share: str | None = None  # between recipes; None: what RecipeFit says
+    columns: Mapping[str, str]  # our column name to the CSV's header
+    recipes: tuple[str, ...] = ()  # recipes to fit; none: all in the tables
+    share: str | None = None  # constants that recipes share; None: the default of RecipeFit
 
 
 def build_settings(options: Mapping[str, Any]) -> LawFit:
-    """LawFit from the command line's options; None is an option not given. Raises ConfigError."""
+    """Build LawFit from command-line options, where None is an option that was not given.
+
+    Raises ConfigError for an invalid value.
+    """
     data: dict[str, Any] = {}
     for option, value in options.items():
         if value is None:
@@ -59,7 +62,7 @@ def build_settings(options: Mapping[str, Any]) -> LawFit:
             data["loss"] = {"kind": "Huber", "delta": value} if value else {"kind": "Lad"}
             continue
         if option == "within" and value == 0:
-            value = None  # all sizes
+            value = None  # isoFLOP curves are fitted to all sizes
         *path, last = KEYS[option].split(".")
         table = data
         for part in path:
@@ -69,7 +72,7 @@ def build_settings(options: Mapping[str, Any]) -> LawFit:
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, str]:
-    """`loss=eval/loss` as a mapping. Raises ConfigError."""
+    """Parse options such as `loss=eval/loss` into a mapping. Raises ConfigError without a `=`."""
     for text in given:
         if "=" not in text:
             raise ConfigError(f"--column {text}: write it as --column loss=HEADER")
@@ -83,9 +86,9 @@ def fit(
     as_json: bool,
     progress: Progress | None = None,
 ) -> str:
-    """The text to print; several tables, or recipes, are compared instead of fitted as one.
+    """Fit one law, or compare several tables or recipes, and return the text to print.
 
-    Writes `law.json` and its page, or `recipes.json`, into `out`, where that is given.
+    Writes `law.json`, `recipes.json` or `objectives.json`, and the pages, into `out` if given.
     """
     if out:
         check_folder(out)
@@ -108,13 +111,13 @@ def _compare(
     tables: Tables, settings: LawFit, out: str | None, as_json: bool, progress: Progress | None
 ) -> str:
     named = dict(_name_recipes(tables))
-    trained_for = {each for runs in named.values() for each in runs.objective.tolist()}
+    trained_for = {objective for runs in named.values() for objective in runs.objective.tolist()}
     if len(trained_for) > 1:
         if len(tables.paths) == 1:
             raise DataError(
                 f"{tables.paths[0]}: its recipes are trained for {len(trained_for)} objectives "
-                f"({', '.join(sorted(map(name_objective, trained_for)))}), and recipes compare by "
-                "the loss of one; write a table of each objective and fit them together"
+                f"({', '.join(sorted(map(name_objective, trained_for)))}), but recipes are "
+                "compared by the loss of one; give `fit` a separate table for each objective"
             )
         return _compare_objectives(named, tables, settings, out, as_json, progress)
     if settings.form not in (None, "Parametric"):
@@ -143,15 +146,16 @@ def _compare_objectives(
     as_json: bool,
     progress: Progress | None,
 ) -> str:
-    """A law of each, in a folder of its own, and what of them compares."""
+    """Fit one law for each objective, write each to its own folder, and compare them."""
     if tables.share is not None or settings.form not in (None, "Parametric"):
         given = "--share" if tables.share is not None else f"--form {settings.form}"
         raise ConfigError(
             f"{given}: the tables are of several objectives, which share no constants and are "
-            "compared by the Parametric law; leave it out"
+            f"compared by the Parametric law; leave out {given}"
         )
     how = settings.model_copy(update={"form": "Parametric"})
-    fits, written = [], []
+    fits = []
+    written = []
     for (name, runs), path in zip(named.items(), tables.paths, strict=True):
         try:
             fitted = fit_law(runs, how, name, path, progress)
@@ -175,46 +179,52 @@ def _compare_objectives(
 
 
 def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
-    """Each recipe's runs: a table each, or those of one table by the name of the recipe."""
+    """Yield the name and the runs of each recipe: one table each, or the recipes of one table."""
     columns = dict(tables.columns)
     if len(tables.paths) == 1:
         for recipe in tables.recipes:
             yield recipe, read_runs(tables.paths, columns, [recipe])
         return
     if tables.recipes:
-        raise ConfigError("--recipe chooses within one table; of several, each is one recipe")
+        raise ConfigError(
+            "--recipe chooses within one table; of several tables, each is one recipe"
+        )
     for path, name in zip(tables.paths, _name_tables(tables.paths), strict=True):
         yield name, read_runs([path], columns)
 
 
 def _name_tables(paths: Sequence[str]) -> list[str]:
-    """Of tables, each with as many folders before it as tell it from all others. Raises
-    ConfigError if none do."""
+    """Return a name for each table: its file name, after as many folders as make it unique.
+
+    Raises ConfigError if two tables cannot be distinguished.
+    """
     parts = [_split_path(storage.make_absolute(path)) for path in paths]
     names = []
     for own in parts:
-        told = (
+        unique_lengths = (
             n for n in range(1, len(own) + 1) if sum(own[-n:] == other[-n:] for other in parts) == 1
         )
-        names.append("-".join(own[-next(told, len(own)) :]))
+        names.append("-".join(own[-next(unique_lengths, len(own)) :]))
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
-            others = [each for each, its in zip(paths, names, strict=True) if its == name]
+            others = [
+                other for other, its_name in zip(paths, names, strict=True) if its_name == name
+            ]
             raise ConfigError(
-                f"{path}: is given {len(others)} times, or named as another table is "
-                f"({', '.join(others)}); give each table once, in a folder of its own name"
+                f"{path}: is given {len(others)} times, or has the same name as another table "
+                f"({', '.join(others)}); give each table once, in folders with different names"
             )
     return names
 
 
 def _find_table_name(path: str) -> str:
-    """A table's name: its file's, or its folder's where all files are called the same."""
+    """Return the name of a table: its file name, or its folder's name if the file is `runs.*`."""
     return _split_path(path)[-1]
 
 
 def _split_path(path: str) -> tuple[str, ...]:
-    """Folders above a table's name, and it."""
+    """Return the folders above a table, then its name."""
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure
     name = named.stem if named.suffix in (".csv", ".parquet") else named.name
-    return *(each for each in named.parts[:-1] if each != "/"), name
+    return *(part for part in named.parts[:-1] if part != "/"), name

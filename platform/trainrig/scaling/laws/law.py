@@ -1,4 +1,4 @@
-"""A fitted law with everything needed to judge it: what `law.json` holds."""
+"""The contents of `law.json`: a fitted law, its intervals, and the evidence for judging it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,19 @@ from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.forms import TASK_CONSTANTS, Array, Form, TaskForm
 
-LEAST_DRAWS = 20  # fewer leave no draw beyond either end of a 95% interval
-MOST_FAILED = 0.1  # share of draws without a fit beyond which the others tell too rosy a story
+LEAST_DRAWS = 20  # with fewer, no draw lies beyond either end of a 95% interval
+MOST_FAILED = 0.1  # if a larger share of draws has no fit, the rest give too narrow an interval
 
 
 def _drop_non_finite(value: object) -> object:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-Open = Annotated[float | None, BeforeValidator(_drop_non_finite)]  # None: no bound on this side
+Open = Annotated[float | None, BeforeValidator(_drop_non_finite)]  # None: unbounded on this side
 
 
 class Interval(Settings):
-    """Where a quantity lies, at `level`. An end that is None is open: the data give no bound."""
+    """Confidence interval of a quantity at `level`. An end of None is unbounded."""
 
     low: Open
     high: Open
@@ -36,60 +36,62 @@ class Interval(Settings):
         return f"[{low}, {high}]"
 
     def contains(self, value: float) -> bool:
-        """Is `value` within?"""
+        """Return whether `value` lies in the interval."""
         above = self.low is None or value >= self.low
         return above and (self.high is None or value <= self.high)
 
 
 class IntervalEstimate(Settings):
-    """One constant, or a quantity derived from them, by both ways of saying how sure it is."""
+    """Estimate of a constant or a derived quantity, with its bootstrap and profile intervals."""
 
     value: float
     bootstrap: Interval | None = None
     profile: Interval | None = None
-    standard_error: float | None = None  # of the bootstrap draws
+    standard_error: float | None = None  # standard deviation of the bootstrap draws
 
 
 class FittedRange(Settings):
-    """The least and the greatest of the runs fitted."""
+    """Least and greatest value among the fitted runs."""
 
     least: float
     greatest: float
 
 
 class Ranges(Settings):
-    """Where the runs lie: beyond it, a law extrapolates."""
+    """Ranges that the fitted runs cover. Beyond them, a law extrapolates."""
 
     parameters: FittedRange
     tokens: FittedRange
-    flops: FittedRange  # by 6ND
+    flops: FittedRange  # 6ND
     tokens_per_parameter: FittedRange
 
 
 class LeftOut(Settings):
-    """A row that was not fitted, and the rule that says why."""
+    """Row that was excluded from the fit, and the reason."""
 
     name: str
     reason: str
 
 
 class FitRecord(Settings):
-    """How the constants were found, and the proof that they are the minimum."""
+    """Record of how the constants were found, with the evidence that they are the minimum."""
 
-    loss: Literal["Huber", "Lad", "Squares"]  # of the residuals of log loss
-    delta: float | None  # of Huber's loss; None where there is none
+    loss: Literal["Huber", "Lad", "Squares"]  # loss of the residuals of log loss
+    delta: float | None  # Huber's delta; None for other losses
     objective: float  # the SUM over rows, never the mean
-    gradient_norm: float  # of the objective at the constants, by the coordinates of the search
+    # Norm of the objective's gradient at the constants, in the coordinates of the search.
+    gradient_norm: float
     starts: int
-    starts_that_agree: float = Field(ge=0, le=1)  # share that ended at the best
+    # Share of the starts that ended at the best minimum.
+    starts_that_agree: float = Field(ge=0, le=1)
     rows_used: int
     rows_left_out: tuple[LeftOut, ...] = ()
-    draws_failed: int = 0  # bootstrap draws without a fit, of those asked for
-    clusters: int | None = None  # training runs resampled whole; None: rows were
+    draws_failed: int = 0  # number of bootstrap draws without a fit
+    clusters: int | None = None  # training runs in the bootstrap; None: rows were drawn
 
 
 class HeldOutRow(Settings):
-    """A run kept from the fit, and what the law said of it."""
+    """Run that was held out from the fit, and the loss that the law predicts for it."""
 
     name: str
     parameters: float
@@ -100,19 +102,19 @@ class HeldOutRow(Settings):
 
     @property
     def error(self) -> float:
-        """Relative: positive where the law said too much."""
+        """The relative error, positive where the law predicts too high a loss."""
         return self.predicted / self.loss - 1
 
 
 class HeldOutErrors(Settings):
-    """The fit on the small, judged on the large."""
+    """Errors on the largest runs of a law that was fitted to the others."""
 
-    rule: str  # which rows were kept back
+    rule: str  # description of the rows that were held out
     rows: tuple[HeldOutRow, ...]
     mean_absolute_error: float  # relative
     worst_absolute_error: float  # relative
-    law_of_the_rest: Form  # fitted without them
-    no_interval: str = ""  # why the rows have none
+    law_of_the_rest: Form  # fitted without the held-out rows
+    no_interval: str = ""  # reason why the rows have no interval
 
 
 class Compared(Settings):
@@ -120,81 +122,83 @@ class Compared(Settings):
 
     form: Form
     objective: float
-    held_out_error: float | None  # mean absolute, relative
-    # Akaike's, for Laplace's noise: 2 R ln(mean |residual of log loss|) + 2 x constants. Less is
-    # better, by differences only.
+    held_out_error: float | None  # mean absolute relative error
+    # Akaike's criterion with Laplace noise: 2 R ln(mean |residual of log loss|) + 2 x constants.
+    # Less is better, and only differences have a meaning.
     criterion: float | None = None
-    as_good: bool | None = None  # is the held-out error within one standard error of the best's?
+    # Whether the held-out error is within one standard error of the best form's.
+    as_good: bool | None = None
 
 
 class Approach(Settings):
-    """N* ~ C^a and D* ~ C^b by another way of finding them."""
+    """Exponents of N* ~ C^a and D* ~ C^b, by another method of estimation."""
 
     name: str  # `envelope`, `isoflop`, `kaplan`, `parametric`
-    # a; None: it refused these runs, and `note` says why
+    # The exponent a; None if the method does not apply to these runs, with the reason in `note`.
     parameters_exponent: IntervalEstimate | None
     tokens_exponent: IntervalEstimate | None  # b
     parameters_coefficient: float | None = None  # k of N* = k C^a
-    note: str = ""  # what it refused, or assumed
+    note: str = ""  # data that the method excluded, or assumptions that it makes
 
 
 class TaskLaw(Settings):
-    """The law of one task's score."""
+    """Law of one task's score."""
 
     task: str
     form: TaskForm
-    estimates: Mapping[str, IntervalEstimate]  # by constant
-    runs: int  # fitted
-    best_score: float  # of any of the runs
-    draws: tuple[tuple[float, ...], ...] = ()  # bootstrap draws: the form's fitted constants
+    estimates: Mapping[str, IntervalEstimate]  # keys are constants
+    runs: int  # number of fitted runs
+    best_score: float  # highest score among the runs
+    draws: tuple[tuple[float, ...], ...] = ()  # bootstrap draws of the form's fitted constants
     draws_failed: int = 0
 
     @property
     def drawn(self) -> TaskForm:
-        """One form whose constants are arrays over the draws."""
+        """The form with constants that are arrays over the draws."""
         columns = np.array(self.draws).reshape(-1, len(TASK_CONSTANTS)).T
         constants = dict(zip(TASK_CONSTANTS, columns[:, :, None], strict=True))
         return TaskForm.model_construct(chance=self.form.chance, unit=self.form.unit, **constants)
 
     def compute_interval(self, flops: float, level: float = 0.95) -> Interval | None:
-        """Where the expected score after `flops` lies, by the draws; None where they do not say."""
+        """Compute the interval of the score after `flops`, or None with too few good draws."""
         if refuse_draws(len(self.draws), self.draws_failed):
             return None
         return compute_percentiles(self.drawn.compute_score([flops])[:, 0], level)
 
 
 class Law(Settings):
-    """What `law.json` holds."""
+    """Root model of `law.json`."""
 
     format: Literal[1] = 1
     name: str
     form: Form
-    choice: str = ""  # why this form heads the law
-    draws: tuple[Form, ...] = ()  # bootstrap draws of `form`: intervals of whatever is planned
+    choice: str = ""  # reason for the choice of this form
+    # Bootstrap draws of `form`, from which all intervals of predictions are computed.
+    draws: tuple[Form, ...] = ()
     estimates: Mapping[str, IntervalEstimate] = Field(
         {}
-    )  # by constant, and `parameters_exponent` where there is one
-    parameters_count: Literal["non-embedding", "total"]  # what N counts
+    )  # Keys are the constants, and `parameters_exponent` where the form determines it.
+    parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
     loss_unit: Literal["nats per token"] = "nats per token"
-    tokenizer: str  # its fingerprint or name: losses of different ones do not compare
-    # What the runs were trained for, as `objective_names` writes it; "": next-token prediction.
+    tokenizer: str  # fingerprint or name; losses with different tokenizers are not comparable
+    # Training objective of the runs, as `objective_names` writes it; "": next-token prediction.
     objective: str = ""
-    ranges: Ranges | None = None  # None: published without its runs
-    fit: FitRecord | None = None  # None: published
+    ranges: Ranges | None = None  # None for a law that was published without its runs
+    fit: FitRecord | None = None  # None for a published law
     held_out: HeldOutErrors | None = None
-    not_judged: str = ""  # why no runs were kept back, where nobody asked for that
+    not_judged: str = ""  # reason why no runs were held out, if the user did not ask for that
     compared: tuple[Compared, ...] = ()
     approaches: tuple[Approach, ...] = ()
-    tasks: tuple[TaskLaw, ...] = ()  # of the tasks that the runs were asked
-    tasks_refused: Mapping[str, str] = Field({})  # by task that has no law: why
-    source: str = ""  # the paper of a published law, the folder or file of a fitted one
+    tasks: tuple[TaskLaw, ...] = ()  # laws of the tasks on which the runs were evaluated
+    tasks_refused: Mapping[str, str] = Field({})  # tasks without a law, and the reasons
+    source: str = ""  # paper of a published law, or folder or file of a fitted one
     made_by: Mapping[str, str] = Field(
         {}
-    )  # versions; no date, so that the same runs give the same bytes
+    )  # package versions; no date, so that the same runs give the same bytes
 
     @property
     def no_interval(self) -> str:
-        """Why the draws give no interval; empty where they do."""
+        """The reason why the draws give no interval, or an empty string if they do."""
         if not self.draws and self.fit is None:
             return "the law has no draws"
         return refuse_draws(len(self.draws), self.fit.draws_failed if self.fit else 0)
@@ -202,10 +206,10 @@ class Law(Settings):
     def compute_interval(
         self, quantity: Callable[[Form], float], level: float = 0.95
     ) -> Interval | None:
-        """Where `quantity` lies, by the percentiles of its values under the draws.
+        """Compute the percentile interval of `quantity` over the draws, or None if `no_interval`.
 
-        None where `no_interval` says why. A draw under which the quantity is infinite or not a
-        number counts at the top; an end that would fall among those is open.
+        A draw for which the quantity is infinite or not a number counts as largest. An end of the
+        interval that falls among such draws is open.
         """
         if self.no_interval:
             return None
@@ -214,7 +218,7 @@ class Law(Settings):
 
 
 def refuse_draws(good: int, failed: int) -> str:
-    """Why `good` draws, beside those that `failed`, give no interval; empty where they do."""
+    """Return why `good` draws, with `failed` others, give no interval, or an empty string."""
     if failed > MOST_FAILED * (good + failed):
         return (
             f"{failed} of {good + failed} bootstrap draws have no fit, so the others give no honest"
@@ -226,9 +230,10 @@ def refuse_draws(good: int, failed: int) -> str:
 
 
 def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
-    """The middle `level` of `values` [K]; what is not a number counts as infinite."""
+    """Compute the interval of the middle `level` of `values` [K], with NaN as infinite."""
     values = np.where(np.isnan(values), np.inf, values)
-    with np.errstate(invalid="ignore"):  # between two infinite draws, which leaves the end open
+    # NaN results from interpolating between two infinite draws, which leaves the end open.
+    with np.errstate(invalid="ignore"):
         low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2))
     if not low < np.inf:
         low = np.max(values, where=values < np.inf, initial=-np.inf)
@@ -236,7 +241,7 @@ def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
 
 
 def write_law(path: str, law: Law) -> None:
-    """Write `law` to `path`: the same law, the same bytes. A draw is one line."""
+    """Write `law` to `path`, one draw a line. The same law gives the same bytes."""
     data = law.model_dump(mode="json")
     listed = _format_draws(data.pop("draws"))
     of_tasks = {}
@@ -255,7 +260,7 @@ def _format_draws(draws: Sequence[object]) -> str:
 
 
 def read_law(path: str) -> Law:
-    """The law at `path`. Raises DataError, one line, if it is none."""
+    """Read the law at `path`. Raises DataError with a one-line message if it is not a law."""
     try:
         data = storage.read(path)
     except FileNotFoundError:
@@ -265,6 +270,6 @@ def read_law(path: str) -> Law:
     try:
         return config.build(Law, json.loads(data), path)
     except ConfigError as error:
-        raise DataError(f"{error}; is this a law as `trainrig fit` writes them?") from None
+        raise DataError(f"{error}; is this a law that `trainrig fit` wrote?") from None
     except ValueError as error:
-        raise DataError(f"{path}: not a law, which is JSON: {error}") from None
+        raise DataError(f"{path}: not a law, which is a JSON file: {error}") from None

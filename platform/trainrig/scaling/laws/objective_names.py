@@ -1,4 +1,4 @@
-"""How tables and laws say which objective runs were trained for."""
+"""Names of training objectives in tables of runs and in laws."""
 
 import json
 
@@ -7,24 +7,24 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import CausalLM, PretrainingObjective
 
-NEXT_TOKEN = ""  # what tables of next-token prediction say, those of others too
+NEXT_TOKEN = ""  # the value for next-token prediction, also in tables from elsewhere
 
 
 class _Written(Settings):
-    """An objective as a table of a run file."""
+    """An objective as a table in a run file."""
 
     objective: PretrainingObjective
 
 
 def serialise_objective(objective: CausalLM) -> str:
-    """`objective` with all its settings, as JSON; NEXT_TOKEN for plain next-token prediction."""
+    """Return `objective` with all settings as JSON, or NEXT_TOKEN for next-token prediction."""
     if objective == CausalLM():
         return NEXT_TOKEN
     return json.dumps(objective.model_dump(mode="json"), sort_keys=True)
 
 
 def read(text: str) -> CausalLM:
-    """The objective that `serialise_objective` wrote. Raises DataError if there is none such."""
+    """Parse the text that `serialise_objective` writes. Raises DataError for anything else."""
     if text == NEXT_TOKEN:
         return CausalLM()
     try:
@@ -34,8 +34,11 @@ def read(text: str) -> CausalLM:
 
 
 def name_objective(text: str) -> str:
-    """What `text` is called where people read it: its kind, and the settings that differ from their
-    defaults, those that are lists by name alone. Raises DataError as `read` does."""
+    """Return a readable name for the objective in `text`: its kind and its non-default settings.
+
+    Settings that are lists appear by name, without their values. Raises DataError if `text` is
+    invalid.
+    """
     objective = read(text)
     settings = []
     for name, field in type(objective).model_fields.items():

@@ -1,15 +1,15 @@
-"""Laws that others have published, by name.
+"""Published scaling laws by name.
 
-Their ranges are those that the papers describe, to a digit.
+Their ranges are those that the papers describe, to one digit.
 
-They hold for their authors' tokenizer, data and recipe: a loss that they predict is comparable with
-nobody else's, the division of compute between size and tokens roughly is. None comes with bootstrap
-draws, so a plan made from one has no interval.
+They hold for their authors' tokenizer, data and recipe. Their losses are not comparable with anyone
+else's, but the split of compute between size and tokens roughly is. None has bootstrap draws, so
+plans made from them have no intervals.
 
-The rounding trap: Hoffmann et al. print their constants with two digits, and what follows from them
-hangs on the third. At 1e24 FLOPs the unrounded exponents give 62 tokens a parameter, the printed
-ones 98. `hoffmann` has the unrounded ones, from the paper's sources as Besiroglu et al. give them;
-`hoffmann-rounded` the printed ones, to compare with what was computed from those.
+The results depend on digits that the papers round away. Hoffmann et al. print their constants with
+two digits: at 1e24 FLOPs the unrounded exponents give 62 tokens per parameter, the printed ones 98.
+`hoffmann` has the unrounded constants, from the paper's sources as given by Besiroglu et al.;
+`hoffmann-rounded` has the printed ones, for comparison with results that used them.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from trainrig.scaling.laws.forms import DataConstrained, Kaplan, Parametric
 from trainrig.scaling.laws.law import FittedRange, Law, Ranges
 
 _CHINCHILLA = "MassiveText, SentencePiece of 32,000 entries"
-# Of the 400 runs of Hoffmann et al.: 70M to 16B parameters, 5B to 500B tokens (their section 1).
+# Ranges of the 400 runs of Hoffmann et al.: 70M to 16B parameters, 5B to 500B tokens (their section
+# 1).
 _CHINCHILLA_RANGES = Ranges(
     parameters=FittedRange(least=70e6, greatest=16.2e9),
     tokens=FittedRange(least=5e9, greatest=500e9),
@@ -104,7 +105,10 @@ _WITHOUT_LOSS = {
 
 
 def find_published_law(name: str) -> Law:
-    """The published law of that name. Raises ConfigError with the nearest, or why there is none."""
+    """Return the published law `name`.
+
+    Raises ConfigError with the nearest name, or the reason why that law cannot be used.
+    """
     if name in _WITHOUT_LOSS:
         raise ConfigError(f"{name}: {_WITHOUT_LOSS[name]}; use one of {', '.join(LAWS)}")
     if name not in LAWS:
@@ -115,14 +119,14 @@ def find_published_law(name: str) -> Law:
 
 @dataclass(frozen=True)
 class Sized:
-    """One row of Hoffmann et al.'s tables: the compute and tokens that are best for a size."""
+    """Row of Hoffmann et al.'s tables: compute and tokens for which a size is optimal."""
 
     parameters: float
-    approaches: tuple[tuple[float, float], ...]  # (FLOPs, tokens) by approach 1, 2, 3
+    approaches: tuple[tuple[float, float], ...]  # (FLOPs, tokens) for approaches 1, 2 and 3
 
 
-# Hoffmann et al. 2022, tables 3 and A3. Approach 3 there is neither that of the printed nor that of
-# the unrounded constants.
+# Hoffmann et al. 2022, tables 3 and A3. Approach 3 there matches neither the printed nor the
+# unrounded constants.
 HOFFMANN_SIZES = (
     Sized(400e6, ((1.92e19, 8.0e9), (1.84e19, 7.7e9), (2.21e19, 9.2e9))),
     Sized(1e9, ((1.21e20, 20.2e9), (1.20e20, 20.0e9), (1.62e20, 27.1e9))),

@@ -1,4 +1,4 @@
-"""Tables of runs from where they are kept: a sweep's folder, Parquet, CSV."""
+"""Reader of tables of runs in any format: a sweep's folder, Parquet or CSV."""
 
 from collections.abc import Mapping
 
@@ -9,14 +9,17 @@ from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable, read_parquet
 
 
 def read_table(path: str, columns: Mapping[str, str] | None = None) -> RunsTable:
-    """The table of a sweep's folder, of a runs.parquet, or of a CSV.
+    """Read the table of runs at `path`: a sweep's folder, a `.parquet` file or a `.csv` file.
 
-    `columns` names a CSV's own columns: `{"loss": "eval/loss"}`. Raises DataError.
+    `columns` maps our column names to a CSV's headers: `{"loss": "eval/loss"}`. Raises DataError if
+    there is no such table or it is invalid.
     """
     if path.lower().endswith(".csv"):
         return read_csv(path, columns or {})
     if columns:
-        raise DataError(f"{path}: only a CSV's columns can be named; {RUNS_FILE} has its own")
+        raise DataError(
+            f"{path}: --column works with a CSV only; {RUNS_FILE} has fixed column names"
+        )
     if not path.endswith(".parquet") and storage.exists(path):
         raise DataError(
             f"{path}: no table of runs; give the folder of a finished sweep, its {RUNS_FILE}, "

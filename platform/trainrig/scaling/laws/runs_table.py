@@ -1,8 +1,8 @@
-"""Runs: the losses of trained models as one table, from which laws are fitted.
+"""Table of training runs with their sizes, tokens and losses, from which scaling laws are fitted.
 
-A row is a point (N, D, loss): the end of a training run, or a place on its curve. Several rows of
-one `trial` are points of the same training run. `runs.parquet` is the table on disk; a sweep
-writes it, and published tables are read by `csv_tables.py`.
+A row is a point (N, D, loss): the end of a training run, or a point on its training curve. Rows
+with the same `trial` are points of the same training run. `runs.parquet` is the table on disk,
+written by a sweep. `csv_tables.py` reads published tables.
 
 Shapes: R rows.
 """
@@ -21,47 +21,47 @@ from trainrig.errors import DataError
 
 RUNS_FILE = "runs.parquet"
 NATS = "nats per token"
-Counts = Literal["non-embedding", "total"]  # what N counts
+Counts = Literal["non-embedding", "total"]  # parameters that N counts
 Floats = NDArray[np.float64]
 Texts = NDArray[np.str_]
 
-# How a row came to be. Laws are fitted to ends; the envelope also looks at what lies along curves.
+# States of a row. Laws are fitted to rows in state "end"; the envelope also uses "along".
 STATES = (
-    "end",  # the rate has decayed: a finished run's loss, or a decayed branch's
-    "along",  # measured on the way, before the rate decayed
-    "unfinished",  # the last seen of a run that stopped before its end
-    "diverged",  # of a run that was given up
-    "failed",  # of a run that could not be made
+    "end",  # the learning rate has decayed: the loss of a finished run or of a decayed branch
+    "along",  # measured during training, before the learning rate decayed
+    "unfinished",  # last measurement of a run that stopped early
+    "diverged",  # last measurement of a run that diverged and was stopped
+    "failed",  # run whose trial failed
 )
 
 RUNS_SCHEMA = pa.schema(
     [
-        ("name", pa.string()),  # of this row
-        ("trial", pa.string()),  # the training run that it is a point of
-        ("recipe", pa.string()),  # the corpus trained on; a law holds for one
-        # What was trained for, as `objective_names` writes it; "": next-token prediction.
+        ("name", pa.string()),  # name of this row
+        ("trial", pa.string()),  # training run that this row is a point of
+        ("recipe", pa.string()),  # training corpus; a law holds for one corpus
+        # Training objective, as `objective_names` writes it; "": next-token prediction.
         ("objective", pa.string()),
         ("state", pa.string()),  # one of STATES
-        ("parameters", pa.float64()),  # N; without embeddings, unless the metadata says "total"
+        ("parameters", pa.float64()),  # N, without embeddings unless the metadata says "total"
         ("embedding_parameters", pa.float64()),
-        ("tokens", pa.float64()),  # D, those trained on, repeats counted
-        ("unique_tokens", pa.float64()),  # those there were to see; null: none was seen twice
-        ("flops", pa.float64()),  # counted exactly, or 6ND where nobody did
+        ("tokens", pa.float64()),  # D, the trained tokens, with repeats
+        ("unique_tokens", pa.float64()),  # different tokens available; null: no token was repeated
+        ("flops", pa.float64()),  # counted exactly, or 6ND where there is no exact count
         ("flops_6nd", pa.float64()),
-        ("loss", pa.float64()),  # held out, in `unit`
+        ("loss", pa.float64()),  # held-out loss, in `unit`
         ("unit", pa.string()),
-        ("budget", pa.float64()),  # FLOPs of the isoFLOP curve that the row is on
+        ("budget", pa.float64()),  # FLOPs of the isoFLOP curve that the row belongs to
         ("seed", pa.float64()),
-        ("seconds", pa.float64()),  # trained up to this row
-        ("cost", pa.float64()),  # dollars up to this row
-        ("reason", pa.string()),  # why it diverged or failed; else empty
-        ("tokenizer", pa.string()),  # its fingerprint or name; "" where unknown
-        ("losses", pa.map_(pa.string(), pa.float64())),  # by source of the held-out text
-        # By task that the row's model was asked; of rows that were asked none, empty:
+        ("seconds", pa.float64()),  # training time up to this row
+        ("cost", pa.float64()),  # US dollars up to this row
+        ("reason", pa.string()),  # why the run diverged or failed, otherwise empty
+        ("tokenizer", pa.string()),  # fingerprint or name; "" where unknown
+        ("losses", pa.map_(pa.string(), pa.float64())),  # keys are sources of the held-out text
+        # By task on which the row's model was evaluated; empty if there were none:
         ("task_scores", pa.map_(pa.string(), pa.float64())),  # headline score
-        ("task_errors", pa.map_(pa.string(), pa.float64())),  # its standard error
+        ("task_errors", pa.map_(pa.string(), pa.float64())),  # standard error of the headline score
         ("task_losses", pa.map_(pa.string(), pa.float64())),  # nats per byte of the right answer
-        ("task_chances", pa.map_(pa.string(), pa.float64())),  # what blind guessing scores
+        ("task_chances", pa.map_(pa.string(), pa.float64())),  # score of random guessing
     ]
 )
 TEXTS = tuple(f.name for f in RUNS_SCHEMA if f.type == pa.string())
@@ -74,7 +74,7 @@ _COUNTS_KEY = b"parameters_count"
 
 @dataclass(frozen=True, eq=False)
 class RunsTable:
-    """Columns of one length R, as RUNS_SCHEMA describes them; NaN where a number is not known."""
+    """Columns of equal length R, as in RUNS_SCHEMA, with NaN for unknown numbers."""
 
     name: Texts
     trial: Texts
@@ -121,11 +121,10 @@ class RunsTable:
         counts: Counts = "non-embedding",
         **more: ArrayLike,
     ) -> "RunsTable":
-        """A table from the columns that are known; a single value stands for all rows.
+        """Build a table from the known columns. A single value applies to all rows.
 
-        `losses` are by source; `tasks` by column of TASK_MAPS, and in each by task.
-
-        Left out, `name` numbers the rows, each row is a trial of its own, `flops` is 6ND.
+        `losses` are by source. `tasks` are by column of TASK_MAPS, then by task. By default `name`
+        numbers the rows, each row is a separate trial, and `flops` is 6ND.
         """
         given = {"parameters": parameters, "tokens": tokens, "loss": loss, **more}
         assert set(given) <= {*TEXTS, *NUMBERS}, set(given) - {*TEXTS, *NUMBERS}
@@ -145,43 +144,46 @@ class RunsTable:
         return cls(**columns, counts=counts)
 
     def write(self, path: str) -> None:
-        """Put the table at `path` (…/runs.parquet): the same rows, the same bytes."""
+        """Write the table to `path` (…/runs.parquet). The same rows give the same bytes."""
         with storage.atomic_file(path) as temporary:
-            pq.write_table(self.as_arrow(), temporary, compression="zstd")
+            pq.write_table(self.convert_to_arrow(), temporary, compression="zstd")
 
-    def as_arrow(self) -> pa.Table:
-        """The rows as RUNS_SCHEMA has them; what is not known is null, a loss of NaN is NaN."""
+    def convert_to_arrow(self) -> pa.Table:
+        """Convert the table to Arrow with RUNS_SCHEMA.
+
+        Unknown values become null, but an unknown loss stays NaN.
+        """
         arrays: dict[str, Any] = {name: pa.array(getattr(self, name).tolist()) for name in TEXTS}
         for name in NUMBERS:
             column = getattr(self, name)
             arrays[name] = pa.array(column, mask=None if name == "loss" else np.isnan(column))
         for name in MAPS:
-            of = getattr(self, name)
+            values = getattr(self, name)
             arrays[name] = [
-                # A source that a row lacks is NaN; of tasks, the row says nothing.
-                [(k, v[row]) for k, v in of.items() if name == "losses" or not np.isnan(v[row])]
+                # A source that a row lacks is NaN, a task that it lacks is left out.
+                [(k, v[row]) for k, v in values.items() if name == "losses" or not np.isnan(v[row])]
                 for row in range(len(self))
             ]
         schema = RUNS_SCHEMA.with_metadata({_COUNTS_KEY: self.counts.encode()})
         return pa.table({name: arrays[name] for name in RUNS_SCHEMA.names}, schema=schema)
 
     def select(self, rows: NDArray[Any]) -> "RunsTable":
-        """The rows of a mask, or those of an array of indices, in its order."""
+        """Return the rows selected by a mask, or by an array of indices in its order."""
         columns = {name: getattr(self, name)[rows] for name in (*TEXTS, *NUMBERS)}
         columns |= {name: {k: v[rows] for k, v in getattr(self, name).items()} for name in MAPS}
         return replace(self, **columns)
 
     def count_embeddings(self) -> "RunsTable":
-        """The same runs with N the total count, and 6ND counted by it.
+        """Return the same runs with N as the total number of parameters, also in 6ND.
 
-        Raises DataError where the embeddings' parameters are not known.
+        Raises DataError if the number of embedding parameters is unknown for any run.
         """
         if self.counts == "total":
             return self
         if unknown := int(np.isnan(self.embedding_parameters).sum()):
             raise DataError(
                 f"{unknown} of {len(self)} runs do not say how many parameters their embeddings "
-                "have, so none can be counted in; fit with counts = non-embedding"
+                "have, so the total is unknown; fit with --counts non-embedding"
             )
         total = self.parameters + self.embedding_parameters
         six = 6 * total * self.tokens
@@ -189,7 +191,10 @@ class RunsTable:
 
 
 def join_tables(tables: Sequence[RunsTable]) -> RunsTable:
-    """The rows of several tables in one; sources that one of them lacks are NaN there."""
+    """Concatenate tables. Sources and tasks that a table lacks are NaN in its rows.
+
+    Raises DataError if the tables count parameters differently.
+    """
     kinds = {table.counts for table in tables}
     if len(kinds) > 1:
         raise DataError(f"one table counts parameters as {', the other as '.join(sorted(kinds))}")
@@ -209,12 +214,14 @@ def _join_maps(tables: Sequence[RunsTable], name: str) -> dict[str, Floats]:
 
 
 def read_parquet(path: str) -> RunsTable:
-    """Read the table at `path`. Raises DataError."""
+    """Read the table at `path`. Raises DataError if it is missing, or not a table of runs."""
     try:
         with storage.open_for_arrow(path) as file:
             table = pq.read_table(file)
     except (FileNotFoundError, IsADirectoryError):
-        raise DataError(f"{path}: no such table; a finished sweep writes it") from None
+        raise DataError(
+            f"{path}: no such table of runs; a sweep writes it when it finishes"
+        ) from None
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not Parquet: {str(error).splitlines()[0]}") from None
     if missing := [name for name in NEEDED if name not in table.column_names]:
@@ -224,7 +231,9 @@ def read_parquet(path: str) -> RunsTable:
     maps: dict[str, Any] = {name: _split_by_key(given.get(name, [])) for name in MAPS}
     counts = (table.schema.metadata or {}).get(_COUNTS_KEY, b"non-embedding").decode()
     if counts not in get_args(Counts):
-        raise DataError(f"{path}: counts parameters as {counts!r}; there are: non-embedding, total")
+        raise DataError(
+            f"{path}: counts parameters as {counts!r}, which must be non-embedding or total"
+        )
     try:
         losses = maps.pop("losses")
         return RunsTable.of(**known, losses=losses, tasks=maps, counts=cast(Counts, counts))
@@ -233,7 +242,7 @@ def read_parquet(path: str) -> RunsTable:
 
 
 def _split_by_key(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """A column of maps as a column for each key."""
+    """Convert a column of maps into one column for each key."""
     maps = [dict(row or ()) for row in rows]
     return {
         key: [row.get(key) for row in maps] for key in dict.fromkeys(k for m in maps for k in m)
@@ -241,7 +250,7 @@ def _split_by_key(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _convert_to_numbers(values: Any, rows: int) -> Floats:
-    """float64 of `rows`, None as NaN."""
+    """Convert values to float64 [rows], with None as NaN; one value is repeated."""
     return np.broadcast_to(np.asarray(values, dtype=np.float64), (rows,)).copy()
 
 

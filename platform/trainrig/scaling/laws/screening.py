@@ -1,7 +1,7 @@
-"""Which runs a law may be fitted to: rows left out by rule and listed, tables refused whole.
+"""Selection of the runs that a law is fitted to.
 
-No row falls silently: each has its reason in the law's file. Mixed units, tokenizers and recipes
-are no row's fault, so the table is refused.
+Every excluded row is listed with its reason in the law's file. A table that mixes units,
+tokenizers, objectives or recipes is rejected as a whole, since no single row is at fault.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,20 +21,28 @@ Mask = NDArray[np.bool_]
 
 
 class Exclusions(Settings):
-    """Rows that are not fitted, beside those without a loss."""
+    """Rules that exclude rows from the fit. Rows without a loss are always excluded."""
 
-    # Besiroglu et al. (arXiv:2404.10102) drop 5: runs too short for their size, read off a figure.
+    # Number of runs with the highest losses to exclude. Besiroglu et al. (arXiv:2404.10102) exclude
+    # 5, which were too short for their size.
     highest_losses: int = Field(0, ge=0)
-    # An outlier is worse by this share than a run with no more parameters and no more tokens. No
-    # row of the published tables (Hoffmann, Muennighoff, Gadre, Bhagia) is worse by .04.
+    # Treatment of outliers: runs whose loss is higher, by the share `worse_than_a_smaller_run`,
+    # than the loss of a run with no more parameters and no more tokens. In the published tables
+    # (Hoffmann, Muennighoff, Gadre, Bhagia) no row is worse by .04.
     outliers: Literal["drop", "keep"] = "drop"
     worse_than_a_smaller_run: Annotated[float, Field(gt=0)] = 0.1
-    above: float = Field(float("inf"), gt=0)  # nats per token; ln(vocabulary) is a blind guess's
+    # Runs with a loss above this, in nats per token, are excluded; random guessing has
+    # ln(vocabulary).
+    above: float = Field(float("inf"), gt=0)
 
 
 @dataclass(frozen=True)
 class Screened:
-    """`runs` may be fitted; `along` are whole curves, for the envelope, which include them."""
+    """Runs after screening, and the excluded rows.
+
+    `runs` has the rows to fit. `along` has whole training curves, including these rows, for the
+    envelope.
+    """
 
     runs: RunsTable
     along: RunsTable
@@ -42,9 +50,9 @@ class Screened:
 
 
 def screen(runs: RunsTable, exclusions: Exclusions | None = None) -> Screened:
-    """Take from `runs` what no law should be fitted to.
+    """Exclude the rows of `runs` that no law should be fitted to.
 
-    Raises DataError for a table that mixes units, tokenizers or recipes, or keeps nothing.
+    Raises DataError if the table mixes units, tokenizers, objectives or recipes, or no row remains.
     """
     rules = exclusions or Exclusions()
     refuse_mixtures(runs)
@@ -67,7 +75,10 @@ def screen(runs: RunsTable, exclusions: Exclusions | None = None) -> Screened:
 
 
 def refuse_mixtures(runs: RunsTable) -> None:
-    """Raise DataError unless all losses are in nats per token, of one tokenizer and recipe."""
+    """Raise DataError unless all losses are in nats per token and of one tokenizer and recipe.
+
+    The objective must be the same, too.
+    """
     for unit in dict.fromkeys(runs.unit):
         if unit != NATS:
             count = int((runs.unit == unit).sum())
@@ -79,20 +90,21 @@ def refuse_mixtures(runs: RunsTable) -> None:
     if len(tokenizers) > 1:
         raise DataError(
             f"the runs come from {len(tokenizers)} tokenizers ({_format_names(tokenizers)}), and "
-            "nats per token of one are not those of another: fit one tokenizer's runs at a time"
+            "nats per token of different tokenizers are not comparable: fit the runs of one "
+            "tokenizer"
         )
     objectives = [name_objective(str(name)) for name in dict.fromkeys(runs.objective)]
     if len(objectives) > 1:
         raise DataError(
             f"the runs were trained for {len(objectives)} objectives "
-            f"({_format_names(objectives)}), whose losses are of other targets: fit one sweep at a "
-            "time, or give `fit` a table of each"
+            f"({_format_names(objectives)}), whose losses are of different targets: fit one sweep, "
+            "or give `fit` a separate table for each objective"
         )
     recipes = [str(name) for name in dict.fromkeys(runs.recipe)]
     if len(recipes) > 1:
         raise DataError(
-            f"the runs come from {len(recipes)} recipes ({_format_names(recipes)}), each with a "
-            "law of its own: choose one with --recipe, or several to compare them"
+            f"the runs come from {len(recipes)} recipes ({_format_names(recipes)}), and each "
+            "has a separate law: choose one with --recipe, or several to compare them"
         )
 
 
@@ -102,7 +114,8 @@ Rule = Callable[[RunsTable, Mask], Reasons]
 
 def _find_invalid(runs: RunsTable, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
-        loss, sizes = runs.loss[row], (runs.parameters[row], runs.tokens[row])
+        loss = runs.loss[row]
+        sizes = (runs.parameters[row], runs.tokens[row])
         if not np.isfinite(loss):
             yield int(row), f"its loss is {loss}, which is no number to fit"
         elif loss <= 0:
@@ -132,25 +145,29 @@ def _make_out_of_line_rule(rules: Exclusions) -> Rule:
             return
         ends = kept & (runs.loss <= rules.above) & (runs.state == "end")
         rows = np.flatnonzero(ends)
-        of = runs.select(ends)
-        fresh = np.fmin(of.tokens, of.unique_tokens)  # repeats may well make a run worse
-        within = (of.parameters[None, :] <= of.parameters[:, None]) & (
-            of.tokens[None, :] <= fresh[:, None]
+        finished = runs.select(ends)
+        fresh = np.fmin(
+            finished.tokens, finished.unique_tokens
+        )  # repeated tokens may well make a run worse
+        within = (finished.parameters[None, :] <= finished.parameters[:, None]) & (
+            finished.tokens[None, :] <= fresh[:, None]
         )
-        best = np.where(within, of.loss[None, :], np.inf)  # [row, a smaller one]
+        # [row, run that is no larger and no longer]
+        best = np.where(within, finished.loss[None, :], np.inf)
         for i, row in enumerate(rows):
             smaller = int(np.argmin(best[i]))
-            worse = of.loss[i] / best[i, smaller] - 1
+            worse = finished.loss[i] / best[i, smaller] - 1
             if worse > rules.worse_than_a_smaller_run:
-                yield int(row), _describe_outlier(of, i, smaller, worse)
+                yield int(row), _describe_outlier(finished, i, smaller, worse)
 
     return reasons
 
 
-def _describe_outlier(of: RunsTable, row: int, smaller: int, worse: float) -> str:
+def _describe_outlier(finished: RunsTable, row: int, smaller: int, worse: float) -> str:
     return (
-        f"outlier (residual {worse:+.0%}): its loss, {of.loss[row]:.4g}, against that of "
-        f"'{of.name[smaller]}', with no more parameters and no more tokens; --outliers keep fits it"
+        f"outlier (residual {worse:+.0%}): its loss, {finished.loss[row]:.4g}, against that of "
+        f"'{finished.name[smaller]}', with no more parameters and no more tokens; "
+        "--outliers keep fits it"
     )
 
 

@@ -1,19 +1,21 @@
-"""A fitted law in words: what `trainrig fit` prints."""
+"""Text summary of a fitted law, as `trainrig fit` prints it."""
 
 from collections.abc import Iterator
 
 from trainrig.scaling.laws.law import Approach, HeldOutErrors, IntervalEstimate, Law
 
-LISTED = 8  # rows of any list that are printed; the file has all
+LISTED = 8  # rows printed of any list; the law's file has all
 
 
 def describe_law(law: Law) -> Iterator[str]:
-    """One line for each thing to know, the law first."""
+    """Yield the lines of the summary, the law first."""
     yield f"{law.name}: {law.form.kind}, losses in {law.loss_unit}, tokenizer {law.tokenizer}"
     if law.choice:
         yield f"form: {law.choice}"
     if law.ranges is not None:
-        n, d, c = law.ranges.parameters, law.ranges.tokens, law.ranges.flops
+        n = law.ranges.parameters
+        d = law.ranges.tokens
+        c = law.ranges.flops
         yield (
             f"fitted where N = {n.least:.3g} to {n.greatest:.3g} ({law.parameters_count}), "
             f"D = {d.least:.3g} to {d.greatest:.3g}, 6ND = {c.least:.3g} to {c.greatest:.3g}"
@@ -23,7 +25,8 @@ def describe_law(law: Law) -> Iterator[str]:
         "95%", f"{_find_level(law):.0%}"
     )
     for name, estimate in law.estimates.items():
-        bootstrap, profile = _format_bootstrap(estimate), _format_profile(estimate)
+        bootstrap = _format_bootstrap(estimate)
+        profile = _format_profile(estimate)
         yield f"{name:22}{estimate.value:>12.5g}  {bootstrap:24}{profile}"
     yield from _describe_fit(law)
     for approach in law.approaches:
@@ -96,11 +99,12 @@ def _describe_fit(law: Law) -> Iterator[str]:
         for row in fit.rows_left_out[:LISTED]:
             yield f"  {row.name}: {row.reason}"
         if len(fit.rows_left_out) > LISTED:
-            yield f"  and {len(fit.rows_left_out) - LISTED} more, listed in the law's file"
+            yield f"  and {len(fit.rows_left_out) - LISTED} more, listed in law.json"
 
 
 def _describe_approach(approach: Approach) -> Iterator[str]:
-    a, b = approach.parameters_exponent, approach.tokens_exponent
+    a = approach.parameters_exponent
+    b = approach.tokens_exponent
     if a is None or b is None:
         yield f"{approach.name}: {approach.note}"
         return

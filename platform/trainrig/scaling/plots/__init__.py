@@ -1,1 +1,1 @@
-"""What scaling laws are read from: data and an Axes in, nothing fitted."""
+"""Plots of scaling laws: functions that draw given data on given Axes and fit nothing."""

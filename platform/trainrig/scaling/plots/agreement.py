@@ -1,4 +1,4 @@
-"""What was predicted beside what came."""
+"""Plots of predicted over measured losses, and of the errors."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from trainrig.scaling.plots.axes import log_axis
 
 @dataclass(frozen=True)
 class Agreement:
-    """Runs by what was predicted and what came, nats per token."""
+    """Predicted and measured losses of runs, in nats per token."""
 
     predicted: Numbers
     actual: Numbers
@@ -24,7 +24,7 @@ def plot_agreement(
     held_out: Agreement | None = None,
     names: tuple[str, str] = ("fitted", "held out"),
 ) -> Axes:
-    """Predicted against actual loss; on the diagonal they agree. The held-out are diamonds."""
+    """Plot predicted over measured loss, with the diagonal; held-out runs are diamonds."""
     every = [fitted] if held_out is None else [fitted, held_out]
     values = np.concatenate([x for one in every for x in (one.predicted, one.actual)])
     ends = [float(values.min()), float(values.max())]
@@ -44,7 +44,7 @@ def plot_agreement(
 
 @dataclass(frozen=True)
 class Residuals:
-    """Relative errors, predicted over measured less 1, against a size."""
+    """Relative errors (predicted / measured - 1) of runs, and the sizes they are plotted over."""
 
     size: Numbers
     error: Numbers
@@ -53,7 +53,7 @@ class Residuals:
 def plot_residuals(
     ax: Axes, fitted: Residuals, unit: str, held_out: Residuals | None = None
 ) -> Axes:
-    """Errors against parameters or tokens: a trend is what the form cannot say."""
+    """Plot errors over parameters or tokens, where a trend shows what the form cannot express."""
     ax.axhline(0, color=GRID, linewidth=1.5)
     ax.plot(fitted.size, fitted.error, "o", color=C1, markersize=4, alpha=0.6, label="fitted")
     if held_out is not None and len(held_out.size):

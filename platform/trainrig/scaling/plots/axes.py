@@ -1,4 +1,4 @@
-"""Axes of quantities that span many powers of ten, labelled as they are written."""
+"""Logarithmic axes with readable labels."""
 
 from typing import Literal
 
@@ -10,14 +10,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from trainrig.report import format_short
 
 Side = Literal["x", "y"]
-WIDE = 1.3  # powers of ten, from which the powers alone are labels enough
+WIDE = 1.3  # range in powers of ten from which labels at powers of ten suffice
 MOST_LABELS = 6
 
 
 def log_axis(ax: Axes, side: Side, label: str, *, powers: bool = False) -> None:
-    """Set one axis to logarithms of a positive quantity; call it once the data are drawn.
+    """Make one axis logarithmic. Call it after the data are drawn.
 
-    Labels are written short (`52 M`), or as powers (`1e+21`) for what has no everyday size.
+    Labels are short (`52 M`), or with `powers` scientific (`1e+21`) for numbers without an everyday
+    unit.
     """
     axis: Axis = ax.xaxis if side == "x" else ax.yaxis
     if side == "x":

@@ -1,4 +1,4 @@
-"""Losses as they were measured: along training, and across sizes at one compute.
+"""Plots of measured losses: over compute during training, and over sizes at equal compute.
 
 Losses are in nats per token, compute in FLOPs by 6ND.
 """
@@ -14,13 +14,13 @@ from trainrig.scaling.plots.axes import log_axis
 
 LOSS = "loss (nats per token)"
 BUDGET_COLOURS = (C1, C2, C3, C4)
-LEAST_APART = 0.05  # of the height, between the names of two budgets
-ROOM_FOR_NAMES = 1.6  # times the largest size: the budgets are written there
+LEAST_APART = 0.05  # least distance between the names of two budgets, as a share of the height
+ROOM_FOR_NAMES = 1.6  # factor beyond the largest size, to leave space for the names of budgets
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The loss of one training run as its compute grew."""
+    """Loss of one training run as its compute grows."""
 
     flops: Numbers
     loss: Numbers
@@ -29,7 +29,7 @@ class LossCurve:
 def plot_loss_curves(
     ax: Axes, curves: Sequence[LossCurve], envelope: tuple[Numbers, Numbers] | None = None
 ) -> Axes:
-    """Every run's loss against its compute, faint, and the least of all at each compute, bold."""
+    """Plot each run's loss over its compute, and in bold the least loss at each compute."""
     for curve in curves:
         marker = "." if len(curve.flops) == 1 else None
         line = thin(curve.flops, curve.loss, 100)
@@ -44,21 +44,22 @@ def plot_loss_curves(
 
 @dataclass(frozen=True)
 class Parabola:
-    """One budget: its runs, and the parabola through them, if it has a lowest point inside."""
+    """Runs of one budget, and the parabola fitted to them if its lowest point is inside."""
 
     flops: float
-    parameters: Numbers  # of its runs
+    parameters: Numbers  # sizes of its runs
     loss: Numbers
-    lowest: tuple[float, float] | None = None  # N*, and the loss there
-    curvature: float = 0.0  # of the loss by log N, halved
+    lowest: tuple[float, float] | None = None  # N* and the loss there
+    curvature: float = 0.0  # half the second derivative of the loss by log N
 
 
 def plot_isoflops(ax: Axes, budgets: Sequence[Parabola]) -> Axes:
-    """Loss against size, one colour a budget, each with its parabola and its lowest point."""
-    for number, budget in enumerate(sorted(budgets, key=lambda each: each.flops)):
+    """Plot loss over size in one colour per budget, with each parabola and its lowest point."""
+    for number, budget in enumerate(sorted(budgets, key=lambda budget: budget.flops)):
         colour = BUDGET_COLOURS[number % len(BUDGET_COLOURS)]
         order = np.argsort(budget.parameters, kind="stable")
-        sizes, losses = budget.parameters[order], budget.loss[order]
+        sizes = budget.parameters[order]
+        losses = budget.loss[order]
         ax.plot(sizes, losses, "o", color=colour, markersize=4)
         if budget.lowest is not None:
             best, least = budget.lowest
@@ -78,7 +79,7 @@ def plot_isoflops(ax: Axes, budgets: Sequence[Parabola]) -> Axes:
 
 
 def _write_names(ax: Axes, budgets: Sequence[Parabola]) -> None:
-    """Write each budget beside its largest size, where no other name is near."""
+    """Write each budget beside its largest size, unless another name is near."""
     ends = [int(np.argmax(budget.parameters)) for budget in budgets]
     heights = np.log([b.loss[end] for b, end in zip(budgets, ends, strict=True)])
     every = np.log(np.concatenate([budget.loss for budget in budgets]))
@@ -88,7 +89,8 @@ def _write_names(ax: Axes, budgets: Sequence[Parabola]) -> None:
         if last - heights[at] < apart:
             continue
         last = heights[at]
-        budget, end = budgets[at], ends[at]
+        budget = budgets[at]
+        end = ends[at]
         ax.annotate(
             f"{budget.flops:.0e}".replace("e+", "e"),
             (budget.parameters[end], budget.loss[end]),

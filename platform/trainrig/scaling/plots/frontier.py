@@ -1,4 +1,4 @@
-"""Where compute is spent best, by the law: lines with their bands, and the surface of the loss."""
+"""Plots of the optimum over compute, with intervals, and of the loss over sizes and tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from trainrig.figures import C1, C2, C3, C4, INK, MUTED, PAPER, Numbers
 from trainrig.scaling.plots.axes import log_axis
 
-BAND = 0.22  # opacity
-LEVELS = 9  # contours
+BAND = 0.22  # opacity of the interval's band
+LEVELS = 9  # number of contour lines
 
 
 @dataclass(frozen=True)
 class Band:
-    """A quantity along x (compute, tokens), with the ends of its interval where there is one."""
+    """Quantity over x (compute or tokens), with the ends of its interval if there is one."""
 
     x: Numbers
     value: Numbers
@@ -25,7 +25,7 @@ class Band:
 
 @dataclass(frozen=True)
 class OtherWay:
-    """The same quantity by another approach: a line, or points."""
+    """The same quantity by another approach, drawn as a line or as points."""
 
     name: str
     flops: Numbers
@@ -40,7 +40,10 @@ def plot_optimum(
     others: Sequence[OtherWay] = (),
     fitted: tuple[float, float] | None = None,
 ) -> Axes:
-    """N* or D* against compute, its interval as a band; `fitted` are the computes of the runs."""
+    """Plot N* or D* over compute, with its interval as a band.
+
+    `fitted` has the least and greatest compute of the runs.
+    """
     ax.plot(band.x, band.value, color=C1, linewidth=2.2, label="this law")
     if band.low is not None and band.high is not None:
         ax.fill_between(band.x, band.low, band.high, color=C1, alpha=BAND, linewidth=0)
@@ -61,7 +64,7 @@ def plot_optimum(
 
 @dataclass(frozen=True)
 class Surface:
-    """The loss [D, N] over a grid of tokens and parameters, nats per token."""
+    """Loss [D, N] on a grid of tokens and parameters, in nats per token."""
 
     parameters: Numbers  # [N]
     tokens: Numbers  # [D]
@@ -75,11 +78,12 @@ def plot_contours(
     runs: tuple[Numbers, Numbers] | None = None,
     chosen: tuple[float, float] | None = None,
 ) -> Axes:
-    """Lines of equal loss over parameters and tokens, the runs, and the best way through them.
+    """Plot lines of equal loss over parameters and tokens, the runs, and the optimum by compute.
 
     `frontier`, `runs` and `chosen` are (parameters, tokens).
     """
-    low, high = float(surface.loss.min()), float(surface.loss.max())
+    low = float(surface.loss.min())
+    high = float(surface.loss.max())
     least = low - 0.05 * (high - low)
     levels = least + np.geomspace(low - least, high - least, LEVELS + 2)[1:-1]
     lines = ax.contour(

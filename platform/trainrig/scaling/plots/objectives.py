@@ -1,4 +1,4 @@
-"""What is best for one compute by objective: sizes and tokens."""
+"""Plot of the optimal size or tokens over compute, by objective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.scaling.plots.axes import log_axis
 
-COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+COLOURS = (C1, C2, C3, C4)  # more lines than these would be hard to distinguish
 
 
 @dataclass(frozen=True)
 class BestOf:
-    """One objective's best at each compute."""
+    """Optimal values for one objective, by compute."""
 
     name: str
     flops: Numbers
@@ -21,9 +21,9 @@ class BestOf:
 
 
 def plot_objectives(ax: Axes, objectives: Sequence[BestOf], quantity: str) -> Axes:
-    """`quantity` against compute, a line for each of `objectives`."""
-    for each, colour in zip(objectives, COLOURS, strict=False):
-        ax.plot(each.flops, each.best, color=colour, linewidth=2.2, label=each.name)
+    """Plot `quantity` over compute, one line for each of `objectives`."""
+    for objective, colour in zip(objectives, COLOURS, strict=False):
+        ax.plot(objective.flops, objective.best, color=colour, linewidth=2.2, label=objective.name)
     log_axis(ax, "x", "compute (FLOPs, counted exactly)", powers=True)
     log_axis(ax, "y", quantity)
     ax.legend(loc="upper left")

@@ -1,4 +1,4 @@
-"""How sharply the runs hold a constant."""
+"""Plot of a constant's likelihood profile: how strongly the runs determine the constant."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from trainrig.figures import C1, C2, MUTED, Numbers
 
 @dataclass(frozen=True)
 class Profiled:
-    """The least objective with one constant held at each of `values`."""
+    """Least objective when one constant is fixed at each of `values`."""
 
     name: str
     values: Numbers
-    rise: Numbers  # of the objective above its minimum, where `threshold` is 1
+    rise: Numbers  # rise of the objective above its minimum, where 1 is the end of the interval
     best: float
-    low: float | None  # None: no bound on this side
+    low: float | None  # None: unbounded on this side
     high: float | None
 
 
 def plot_profile(ax: Axes, profile: Profiled) -> Axes:
-    """The rise of the objective along one constant; within the interval it is below 1."""
+    """Plot the rise of the objective over one constant; inside the interval it is below 1."""
     ax.plot(profile.values, profile.rise, color=C1, linewidth=2)
     ax.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     ax.plot([profile.best], [0], "D", color=C2, markersize=6)

@@ -1,4 +1,4 @@
-"""What a plan weighs besides training compute: tokens served, tokens repeated."""
+"""Plots of a plan's trade-offs besides training compute: tokens served and tokens repeated."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +11,15 @@ from trainrig.scaling.plots.axes import log_axis
 
 @dataclass(frozen=True)
 class Served:
-    """Tokens per parameter of the cheapest model of one loss, by the tokens it will serve."""
+    """Tokens per parameter of the cheapest model for a given loss, by tokens served."""
 
     tokens_served: Numbers
     tokens_per_parameter: Numbers
-    training_alone: float  # tokens per parameter where nothing is served
+    training_alone: float  # tokens per parameter if no tokens are served
 
 
 def plot_served(ax: Axes, served: Served, chosen: tuple[float, float] | None = None) -> Axes:
-    """D/N against the tokens served (Sardana et al., arXiv:2401.00448); `chosen` is one of them."""
+    """Plot D/N over the tokens served (Sardana et al., arXiv:2401.00448), marking `chosen`."""
     ax.plot(served.tokens_served, served.tokens_per_parameter, color=C1, linewidth=2.2)
     ax.axhline(served.training_alone, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     top: dict[str, Any] = {"textcoords": "offset points", "color": MUTED, "fontsize": 10}
@@ -33,7 +33,7 @@ def plot_served(ax: Axes, served: Served, chosen: tuple[float, float] | None = N
 
 @dataclass(frozen=True)
 class RepeatedTokens:
-    """What tokens are worth, in fresh ones, by how often the unique ones are gone through."""
+    """Effective number of unique tokens, by how many epochs the unique tokens are repeated."""
 
     epochs: Numbers
     effective: Numbers  # tokens
@@ -43,14 +43,12 @@ class RepeatedTokens:
 def plot_epochs(
     ax: Axes, repeated: RepeatedTokens, chosen: tuple[float, float] | None = None
 ) -> Axes:
-    """Effective tokens against epochs (Muennighoff et al., arXiv:2305.16264)."""
+    """Plot effective tokens over epochs (Muennighoff et al., arXiv:2305.16264)."""
     ax.plot(
         repeated.epochs, repeated.epochs * repeated.unique, color=MUTED, linewidth=1,
         linestyle=(0, (4, 3)), label="if all were new",
     )  # fmt: skip
-    ax.plot(
-        repeated.epochs, repeated.effective, color=C1, linewidth=2.2, label="what they are worth"
-    )
+    ax.plot(repeated.epochs, repeated.effective, color=C1, linewidth=2.2, label="effective tokens")
     _mark_chosen(ax, chosen)
     ax.legend(loc="upper left")
     log_axis(ax, "x", "epochs of the unique tokens")

@@ -1,4 +1,4 @@
-"""A mixture of sources, share by share."""
+"""Plot of the shares of sources in a data mixture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from matplotlib.ticker import PercentFormatter
 from trainrig.figures import C1, C2, PAPER
 from trainrig.report import escape_invisible
 
-LONGEST = 30  # letters of a name; the table has the whole
+LONGEST = 30  # longest name in characters; the table has the whole name
 
 
 @dataclass(frozen=True)
 class Share:
-    """One source of a mixture: its share, how far that may move, and what it was over the runs."""
+    """Proposed share of one source in a mixture, its interval, and its average over the runs."""
 
     source: str
     share: float
@@ -25,7 +25,7 @@ class Share:
 
 
 def plot_shares(ax: Axes, shares: Sequence[Share]) -> Axes:
-    """A row a source: its share with the interval as a line, that of the average run open."""
+    """Plot one row per source: its share with the interval, and the runs' average as a circle."""
     y = np.arange(len(shares))
     ax.hlines(y, [s.low for s in shares], [s.high for s in shares], color=C1, linewidth=2)
     ax.plot(

@@ -1,4 +1,4 @@
-"""What the steps of several layouts are spent on, side by side."""
+"""Plot of how layouts spend the time of a training step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ COLOURS = (C1, C2, C3, C4, MUTED)
 
 @dataclass(frozen=True)
 class StepParts:
-    """One layout: its name, and seconds of a step by what they are spent on."""
+    """Time of one layout's training step, split by activity."""
 
     name: str
     seconds: Mapping[str, float]
 
 
 def plot_step_parts(ax: Axes, steps: Sequence[StepParts]) -> Axes:
-    """A bar a layout, fastest on top, its parts one after another; five parts at most."""
+    """Plot one bar per layout, the first on top, divided into at most five parts."""
     y = np.arange(len(steps))
     left = np.zeros(len(steps))
     for colour, part in zip(COLOURS, steps[0].seconds, strict=False):

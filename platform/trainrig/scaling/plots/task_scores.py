@@ -1,4 +1,4 @@
-"""What a task scores against compute: runs with their errors, and the law with its band."""
+"""Plot of a task's scores over compute, with the task's law."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from trainrig.scaling.plots.frontier import BAND, Band
 
 @dataclass(frozen=True)
 class ScoredRuns:
-    """Runs that were asked a task."""
+    """Scores of the runs that were evaluated on a task."""
 
     flops: Numbers
     score: Numbers
@@ -20,7 +20,7 @@ class ScoredRuns:
 
 
 def plot_task_scores(ax: Axes, law: Band, runs: ScoredRuns, chance: float) -> Axes:
-    """The scores of `runs` over the law of the task, and where guessing lies."""
+    """Plot the scores of `runs` with the task's law, and the score of random guessing."""
     ax.plot(law.x, law.value, color=C1, linewidth=2.2, label="this law")
     if law.low is not None and law.high is not None:
         ax.fill_between(law.x, law.low, law.high, color=C1, alpha=BAND, linewidth=0)

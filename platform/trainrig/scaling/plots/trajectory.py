@@ -1,4 +1,4 @@
-"""The loss that a plan expects, by the tokens it ends after."""
+"""Plot of the loss that a plan predicts, by the number of tokens at the end of training."""
 
 from matplotlib.axes import Axes
 
@@ -8,7 +8,7 @@ from trainrig.scaling.plots.frontier import BAND, Band
 
 
 def plot_trajectory(ax: Axes, band: Band) -> Axes:
-    """Predicted loss against tokens, its interval as a band."""
+    """Plot predicted loss over tokens, with its interval as a band."""
     ax.plot(band.x, band.value, color=C1, linewidth=2.2)
     if band.low is not None and band.high is not None:
         ax.fill_between(band.x, band.low, band.high, color=C1, alpha=BAND, linewidth=0)

@@ -48,7 +48,7 @@ def compared(multiplier: float, seed: int, settings: RecipeFit = FEW) -> Compari
 def test_the_multiplier_put_in_comes_out(share: str) -> None:
     settings = FEW.model_copy(update={"share": share, "flops": (1e19,)})
     [found] = compared(1.4, 0, settings).differences
-    assert (found.recipe, found.flops, found.told_apart) == ("filtered", 1e19, True)
+    assert (found.recipe, found.flops, found.is_significant) == ("filtered", 1e19, True)
     assert found.multiplier is not None
     assert found.multiplier.value == pytest.approx(1.4, rel=0.05)
     truth = float(worth(1.4).compute_optimum(1e19).loss - BASE.compute_optimum(1e19).loss)
@@ -57,11 +57,11 @@ def test_the_multiplier_put_in_comes_out(share: str) -> None:
         assert estimate.bootstrap is not None and estimate.bootstrap.contains(true)
 
 
-def test_a_recipe_and_itself_are_not_told_apart() -> None:
+def test_a_recipe_does_not_differ_significantly_from_itself() -> None:
     found = compared(1.0, 3)
-    assert not any(each.told_apart for each in found.differences)
+    assert not any(each.is_significant for each in found.differences)
     assert found.criterion_of_sharing < 4  # two constants fewer, as true
-    assert all("not told apart" in line for line in list(describe_comparison(found))[3:])
+    assert all("not significant" in line for line in list(describe_comparison(found))[3:])
 
 
 def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
@@ -69,13 +69,13 @@ def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
     tables = {"web": table(BASE, 0), "better": table(better, 1)}
     found = compare(tables, FEW.model_copy(update={"flops": (1e23,)}))
     assert found.differences[0].multiplier is None
-    assert "at 1e+23 FLOPs, better against web: no compute gets web there" in "\n".join(
+    assert "at 1e+23 FLOPs, better against web: web reaches this loss at no compute" in "\n".join(
         describe_comparison(found)
     )
 
 
 def test_what_does_not_compare_is_refused() -> None:
-    with pytest.raises(DataError, match="one recipe compares with nothing"):
+    with pytest.raises(DataError, match="a comparison needs two recipes"):
         compare({"web": table(BASE, 0)}, FEW)
     few = table(BASE, 0).select(np.arange(4))
     with pytest.raises(DataError, match="filtered: 4 runs with"):
@@ -98,7 +98,7 @@ def test_the_verb_compares_two_tables(tmp_path: Path) -> None:
         fit(Tables(tuple(paths), {}), LawFit(form="Kaplan"), None, as_json=False)
     with pytest.raises(ConfigError, match=r"'exponent' is none of .* did you mean 'exponents'"):
         fit(Tables(tuple(paths), {}, share="exponent"), LawFit(), None, as_json=False)
-    with pytest.raises(ConfigError, match="is given 2 times, or named as another"):
+    with pytest.raises(ConfigError, match="is given 2 times, or has the same name"):
         fit(Tables((paths[0], f"{paths[0]}/runs.parquet"), {}), LawFit(), None, as_json=False)
     with pytest.raises(ConfigError, match="--recipe chooses within one table"):
         fit(Tables(tuple(paths), {}, ("web",)), LawFit(), None, as_json=False)

@@ -84,9 +84,9 @@ def test_each_doubt_is_said():
     said = {
         "do not bound beta": changed(estimates={"beta": open_end}),
         "20% of": changed(fit=record.model_copy(update={"starts_that_agree": 0.2})),
-        "not come to rest": changed(fit=record.model_copy(update={"gradient_norm": 0.1})),
-        "draws had no fit": changed(fit=record.model_copy(update={"draws_failed": 30})),
-        "No runs were kept back": changed(held_out=None),
+        "did not converge": changed(fit=record.model_copy(update={"gradient_norm": 0.1})),
+        "draws have no fit": changed(fit=record.model_copy(update={"draws_failed": 30})),
+        "No runs were held out": changed(held_out=None),
         "By the isoflop, N* grows as C^0.150": changed(approaches=(apart,)),
     }
     for doubt, law in said.items():

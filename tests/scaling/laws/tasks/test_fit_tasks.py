@@ -69,8 +69,12 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
 @pytest.mark.parametrize(
     ("chosen", "form", "why"),
     [
-        (np.arange(5), TRUE, "5 runs of 5 computes were asked it, and a task law has 5 constants"),
-        (np.array([0, 0, 0, 1, 1, 1, 2]), TRUE, "7 runs of 3 computes"),
+        (
+            np.arange(5),
+            TRUE,
+            "5 runs at 5 computes were evaluated on it, but a task law has 5 constants",
+        ),
+        (np.array([0, 0, 0, 1, 1, 1, 2]), TRUE, "7 runs at 3 computes"),
         (
             np.arange(24),
             TRUE.with_constants({"middle": -2.0}),
@@ -106,4 +110,4 @@ def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> No
     expected = float(law.tasks[0].form.compute_score(10 * FLOPS.max()))
     assert f"{expected:.3f} " in "\n".join(describe_law(law))
     page = build_fit_page(fitted, str(tmp_path))
-    assert f"made_up: {expected:.3f} " in page and "What tasks will score" in page
+    assert f"made_up: {expected:.3f} " in page and "Predicted task scores" in page

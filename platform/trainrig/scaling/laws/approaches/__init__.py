@@ -1,1 +1,1 @@
-"""The optimum by each published approach: envelope, isoFLOP, parametric, Kaplan."""
+"""Compute-optimal sizes by the published approaches: envelope, isoFLOP and Kaplan's."""

@@ -1,8 +1,8 @@
-"""N*(C) and D*(C) by every approach that the runs allow, each with its interval.
+"""N*(C) and D*(C) by every approach that the runs allow, with bootstrap intervals.
 
-What an approach cannot do is said in its note, not left out: a law's reader sees which of them
-spoke. Draws take whole training runs; for the parabolas within each budget, so that no draw loses
-a budget by chance.
+If an approach does not apply to the runs, its result says so in a note. Bootstrap draws take whole
+training runs. For the isoFLOP approach they are drawn within each budget, so that no draw loses a
+budget by chance.
 
 Shapes: K draws, R rows.
 """
@@ -40,30 +40,29 @@ from trainrig.scaling.laws.regression.bootstrap import (
 from trainrig.scaling.laws.runs_table import RunsTable
 
 LEAST_OPTIMA = 3
-COSTLY = 200  # draws at most of what is refitted one by one: a millisecond each
+COSTLY = 200  # most draws where each is refitted separately, at about a millisecond each
 
 
 @dataclass(frozen=True)
 class PowerLine:
-    """N* = k C^a with its draws [K, 2] of (ln k, a)."""
+    """Power law N* = k C^a, with bootstrap draws [K, 2] of (ln k, a)."""
 
     law: PowerLaw
     draws: Draws
 
     def build_approach(self, name: str, note: str) -> Approach:
-        """As a law's file says it. D* = C / 6N*, so its exponent is 1 - a.
+        """Build the record for the law's file. D* = C / 6N*, so its exponent is 1 - a.
 
-        Where too many draws have no line, the exponents stand without an interval, and it is said.
+        If too many draws have no fit, the exponents have no interval and the note says why.
         """
-        a, exponent = self.draws.good[:, 1], self.law.exponent
+        a = self.draws.good[:, 1]
+        exponent = self.law.exponent
         try:
             of_parameters = self.draws.estimate(exponent, a)
             of_tokens = self.draws.estimate(1 - exponent, 1 - a)
         except DataError as why:
-            of_parameters, of_tokens = (
-                IntervalEstimate(value=exponent),
-                IntervalEstimate(value=1 - exponent),
-            )
+            of_parameters = IntervalEstimate(value=exponent)
+            of_tokens = IntervalEstimate(value=1 - exponent)
             note = f"no interval: {why}" + (f"; {note}" if note else "")
         return Approach(
             name=name,
@@ -77,7 +76,7 @@ class PowerLine:
 def fit_isoflop_line(
     runs: RunsTable, settings: IsoFlop, rules: Bootstrap
 ) -> tuple[PowerLine, IsoFlopFit]:
-    """Approach 2. Raises DataError where there are not two bowls."""
+    """Fit approach 2. Raises DataError if fewer than two budgets have a minimum inside."""
     fit = fit_isoflops(runs, settings)
     budget = np.zeros(len(runs), dtype=np.int64)
     for number, bowl in enumerate(fit.bowls, 1):
@@ -89,7 +88,7 @@ def fit_isoflop_line(
 def fit_envelope_line(
     runs: RunsTable, settings: Envelope, rules: Bootstrap
 ) -> tuple[PowerLine, EnvelopeFit]:
-    """Approach 1. Raises DataError where too few sizes are ever best."""
+    """Fit approach 1. Raises DataError if too few sizes are the best at some compute."""
     drawn = interpolate_curves(runs, settings)
     fit = fit_envelope_to_curves(drawn)
     of_each = bootstrap(
@@ -101,12 +100,12 @@ def fit_envelope_line(
 def fit_frontier_laws(
     runs: RunsTable, rules: Bootstrap
 ) -> tuple[KaplanLaws, dict[str, IntervalEstimate]]:
-    """Kaplan's L(N), L(D) and L(C), and each one's alpha and x_c with intervals."""
+    """Fit Kaplan's L(N), L(D) and L(C), and estimate alpha and x_c of each with intervals."""
 
     def numbers(drawn: RunsTable) -> list[float]:
         laws = fit_kaplan(drawn)
-        each = (laws.parameters, laws.tokens, laws.flops)
-        return [number for law in each for number in (law.alpha, law.scale)]
+        fitted = (laws.parameters, laws.tokens, laws.flops)
+        return [number for law in fitted for number in (law.alpha, law.scale)]
 
     draws = bootstrap(_make_refit_of_present(numbers, runs, 6), runs, _limit_draws(rules))
     names = [f"L({x}).{y}" for x in ("N", "D", "C") for y in ("alpha", "scale")]
@@ -117,7 +116,10 @@ def fit_frontier_laws(
 def fit_approaches(
     runs: RunsTable, along: RunsTable, isoflop: IsoFlop, envelope: Envelope, rules: Bootstrap
 ) -> tuple[Approach, ...]:
-    """Approaches 1 and 2, or what each of them lacks. `along` are the points of whole curves."""
+    """Fit approaches 1 and 2, with a note where one does not apply.
+
+    `along` has the points of whole training curves, which approach 1 uses.
+    """
 
     def by_envelope() -> Approach:
         line, fit = fit_envelope_line(along, envelope, rules)
@@ -152,7 +154,10 @@ def _limit_draws(rules: Bootstrap) -> Bootstrap:
 def _make_refit_of_present(
     fit: Callable[[RunsTable], Sequence[float]], runs: RunsTable, quantities: int
 ) -> Callable[[Counts], Array]:
-    """Refit one by one to the rows that a draw took at all: an envelope knows no weights."""
+    """Return a function that fits each draw separately to the rows that it took at least once.
+
+    Frontiers ignore how often a row is drawn.
+    """
 
     def refit(counts: Counts) -> Array:
         values = np.full((len(counts), quantities), np.nan)
@@ -167,9 +172,9 @@ def _make_refit_of_present(
 
 
 def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
-    """N*(C) of a table whose rows are optima already, one or more for each budget.
+    """Fit N*(C) to a table whose rows are optima already, one or more for each budget.
 
-    Raises DataError where they are fewer than three.
+    Raises DataError if there are fewer than three.
     """
     if len(runs) < LEAST_OPTIMA:
         raise DataError(f"{len(runs)} optima: a line with an interval needs {LEAST_OPTIMA}")

@@ -1,9 +1,10 @@
 """Approach 1 of Hoffmann et al. (arXiv:2203.15556, section 3.1): the envelope of training curves.
 
-At each compute, the run with the least loss names N*; lines through log N* and log D* over log C
-give the exponents. Runs are read between their points, never beyond. Where the smallest or the
-largest model wins, a smaller or a larger one might have: those computes are left out, and said.
-N* can only be one of the sizes trained: the finer the ladder, the less the envelope is bound to it.
+At each compute, N* is the size of the run with the least loss. Straight lines through log N* and
+log D* over log C give the exponents. Curves are interpolated between their points, never
+extrapolated. Where the smallest or the largest model wins, an even smaller or larger one might be
+better, so those computes are excluded and listed. N* is always one of the trained sizes, so a finer
+ladder of sizes gives a finer estimate.
 
 Shapes: T trials, G computes.
 """
@@ -25,22 +26,23 @@ from trainrig.scaling.laws.runs_table import Floats, RunsTable
 Mask = NDArray[np.bool_]
 Places = NDArray[np.int64]
 
-LEAST_BEST = 3  # sizes that are best somewhere, beside the smallest and the largest
+LEAST_BEST = 3  # sizes that are best at some compute, not counting the smallest and the largest
 
 
 class Envelope(Settings):
-    """Where the curves are compared."""
+    """Settings of approach 1, the envelope of training curves."""
 
-    points: int = Field(500, ge=10)  # computes, evenly in log; Hoffmann et al. take 1,500
+    # Number of computes to compare at, evenly spaced in log; Hoffmann et al. take 1,500.
+    points: int = Field(500, ge=10)
 
 
 @dataclass(frozen=True)
 class EnvelopeFit:
-    """N*(C) and D*(C), the envelope [G], and the computes that were left out."""
+    """Fits of N*(C) and D*(C), the envelope itself, and the computes that were excluded."""
 
     parameters: PowerLaw
     tokens: PowerLaw
-    flops: Floats  # [G], by 6ND
+    flops: Floats  # [G] compute, 6ND
     best: Floats  # [G] N of the run with the least loss
     loss: Floats  # [G] that loss, nats per token
     refused: tuple[LeftOut, ...]
@@ -48,27 +50,27 @@ class EnvelopeFit:
 
 @dataclass(frozen=True)
 class Curves:
-    """The loss of each trial at each compute, [T, G]; inf where the trial was not measured."""
+    """Loss [T, G] of each trial at each compute, inf where the trial was not measured."""
 
     sizes: Floats  # [T] N
     flops: Floats  # [G]
     loss: Floats  # [T, G]
-    rows: tuple[Places, ...]  # of each curve: where its points are in the table
+    rows: tuple[Places, ...]  # row indices of each curve's points in the table
 
 
 def interpolate_curves(runs: RunsTable, settings: Envelope | None = None) -> Curves:
-    """Each trial's log loss, drawn straight from point to point over log C.
+    """Interpolate the log loss of each trial linearly in log C.
 
-    Trials of a single point are drawn as one curve with those of their size. A point worse than
-    one before it is passed over: the envelope wants the best so far. Raises DataError where no
+    Trials with a single point are joined to one curve per size. A point with a higher loss than an
+    earlier one is ignored, because the envelope needs the best loss so far. Raises DataError if no
     curve has two points.
     """
     flops = runs.flops_6nd
     drawn = tuple(rows for rows in _iterate_curve_rows(runs) if np.ptp(flops[rows]) > 0)
     if not drawn:
         raise DataError(
-            "the envelope of training curves needs losses along the runs, at two places or more of "
-            f"each, or several runs of a size; none of the {len(runs)} runs has another point"
+            "the envelope of training curves needs losses along the runs: two or more points of "
+            f"each run, or several runs of a size. None of the {len(runs)} runs has a second point"
         )
     along = flops[np.concatenate(drawn)]
     grid = np.geomspace(along.min(), along.max(), (settings or Envelope()).points)
@@ -79,7 +81,7 @@ def interpolate_curves(runs: RunsTable, settings: Envelope | None = None) -> Cur
 
 
 def _interpolate_curve(runs: RunsTable, rows: Places, flops: Floats) -> Floats:
-    """[G] the loss at `flops`, between the points of `rows`; inf beyond them."""
+    """Return the loss [G] at `flops` from the points of `rows`, and inf outside their range."""
     ordered = rows[np.lexsort((runs.loss[rows], runs.flops_6nd[rows]))]
     x, first = np.unique(np.log(runs.flops_6nd[ordered]), return_index=True)
     y = np.minimum.accumulate(np.log(runs.loss[ordered][first]))
@@ -87,7 +89,7 @@ def _interpolate_curve(runs: RunsTable, rows: Places, flops: Floats) -> Floats:
 
 
 def _iterate_curve_rows(runs: RunsTable) -> Iterator[Places]:
-    """The rows of each curve: a trial's, and of the other trials those of a size."""
+    """Yield the rows of each curve: of each trial, then of single-point trials of each size."""
     _, trial, counts = np.unique(runs.trial, return_inverse=True, return_counts=True)
     single = counts[trial] == 1
     for number in np.unique(trial[~single]):
@@ -98,15 +100,15 @@ def _iterate_curve_rows(runs: RunsTable) -> Iterator[Places]:
 
 
 def fit_envelope(runs: RunsTable, settings: Envelope | None = None) -> EnvelopeFit:
-    """Approach 1 over all points of `runs`. Raises DataError where nothing is between sizes."""
+    """Fit approach 1 to all points of `runs`. Raises DataError as `fit_envelope_to_curves` does."""
     return fit_envelope_to_curves(interpolate_curves(runs, settings))
 
 
 def refit_envelope(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
-    """ln coefficient and exponent of N*(C) by each draw's counts [K, R]: [K, 2].
+    """Return ln coefficient and exponent of N*(C), [K, 2], for each draw's counts [K, R].
 
-    How often a draw takes a row is nothing to an envelope; only whether it does. Curves that lost
-    points are drawn again without them; a draw without a line is NaN.
+    Only whether a draw took a row matters, not how often. Curves that lost points are interpolated
+    again. A draw that cannot be fitted is NaN.
     """
     found = np.full((len(counts), 2), np.nan)
     for line, taken in zip(found, counts > 0, strict=True):
@@ -130,8 +132,9 @@ def refit_envelope(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) ->
 
 
 def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
-    """The envelope of `drawn`. Raises DataError where too few sizes are ever best."""
-    sizes, loss = drawn.sizes, drawn.loss
+    """Fit the envelope of `drawn`. Raises DataError if too few sizes are best anywhere."""
+    sizes = drawn.sizes
+    loss = drawn.loss
     ladder = np.unique(sizes)
     least = loss.min(axis=0)
     winner = sizes[np.argmin(loss, axis=0)]
@@ -139,10 +142,11 @@ def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
     if (best_somewhere := len(np.unique(winner[inside]))) < LEAST_BEST:
         raise DataError(
             f"the envelope: of {len(ladder)} sizes, {best_somewhere} between the smallest and the "
-            f"largest are ever best, and a line needs {LEAST_BEST}: train more sizes, or the "
-            "smaller ones for longer"
+            f"largest are best at some compute, but a line needs {LEAST_BEST}: train more sizes, "
+            "or the smaller ones for longer"
         )
-    flops, best = drawn.flops[inside], winner[inside]
+    flops = drawn.flops[inside]
+    best = winner[inside]
     return EnvelopeFit(
         parameters=fit_power(flops, best),
         tokens=fit_power(flops, flops / (6 * best)),
@@ -154,10 +158,11 @@ def fit_envelope_to_curves(drawn: Curves) -> EnvelopeFit:
 
 
 def _select_between_edges(flops: Floats, winner: Floats, least: Floats, ladder: Floats) -> Mask:
-    """[G] above the last compute that the smallest wins and below the first the largest wins.
+    """Return a mask [G] of the computes where neither edge size wins.
 
-    Between these, noise gives a size on either side of the best its turn; beyond them it can give
-    it to one side only, which would flatten the line.
+    It covers the computes above the last one that the smallest size wins and below the first one
+    that the largest wins. In between, noise can shift the winner to either side. Outside, it could
+    shift the winner to one side only, which would flatten the fitted line.
     """
     known = np.isfinite(least)
     smallest = flops[known & (winner == ladder[0])].max(initial=0)

@@ -1,10 +1,10 @@
 """Approach 2 of Hoffmann et al. (arXiv:2203.15556, section 3.2): a parabola for each budget.
 
-At one budget, loss against log N is a bowl; its lowest point is N*. A line through log N* over log
-C gives N* ~ C^a. The parabola is symmetric and the bowl is not (unless alpha = beta), so that the
-estimate is biased by sizes far from N*, and by grids that are not centred on it: `within` and
-`nearest` keep those near. A budget whose lowest point is not between its sizes says nothing, and
-is refused.
+At one budget, the loss over log N is a bowl with its lowest point at N*. A line through log N* over
+log C gives N* ~ C^a. The parabola is symmetric but the bowl is not (unless alpha = beta), so sizes
+far from N* and grids that are not centred on it bias the estimate. The settings `within` and
+`nearest` select the sizes near N*. A budget whose lowest point is not between its sizes is
+excluded.
 
 Shapes: B budgets, R rows, K draws.
 """
@@ -21,38 +21,41 @@ from trainrig.scaling.laws.law import LeftOut
 from trainrig.scaling.laws.regression.identifiability import find_levels
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
-LEAST_SIZES = 4  # three make a parabola that fits anything
-LEAST_BUDGETS = 2  # of a line
-NEAR = 5  # sizes that are kept whatever their loss
+LEAST_SIZES = 4  # a parabola fits any three
+LEAST_BUDGETS = 2  # needed for a line
+NEAR = 5  # sizes that are fitted whatever their loss
 PLACES = NDArray[np.int64]
 
 
 class IsoFlop(Settings):
-    """How budgets are told apart, and which of their sizes are looked at."""
+    """Settings of approach 2: how runs are grouped into budgets, and which sizes are fitted."""
 
-    same_budget: float = Field(1.25, gt=1)  # FLOPs within this factor are one budget's
-    # Sizes whose loss is at most this share above the lowest of their budget, and the NEAR nearest
-    # in any case: farther up the bowl is no parabola, fewer are noise. Chosen on made-up sweeps
-    # and by leaving out runs (docs/scaling.md). None: all sizes.
+    # Runs whose FLOPs lie within this factor belong to one budget.
+    same_budget: float = Field(1.25, gt=1)
+    # Fit the sizes whose loss is at most this share above the lowest of their budget, and in any
+    # case the 5 nearest to the best. Farther away the bowl is no parabola, and fewer sizes are too
+    # noisy. The default was chosen on simulated sweeps and by leaving out runs (docs/scaling.md).
+    # None: all sizes.
     within: float | None = Field(0.1, gt=0)
-    nearest: int | None = Field(None, ge=LEAST_SIZES)  # instead: so many sizes about the lowest
+    # Fit this number of sizes nearest to the best, instead of those in `within`.
+    nearest: int | None = Field(None, ge=LEAST_SIZES)
 
 
 @dataclass(frozen=True)
 class Bowl:
-    """One budget's parabola: loss = bottom + curvature (log N - log N*)^2, in nats per token."""
+    """Parabola of one budget: loss = bottom + curvature (log N - log N*)^2, in nats per token."""
 
-    flops: float  # of the budget, by 6ND
+    flops: float  # budget, 6ND
     parameters: float  # N*
     tokens: float  # D* = C / 6N*
     loss: float  # at the bottom
     curvature: float
-    rows: tuple[int, ...]  # of the runs given
+    rows: tuple[int, ...]  # row indices in the table of runs
 
 
 @dataclass(frozen=True)
 class IsoFlopFit:
-    """N*(C) and D*(C), each budget's bowl, and the budgets that were refused."""
+    """Fits of N*(C) and D*(C), the parabola of each budget, and the budgets that were excluded."""
 
     parameters: PowerLaw
     tokens: PowerLaw
@@ -61,7 +64,7 @@ class IsoFlopFit:
 
 
 def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit:
-    """Approach 2. Raises DataError if fewer than two budgets have a lowest point inside."""
+    """Fit approach 2. Raises DataError if fewer than two budgets have a lowest point inside."""
     rules = settings or IsoFlop()
     bowls: list[Bowl] = []
     refused: list[LeftOut] = []
@@ -82,7 +85,7 @@ def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit
     if len(bowls) < LEAST_BUDGETS:
         why = "; ".join(f"{one.name}: {one.reason}" for one in refused[:3])
         raise DataError(
-            f"isoFLOP curves: {len(bowls)} budgets have a lowest point between their sizes, and a "
+            f"isoFLOP curves: {len(bowls)} budgets have a lowest point between their sizes, but a "
             f"line needs {LEAST_BUDGETS}" + (f" ({why})" if why else "")
         )
     at = np.array([bowl.flops for bowl in bowls])
@@ -95,10 +98,10 @@ def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit
 
 
 def refit_isoflops(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
-    """ln coefficient and exponent of N*(C) for each draw's counts [K, R]: [K, 2].
+    """Return ln coefficient and exponent of N*(C), [K, 2], for each draw's counts [K, R].
 
-    Each draw bends its own parabola through the rows of each bowl; a budget whose parabola has no
-    lowest point inside is left out of that draw's line, and a draw without a line is NaN.
+    Each draw fits its own parabola to the rows of each budget. A budget whose parabola has no
+    lowest point inside is left out of that draw's line. A draw without a line is NaN.
     """
     log_best = np.stack([_refit_bowl(bowl, runs, counts) for bowl in fit.bowls], axis=1)
     log_flops = np.log([bowl.flops for bowl in fit.bowls])
@@ -115,16 +118,18 @@ def refit_isoflops(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) 
 
 
 def _refit_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
-    """[K] log N* of each draw; NaN where its parabola has no lowest point inside."""
+    """Return log N* [K] of each draw, or NaN if its parabola has no lowest point inside."""
     rows = np.array(bowl.rows)
-    log_n, loss, weight = np.log(runs.parameters[rows]), runs.loss[rows], counts[:, rows]
+    log_n = np.log(runs.parameters[rows])
+    loss = runs.loss[rows]
+    weight = counts[:, rows]
     x = log_n - log_n.mean()
     powers = np.stack([np.ones_like(x), x, x * x])  # [3, R]
     moments = np.einsum("kr,ir,jr->kij", weight, powers, powers)
     sides = np.einsum("kr,ir,r->ki", weight, powers, loss)
     sizes = np.unique(log_n)
     drawn = np.stack([weight[:, log_n == size].sum(axis=1) for size in sizes], axis=1) > 0
-    enough = drawn.sum(axis=1) >= 3  # of a parabola
+    enough = drawn.sum(axis=1) >= 3  # a parabola has three coefficients
     moments[~enough] = np.eye(3)
     _, slope, curvature = np.linalg.solve(moments, sides[..., None])[..., 0].T
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -136,9 +141,10 @@ def _refit_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Float
 
 
 def group_by_budget(runs: RunsTable, settings: IsoFlop | None = None) -> list[PLACES]:
-    """The rows of each budget, cheapest first: by the column `budget`, else by like 6ND.
+    """Return the row indices of each budget, cheapest first.
 
-    Groups of FLOPs are cut at the widest gap until each is within `same_budget`.
+    Rows are grouped by the column `budget` if all have one, otherwise by similar 6ND: sorted FLOPs
+    are split at the widest gap until each group is within the factor `same_budget`.
     """
     rules = settings or IsoFlop()
     if not np.isnan(runs.budget).any():
@@ -158,7 +164,7 @@ def _cut_into_budgets(order: PLACES, log_flops: Floats, width: float) -> list[PL
 
 
 def _select_sizes(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
-    """The sizes of one budget that its parabola is fitted to."""
+    """Return the sizes of one budget that its parabola is fitted to."""
     sizes = np.unique(runs.parameters[rows])
     if rules.nearest is None and rules.within is None:
         return sizes
@@ -173,7 +179,7 @@ def _select_sizes(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
 
 
 def _fit_bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
-    """The parabola of one budget, or why there is none."""
+    """Fit the parabola of one budget, or return the reason why there is none."""
     flops = float(np.median(runs.flops_6nd[rows]))
     sizes = np.unique(runs.parameters[rows])
     lowest = runs.parameters[rows][int(np.argmin(runs.loss[rows]))]

@@ -1,10 +1,10 @@
-"""Power laws of one thing at a time (Kaplan et al. 2020, arXiv:2001.08361, section 3).
+"""Power laws of a single variable (Kaplan et al. 2020, arXiv:2001.08361, section 3).
 
-L(N) = (N_c/N)^alpha_N where neither data nor compute bind, and likewise L(D) and L(C). A table of
-runs shows each along its frontier: the runs better than every run with no more of that thing. There
-is no offset: these laws reach zero, and bend where the data have an irreducible loss. Where the
-runs at the frontier are themselves short of something else, the exponent is too small.
-The law of both, L(N, D), is a form (`forms.Kaplan`) and is fitted as the others are.
+L(N) = (N_c/N)^alpha_N where neither data nor compute is the bottleneck; L(D) and L(C) are alike.
+Each is fitted along a frontier: the runs that are better than every run with no more of that
+variable. The laws have no offset, so they tend to zero and fit worse where the loss has an
+irreducible part. If the runs on the frontier lack another resource, the exponent is too small. The
+joint law L(N, D) is a form (`forms.Kaplan`) and is fitted like the others.
 """
 
 from dataclasses import dataclass
@@ -16,31 +16,31 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
-LEAST_POINTS = 3  # on a frontier: two are a line whatever they show
+LEAST_POINTS = 3  # fewest on a frontier, since a line fits any two
 
 
 @dataclass(frozen=True)
 class FrontierLaw:
-    """L = (x_c / x)^alpha through the frontier over `x`."""
+    """Power law L = (x_c / x)^alpha along the frontier over `x`."""
 
-    of: str  # parameters, tokens or flops
+    variable: str  # parameters, tokens or flops
     law: PowerLaw
-    rows: tuple[int, ...]  # of the frontier
+    rows: tuple[int, ...]  # row indices of the frontier
 
     @property
     def alpha(self) -> float:
-        """The exponent, as Kaplan et al. write it: positive."""
+        """The exponent with the sign of Kaplan et al.: positive."""
         return -self.law.exponent
 
     @property
     def scale(self) -> float:
-        """x_c: N_c in parameters, D_c in tokens, C_c in FLOPs."""
+        """The constant x_c: N_c in parameters, D_c in tokens, or C_c in FLOPs."""
         return self.law.scale
 
 
 @dataclass(frozen=True)
 class KaplanLaws:
-    """The three laws, and the exponent of N*(C) that they imply."""
+    """Kaplan's three single-variable laws, and the exponent of N*(C) that they imply."""
 
     parameters: FrontierLaw
     tokens: FrontierLaw
@@ -48,12 +48,12 @@ class KaplanLaws:
 
     @property
     def parameters_exponent(self) -> float:
-        """a of N* ~ C^a where L(C) = L(N*): alpha_C / alpha_N (Kaplan et al., section 6.1)."""
+        """The exponent a of N* ~ C^a: alpha_C / alpha_N (Kaplan et al., section 6.1)."""
         return self.flops.alpha / self.parameters.alpha
 
 
 def fit_kaplan(runs: RunsTable) -> KaplanLaws:
-    """L(N), L(D) and L(C) of `runs`. Raises DataError where a frontier is too short."""
+    """Fit L(N), L(D) and L(C) to `runs`. Raises DataError if a frontier is too short."""
     return KaplanLaws(
         parameters=fit_frontier(runs, "parameters"),
         tokens=fit_frontier(runs, "tokens"),
@@ -61,21 +61,23 @@ def fit_kaplan(runs: RunsTable) -> KaplanLaws:
     )
 
 
-def fit_frontier(runs: RunsTable, of: str) -> FrontierLaw:
-    """The power law of loss in one column. Raises DataError for fewer than three points."""
-    x = runs.flops_6nd if of == "flops" else getattr(runs, of)
+def fit_frontier(runs: RunsTable, variable: str) -> FrontierLaw:
+    """Fit the power law of the loss in one column. Raises DataError for fewer than three points."""
+    x = runs.flops_6nd if variable == "flops" else getattr(runs, variable)
     rows = find_frontier(x, runs.loss)
     if len(rows) < LEAST_POINTS:
         raise DataError(
-            f"L({of}): {len(rows)} of {len(runs)} runs are better than all with no more {of}, and "
-            f"a power law needs {LEAST_POINTS}: train {LEAST_POINTS - len(rows)} more, with more "
-            f"{of} than {x.max():.3g}"
+            f"L({variable}): {len(rows)} of {len(runs)} runs are better than all with no more "
+            f"{variable}, but a power law needs {LEAST_POINTS}: train "
+            f"{LEAST_POINTS - len(rows)} more, with more {variable} than {x.max():.3g}"
         )
-    return FrontierLaw(of, fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows))
+    return FrontierLaw(
+        variable, fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows)
+    )
 
 
 def find_frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
-    """The rows whose loss is below that of every row with no more `x`, in the order of `x`."""
-    order = np.lexsort((loss, x))  # of those with the same x, the best first
+    """Return the rows with a loss below every row with no more `x`, in the order of `x`."""
+    order = np.lexsort((loss, x))  # best first among equal x
     before = np.r_[np.inf, np.minimum.accumulate(loss[order])[:-1]]
     return np.asarray(order[loss[order] < before])

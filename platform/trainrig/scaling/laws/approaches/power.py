@@ -1,4 +1,4 @@
-"""Power laws of one variable: straight lines of logarithms."""
+"""Power laws of one variable, fitted as straight lines in logarithms."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from trainrig.scaling.laws.runs_table import Floats
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = coefficient * x^exponent."""
+    """Power law y = coefficient * x^exponent."""
 
     coefficient: float
     exponent: float
 
     def __call__(self, x: ArrayLike) -> Floats:
-        """y at `x`."""
+        """Return y at `x`."""
         values = np.asarray(x, dtype=np.float64)
-        # By logarithms: the coefficient of a law in FLOPs and x^exponent may each overflow.
+        # In logarithms, because both the coefficient and x^exponent may overflow with x in FLOPs.
         return np.asarray(np.exp(np.log(self.coefficient) + self.exponent * np.log(values)))
 
     @property
@@ -29,8 +29,9 @@ class PowerLaw:
 
 
 def fit_power(x: Floats, y: Floats) -> PowerLaw:
-    """The least squares line of log y over log x. Raises DataError for a single x."""
-    log_x, log_y = np.log(x), np.log(y)
+    """Fit log y over log x by least squares. Raises DataError if all x are equal."""
+    log_x = np.log(x)
+    log_y = np.log(y)
     centred = log_x - log_x.mean()
     spread = float(centred @ centred)
     if spread < 1e-12:

@@ -1,1 +1,1 @@
-"""Laws held against one another: of corpora, and of objectives."""
+"""Comparisons of scaling laws across corpora and across training objectives."""

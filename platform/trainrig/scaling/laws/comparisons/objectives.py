@@ -1,13 +1,14 @@
-"""Objectives compared on equal compute, by the laws of their own sweeps.
+"""Comparison of training objectives at equal compute, by the scaling law of each objective's sweep.
 
-Losses of different objectives are of different targets (all tokens, hidden ones, spans with their
-sentinels), so no loss is held against another's. What does compare, at one compute that is counted
-exactly for each: which size and how many tokens of text are best, how both grow, how much compute
-halves what can be learnt, and what tasks score that models of both were asked.
+Losses of different objectives are of different targets (all tokens, masked tokens, spans with
+sentinels), so they are not comparable with one another. At an equal, exactly counted compute, these
+are comparable: the best size and number of text tokens, how both grow, how much compute halves the
+reducible loss, and scores on tasks that models of all objectives were evaluated on.
 
-6ND says little here: a token that an encoder reads passes through half of an encoder-decoder, and
-a row of denoised text is longer than the text. So compute is that of the tables' own counts: a
-token's operations at the sizes that were swept, by straight lines in logarithms between.
+6ND is a poor count here: a token that an encoder reads passes through half of an encoder-decoder,
+and a row of denoised text is longer than the text. So compute is taken from the tables' exact
+counts: the operations per token at the trained sizes, interpolated linearly in logarithms between
+them.
 
 Shapes: R runs, M sizes.
 """
@@ -26,105 +27,112 @@ from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.objective_names import name_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 
-SIZES = 400  # that an optimum is looked for among
-COMPUTES = 16  # that curves are drawn at
-FEWEST_INSIDE = 3  # with the best within the sweep's sizes, to say from how it grows
+SIZES = 400  # sizes among which the optimum is searched
+COMPUTES = 16  # points of a curve over compute
+# Fewest computes whose best size is inside the sweep's range, to fit how it grows.
+FEWEST_INSIDE = 3
 
 
 class BestDivision(Settings):
-    """The best division of a compute, among sizes within the sweep's."""
+    """Best split of a compute budget into size and tokens, among sizes in the sweep's range."""
 
     flops: float  # counted exactly
     parameters: float
-    tokens: float  # of text
-    loss: float  # the objective's own, nats per target
+    tokens: float  # tokens of text
+    loss: float  # the objective's own loss, nats per target
     parameters_interval: Interval | None = None
-    at_an_end: bool = False  # the best lies at the smallest or the largest size of the sweep
+    at_an_end: bool = False  # true if the best is the smallest or the largest size of the sweep
 
 
 class ObjectiveLaw(Settings):
-    """One objective's sweep and its law."""
+    """Scaling law of one objective's sweep."""
 
     name: str
-    objective: str  # as `objective_names` writes it
-    runs: int  # fitted
+    objective: str  # the objective, as `objective_names` writes it
+    runs: int  # number of fitted runs
     form: Parametric
-    flops_of_six_n_d: tuple[float, float]  # exact compute over 6ND, least and greatest of its runs
+    # Least and greatest ratio of exact compute to 6ND among the runs.
+    flops_of_six_n_d: tuple[float, float]
     optima: tuple[BestDivision, ...]
-    # How N* and D* grow with exact compute, over the part of the range that all sweeps share where
-    # the best lies within the sweep's sizes; over all of it, where that is hardly anywhere.
+    # Exponents of N* and D* over exact compute, in the part of the shared range where the best size
+    # is inside the sweep's sizes, or in the whole range if that part is too small.
     parameters_exponent: float
     tokens_exponent: float
-    # Times the compute that halves the loss above the law's least.
+    # Factor of compute that halves the reducible loss.
     compute_to_halve: float
     compute_to_halve_interval: Interval | None = None
 
 
 class ExpectedScore(Settings):
-    """What a task is expected to score after the best run of a compute."""
+    """Expected score of a task after the best run at a given compute."""
 
     task: str
     objective: str
     flops: float  # counted exactly
-    flops_6nd: float  # of the best size and tokens at it, which task laws are of
+    flops_6nd: float  # 6ND of the best size and tokens, which the task laws depend on
     score: float
     interval: Interval | None = None
 
 
 class ObjectiveComparison(Settings):
-    """Objectives side by side."""
+    """Comparison of several objectives."""
 
     tokenizer: str
-    flops: tuple[float, ...]  # compared at
+    flops: tuple[float, ...]  # exact compute of each comparison
     objectives: tuple[ObjectiveLaw, ...]
     tasks: tuple[ExpectedScore, ...] = ()
 
 
 def compare_objectives(fits: Sequence[Fitted]) -> ObjectiveComparison:
-    """`fits`: of each objective's runs, by the parametric law.
+    """Compare the objectives of `fits`, each a parametric law of one objective's runs.
 
-    Raises DataError for other tokenizers or counts of parameters, and where the sweeps share no
-    compute.
+    Raises DataError if the tokenizers or the counts of parameters differ, or if the sweeps have no
+    range of compute in common.
     """
-    laws = [each.law for each in fits]
+    laws = [fitted.law for fitted in fits]
     if len(tokenizers := {law.tokenizer for law in laws}) > 1:
         raise DataError(
-            f"the sweeps come from {len(tokenizers)} tokenizers; a token of one is not that of "
-            "another: sweep all objectives on the same tokens"
+            f"the sweeps use {len(tokenizers)} tokenizers, whose tokens are not comparable: sweep "
+            "all objectives on the same tokens"
         )
     if len({law.parameters_count for law in laws}) > 1:
-        raise DataError("one sweep counts embeddings among parameters, another does not")
-    least = max(float(each.runs.flops.min()) for each in fits)
-    greatest = min(float(each.runs.flops.max()) for each in fits)
+        raise DataError(
+            "some sweeps count embeddings among the parameters, others do not: fit all with the "
+            "same --counts"
+        )
+    least = max(float(fitted.runs.flops.min()) for fitted in fits)
+    greatest = min(float(fitted.runs.flops.max()) for fitted in fits)
     if not least < greatest:
         spans = "; ".join(
-            f"{each.law.name} {each.runs.flops.min():.3g} to {each.runs.flops.max():.3g}"
-            for each in fits
+            f"{fitted.law.name} {fitted.runs.flops.min():.3g} to {fitted.runs.flops.max():.3g}"
+            for fitted in fits
         )
         raise DataError(f"the sweeps share no compute to compare at, in FLOPs: {spans}")
     at = (float(np.sqrt(least * greatest)), greatest)
-    compared = tuple(_build_law(each, least, at) for each in fits)
+    compared = tuple(_build_law(fitted, least, at) for fitted in fits)
     return ObjectiveComparison(
         tokenizer=tokenizers.pop(),
         flops=at,
         objectives=compared,
-        tasks=tuple(_predict_scores(laws, [each.optima[-1] for each in compared])),
+        tasks=tuple(_predict_scores(laws, [objective.optima[-1] for objective in compared])),
     )
 
 
 def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> ObjectiveLaw:
-    law, runs = fitted.law, fitted.runs
+    law = fitted.law
+    runs = fitted.runs
     form = law.form
     assert isinstance(form, Parametric)
     optima = tuple(find_best_division(form, runs, flops, law) for flops in at)
     growth = [
         find_best_division(form, runs, flops) for flops in np.geomspace(least, at[-1], COMPUTES)
     ]
-    inside = [each for each in growth if not each.at_an_end]  # elsewhere the sizes decide, no law
+    # At an end, the range of sizes limits the best size, not the law.
+    inside = [division for division in growth if not division.at_an_end]
     growth = inside if len(inside) >= FEWEST_INSIDE else growth
-    computes = np.log([each.flops for each in growth])
+    computes = np.log([division.flops for division in growth])
     slopes = [
-        float(np.polyfit(computes, np.log([getattr(each, name) for each in growth]), 1)[0])
+        float(np.polyfit(computes, np.log([getattr(division, name) for division in growth]), 1)[0])
         for name in ("parameters", "tokens")
     ]
     of_six = runs.flops / runs.flops_6nd
@@ -145,7 +153,10 @@ def _build_law(fitted: Fitted, least: float, at: tuple[float, ...]) -> Objective
 def find_best_division(
     form: Form, runs: RunsTable, flops: float, law: Law | None = None
 ) -> BestDivision:
-    """What is best at `flops`, counted as `runs` count; with an interval by the draws of `law`."""
+    """Find the best size and tokens at `flops`, which are counted as in `runs`.
+
+    The size has an interval if `law`, with its bootstrap draws, is given.
+    """
     sizes = np.geomspace(runs.parameters.min(), runs.parameters.max(), SIZES)
     tokens = flops / interpolate_token_flops(runs, sizes)
 
@@ -167,58 +178,64 @@ def find_best_division(
 
 
 def interpolate_token_flops(runs: RunsTable, parameters: Array) -> Array:
-    """[M] operations of training on a token of text, of models of `parameters` [M]; where they are
-    others from run to run of a size, the mean over its tokens."""
+    """Return the training FLOPs [M] per token of text, for models of `parameters` [M].
+
+    If runs of one size differ in FLOPs per token, the mean over their tokens is taken.
+    """
     sizes, which = np.unique(runs.parameters, return_inverse=True)
-    each = np.bincount(which, runs.flops) / np.bincount(which, runs.tokens)
-    return np.exp(np.interp(np.log(parameters), np.log(sizes), np.log(each)))
+    token_flops = np.bincount(which, runs.flops) / np.bincount(which, runs.tokens)
+    return np.exp(np.interp(np.log(parameters), np.log(sizes), np.log(token_flops)))
 
 
 def _compute_to_halve(form: Form) -> float:
-    """At L = E + k C^-g with g = alpha beta / (alpha + beta), by 6ND."""
+    """Return the factor of 6ND that halves the reducible loss of a parametric law.
+
+    At the optimum, L = E + k C^-g with g = alpha beta / (alpha + beta).
+    """
     assert isinstance(form, Parametric)
     return float(2 ** (1 / form.alpha + 1 / form.beta))
 
 
 def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iterator[ExpectedScore]:
-    """Of the tasks that all were asked and have a law of, at the best division of each."""
-    shared = set.intersection(*({each.task for each in law.tasks} for law in laws))
+    """Yield each objective's expected score at its optimum, on each task that all laws have."""
+    shared = set.intersection(*({task_law.task for task_law in law.tasks} for law in laws))
     for task in sorted(shared):
         for law, best in zip(laws, optima, strict=True):
-            of = next(each for each in law.tasks if each.task == task)
+            task_law = next(other for other in law.tasks if other.task == task)
             by_six = count_flops_6nd(best.parameters, best.tokens)
             yield ExpectedScore(
                 task=task,
                 objective=law.name,
                 flops=best.flops,
                 flops_6nd=by_six,
-                score=float(np.asarray(of.form.compute_score([by_six]))[0]),
-                interval=of.compute_interval(by_six),
+                score=float(np.asarray(task_law.form.compute_score([by_six]))[0]),
+                interval=task_law.compute_interval(by_six),
             )
 
 
 def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
-    """The comparison in words."""
+    """Yield the lines of a text summary of the comparison."""
     yield (
-        "objectives on equal compute, each operation counted, by the parametric law of each; "
+        "objectives at equal compute, counted exactly, by the parametric law of each; "
         f"tokenizer {found.tokenizer}. {NOT_COMPARED}"
     )
-    for each in found.objectives:
-        f, (low, high) = each.form, each.flops_of_six_n_d
-        halve = f"{each.compute_to_halve:.3g}x {each.compute_to_halve_interval or ''}".rstrip()
+    for law in found.objectives:
+        f = law.form
+        low, high = law.flops_of_six_n_d
+        halve = f"{law.compute_to_halve:.3g}x {law.compute_to_halve_interval or ''}".rstrip()
         yield (
-            f"{each.name}: {name_objective(each.objective)}, {each.runs} runs, {low:.2f} to "
+            f"{law.name}: {name_objective(law.objective)}, {law.runs} runs, {low:.2f} to "
             f"{high:.2f} of 6ND; E {f.E:.4g}, alpha {f.alpha:.3g}, beta {f.beta:.3g}; N* ~ "
-            f"C^{each.parameters_exponent:.2f}, D* ~ C^{each.tokens_exponent:.2f}; {halve} the "
-            "compute halves what is above E"
+            f"C^{law.parameters_exponent:.2f}, D* ~ C^{law.tokens_exponent:.2f}; {halve} the "
+            "compute halves the loss above E"
         )
     for number, flops in enumerate(found.flops):
-        for each in found.objectives:
-            best = each.optima[number]
-            end = ", at an end of its sizes" if best.at_an_end else ""
+        for law in found.objectives:
+            best = law.optima[number]
+            end = ", at an end of the swept sizes" if best.at_an_end else ""
             interval = f" {best.parameters_interval}" if best.parameters_interval else ""
             yield (
-                f"at {flops:.3g} FLOPs, {each.name}: {format_count(best.parameters)} "
+                f"at {flops:.3g} FLOPs, {law.name}: {format_count(best.parameters)} "
                 f"parameters{interval} on {format_count(best.tokens)} tokens{end}; own loss "
                 f"{best.loss:.4f}"
             )
@@ -230,6 +247,6 @@ def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
 
 
 NOT_COMPARED = (
-    "Comparable are sizes, tokens, their growth, the compute that halves what is above E, and "
-    "tasks that all were asked; losses are of other targets in each, and are not"
+    "Comparable: sizes, tokens, their growth, the compute that halves the loss above E, and scores "
+    "on shared tasks. Losses are of different targets and are not comparable"
 )

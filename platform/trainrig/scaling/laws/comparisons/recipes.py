@@ -1,12 +1,13 @@
-"""Recipes compared by their laws: which corpus is worth more compute, and how much.
+"""Comparison of recipes by their scaling laws: which corpus is worth more compute, and how much.
 
-Two curated corpora are swept alike and fitted together: each recipe has its own E, A and B; the
-exponents are one pair for all (`share = "exponents"`) or each recipe's own. The laws' optima at
-one compute C then differ by so many nats; and the baseline reaches the recipe's loss at m C, so
-that the recipe is worth m times the compute. Draws take each recipe's training runs apart.
+Two or more corpora are swept alike and fitted together: each recipe has its own E, A and B. The
+exponents are the same for all (`share = "exponents"`) or separate (`share = "nothing"`). At a
+compute C, the laws' optima differ by some nats per token. If the baseline needs m C to reach the
+recipe's loss, the recipe is worth m times the compute. Bootstrap draws resample each recipe's
+training runs separately.
 
-All losses must be of the same held-out text under the same tokenizer: that is what makes them
-comparable, and the table's tokenizer is checked.
+Losses are comparable only on the same held-out text with the same tokenizer. The tokenizer named in
+the tables is checked.
 
 Shapes: R runs of all recipes, Q recipes, P coordinates (3 Q + 2), K draws.
 """
@@ -36,34 +37,37 @@ from trainrig.scaling.laws.screening import Exclusions, refuse_mixtures, screen
 
 
 class RecipeFit(Settings):
-    """How recipes are fitted and compared."""
+    """Settings of fitting and comparing recipes."""
 
     share: Literal["exponents", "nothing"] = "exponents"
     loss: Loss = Huber()
     exclusions: Exclusions = Exclusions()
     bootstrap: Bootstrap = Bootstrap()
-    # FLOPs (6ND) to compare at; none: the middle, in log, and the greatest of all recipes' runs.
+    # FLOPs (6ND) at which recipes are compared; none: the greatest compute of all runs and the
+    # geometric middle of the range.
     flops: tuple[float, ...] = ()
     search: MinimiseSettings = Field(MinimiseSettings())
 
 
 class Difference(Settings):
-    """A recipe against the baseline, both at their best division of `flops`."""
+    """Difference between a recipe and the baseline, both at their optimum for `flops`."""
 
     recipe: str
     flops: float  # 6ND
-    loss: IntervalEstimate  # nats per token that the recipe is above the baseline
-    # the baseline needs so many times the compute; None: none will do
+    # Nats per token, positive if the recipe's loss is higher than the baseline's.
+    loss: IntervalEstimate
+    # Factor of compute that the baseline needs to reach the recipe's loss; None: no compute
+    # suffices.
     multiplier: IntervalEstimate | None
 
     @property
-    def told_apart(self) -> bool:
-        """Does the interval of the difference leave out 0?"""
+    def is_significant(self) -> bool:
+        """Return whether the interval of the loss difference excludes 0."""
         return self.loss.bootstrap is not None and not self.loss.bootstrap.contains(0)
 
 
 class RecipeLaw(Settings):
-    """One recipe's part."""
+    """Scaling law of one recipe, with the excluded rows."""
 
     name: str
     form: Parametric
@@ -72,28 +76,28 @@ class RecipeLaw(Settings):
 
 
 class Comparison(Settings):
-    """Recipes and what sets them apart. The first is the baseline."""
+    """Comparison of recipes. The first recipe is the baseline."""
 
     share: Literal["exponents", "nothing"]
     recipes: tuple[RecipeLaw, ...]
     differences: tuple[Difference, ...]
-    # Akaike's, as in law.json, of shared exponents less that of each recipe's own: below 0 where
-    # one pair of exponents is enough.
+    # Akaike's criterion, as in law.json, with shared exponents minus that with separate exponents;
+    # below 0 if shared exponents are enough.
     criterion_of_sharing: float
     tokenizer: str
     parameters_count: Literal["non-embedding", "total"]
-    flops: FittedRange  # of all runs
+    flops: FittedRange  # range of 6ND over all runs
     draws_failed: int
 
 
 class Recipes(Constants):
-    """The laws of several recipes as the constants of one fit."""
+    """Laws of several recipes as the constants of one fit."""
 
     laws: tuple[Parametric, ...]
 
     @property
     def constants(self) -> dict[str, float]:
-        """`0.E`, `0.A`, … by the recipe's number."""
+        """The constants as `0.E`, `0.A`, …, prefixed by the recipe's number."""
         return {
             f"{number}.{name}": value
             for number, law in enumerate(self.laws)
@@ -107,9 +111,10 @@ T = TypeVar("T")
 
 
 def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
-    """Each table is one recipe's runs, by its name; the first is the baseline.
+    """Compare recipes, given a table of runs for each recipe name. The first is the baseline.
 
-    Raises DataError for fewer than two, for other tokenizers or counts, and for too few runs.
+    Raises DataError for fewer than two recipes, for different tokenizers or counts of parameters,
+    and for too few runs.
     """
     swept = _screen_tables(tables, settings)
     apart = [
@@ -152,9 +157,11 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
 
 
 def describe_comparison(found: Comparison) -> Iterator[str]:
-    """The comparison in words."""
+    """Yield the lines of a text summary of the comparison."""
     base, *_ = found.recipes
-    exponents = "one pair of exponents for all" if found.share == "exponents" else "each its own"
+    exponents = (
+        "one pair of exponents for all" if found.share == "exponents" else "separate exponents"
+    )
     yield (
         f"recipes by the parametric law, {exponents} (AIC of sharing "
         f"{found.criterion_of_sharing:+.1f}), losses in nats per token, tokenizer "
@@ -167,32 +174,36 @@ def describe_comparison(found: Comparison) -> Iterator[str]:
             f"{law.name}: E {f.E:.4g}, A {f.A:.4g}, B {f.B:.4g}, alpha {f.alpha:.4g}, beta "
             f"{f.beta:.4g}, {law.rows} runs{left_out}"
         )
-    for each in found.differences:
-        yield _describe_difference(each, base.name)
+    for difference in found.differences:
+        yield _describe_difference(difference, base.name)
     if found.draws_failed:
-        yield f"{found.draws_failed} bootstrap draws have no fit and count in no interval"
+        yield f"{found.draws_failed} bootstrap draws have no fit and are left out of the intervals"
 
 
-def _describe_difference(each: Difference, baseline: str) -> str:
-    loss = f"{each.loss.value:+.4f} nats per token {each.loss.bootstrap or ''}".rstrip()
-    if each.multiplier is None:
-        worth = f"no compute gets {baseline} there"
+def _describe_difference(difference: Difference, baseline: str) -> str:
+    loss = f"{difference.loss.value:+.4f} nats per token {difference.loss.bootstrap or ''}".rstrip()
+    if difference.multiplier is None:
+        worth = f"{baseline} reaches this loss at no compute"
     else:
         worth = (
-            f"worth {each.multiplier.value:.3g}x compute {each.multiplier.bootstrap or ''}".rstrip()
-        )
-    unsure = "not told apart" if each.loss.bootstrap else "no interval"
-    surely = "" if each.told_apart else f"; {unsure}"
-    return f"at {each.flops:.3g} FLOPs, {each.recipe} against {baseline}: {worth}, {loss}{surely}"
+            f"worth {difference.multiplier.value:.3g}x compute "
+            f"{difference.multiplier.bootstrap or ''}"
+        ).rstrip()
+    unsure = "not significant" if difference.loss.bootstrap else "no interval"
+    surely = "" if difference.is_significant else f"; {unsure}"
+    return (
+        f"at {difference.flops:.3g} FLOPs, {difference.recipe} against {baseline}: {worth}, "
+        f"{loss}{surely}"
+    )
 
 
 @dataclass(frozen=True)
 class _Swept:
-    """The runs of all recipes, and whose each is."""
+    """Runs of all recipes in one table, with the recipe of each run."""
 
     runs: RunsTable
     names: tuple[str, ...]
-    recipe: Counts  # [R] the recipe's number
+    recipe: Counts  # [R] number of the recipe
     left_out: tuple[tuple[LeftOut, ...], ...]
 
     def select_runs(self, recipe: int) -> RunsTable:
@@ -201,23 +212,25 @@ class _Swept:
 
 def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swept:
     if len(tables) < 2:
-        raise DataError("one recipe compares with nothing: name two tables, or two recipes of one")
+        raise DataError(
+            "a comparison needs two recipes: name two tables, or two recipes of one table"
+        )
     screened = [
         _apply_to_recipe(name, screen, table, settings.exclusions) for name, table in tables.items()
     ]
     runs = join_tables([one.runs for one in screened])
-    # A recipe of its own for each is what is compared; a tokenizer of its own is not comparable.
+    # Recipes differ by design, so their names are hidden from this check; tokenizers must match.
     refuse_mixtures(replace(runs, recipe=np.full(len(runs), "", dtype=np.str_)))
     sizes = [len(one.runs) for one in screened]
     recipe = np.repeat(np.arange(len(tables)), sizes)
-    # Trials of two tables may be called the same, and are not.
+    # Trials of different tables may have the same name, so the recipe's number becomes a prefix.
     trial = np.char.add(recipe.astype(np.str_), np.char.add("/", runs.trial))
     left_out = tuple(one.left_out for one in screened)
     return _Swept(replace(runs, trial=trial), tuple(tables), recipe, left_out)
 
 
 def _apply_to_recipe(name: str, do: Callable[[RunsTable, S], T], runs: RunsTable, settings: S) -> T:
-    """`do` the recipe's runs, and say whose they are if that cannot be."""
+    """Call `do` on a recipe's runs, and name the recipe in the message of a DataError."""
     try:
         return do(runs, settings)
     except DataError as why:
@@ -229,14 +242,18 @@ def _build_fit_settings(settings: RecipeFit) -> ParametricFit:
 
 
 def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
-    """Log loss on ln A, ln B and ln E of each recipe, then the alpha and the beta of all."""
-    log_n, log_d = _centre_logs(swept.runs.parameters), _centre_logs(swept.runs.tokens)
-    recipes, rows = len(swept.names), len(swept.runs)
+    """Build the regression of log loss on ln A, ln B and ln E per recipe, and common exponents."""
+    log_n = _centre_logs(swept.runs.parameters)
+    log_d = _centre_logs(swept.runs.tokens)
+    recipes = len(swept.names)
+    rows = len(swept.runs)
     designs = np.zeros((3, rows, 3 * recipes + 2))
     for term in range(3):
         designs[term, np.arange(rows), 3 * swept.recipe + term] = 1
-    designs[0, :, -2], designs[1, :, -1] = -log_n, -log_d
-    how, starts = _build_fit_settings(settings), []
+    designs[0, :, -2] = -log_n
+    designs[1, :, -1] = -log_d
+    how = _build_fit_settings(settings)
+    starts = []
     for alpha, beta, floor in itertools.product(how.exponents, how.exponents, how.floors):
         terms = np.stack([np.exp(-alpha * log_n), np.exp(-beta * log_d)], axis=1)
         of_each = [
@@ -255,9 +272,13 @@ def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]
 
 
 def _build_laws(theta: Array, swept: _Swept) -> list[Parametric]:
-    """Each recipe's law of theta [..., 3 Q + 2]; constants are arrays where theta is of many."""
+    """Build each recipe's law from theta [..., 3 Q + 2].
+
+    The constants are arrays if theta has leading dimensions.
+    """
     middle = [float(np.log(v).mean()) for v in (swept.runs.parameters, swept.runs.tokens)]
-    alpha, beta = theta[..., -2], theta[..., -1]
+    alpha = theta[..., -2]
+    beta = theta[..., -1]
     laws = []
     for q in range(len(swept.names)):
         constants: dict[str, Any] = {
@@ -281,17 +302,19 @@ def _refit_apart(
 
 
 def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Array:
-    """[..., 2 x Q - 1 x flops]: each difference of loss and the logarithm of its multiplier."""
+    """Return [..., 2 (Q - 1) flops]: each difference in loss, and the log of each multiplier."""
     base, *others = laws
     found = []
     for law, at in itertools.product(others, flops):
-        here, there = base.compute_optimum(at).loss, law.compute_optimum(at).loss
-        # At the optimum L = E + k C^-g with g = alpha beta / (alpha + beta), so m is closed.
+        here = base.compute_optimum(at).loss
+        there = law.compute_optimum(at).loss
+        # At the optimum L = E + k C^-g with g = alpha beta / (alpha + beta), so the multiplier has
+        # a closed form.
         power = base.alpha * base.beta / (base.alpha + base.beta)
         with np.errstate(divide="ignore", invalid="ignore"):
             left = np.maximum(there - base.E, 0) / (here - base.E)
             found += [there - here, -np.log(left) / power]
-    return np.stack([np.asarray(each, dtype=np.float64) for each in found], axis=-1)
+    return np.stack([np.asarray(column, dtype=np.float64) for column in found], axis=-1)
 
 
 def _build_differences(
@@ -299,7 +322,8 @@ def _build_differences(
 ) -> tuple[Difference, ...]:
     found = []
     for place, (name, at) in enumerate(itertools.product(names, flops)):
-        loss, multiplier = 2 * place, 2 * place + 1
+        loss = 2 * place
+        multiplier = 2 * place + 1
         reached = bool(np.isfinite(values[multiplier]))
         found.append(
             Difference(
@@ -317,7 +341,7 @@ def _build_differences(
 
 
 def _estimate(drawn: Draws, value: float, values: Array) -> IntervalEstimate:
-    """With its interval, or without where too many draws have no fit."""
+    """Return the estimate with its interval, or without if too many draws have no fit."""
     try:
         return drawn.estimate(value, values)
     except DataError:
@@ -325,7 +349,8 @@ def _estimate(drawn: Draws, value: float, values: Array) -> IntervalEstimate:
 
 
 def _choose_budgets(runs: RunsTable) -> tuple[float, ...]:
-    least, greatest = float(runs.flops_6nd.min()), float(runs.flops_6nd.max())
+    least = float(runs.flops_6nd.min())
+    greatest = float(runs.flops_6nd.max())
     return float(np.sqrt(least * greatest)), greatest
 
 
@@ -340,6 +365,6 @@ def _centre_logs(values: Array) -> Array:
 
 
 def _convert_to_floats(law: Parametric) -> Parametric:
-    """The law with constants that are floats, and checked."""
+    """Return the law with its constants as floats, validated."""
     constants: dict[str, Any] = {name: float(value) for name, value in law.constants.items()}
     return Parametric(**constants)

@@ -1,1 +1,1 @@
-"""`report.html` of a fitted law and of a plan: pure functions of what was found."""
+"""Report pages (`report.html`) of fitted laws and of comparisons of objectives."""

@@ -1,4 +1,4 @@
-"""The charts of a fit: each turns a part of it into a finding, worded from the numbers."""
+"""Charts of a fit's report page, each with a title that states its finding in numbers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,21 +29,21 @@ from trainrig.scaling.plots.curves import LossCurve, Parabola, plot_isoflops, pl
 from trainrig.scaling.plots.frontier import Band, OtherWay, plot_contours, plot_optimum
 from trainrig.scaling.plots.profiles import Profiled, plot_profile
 
-TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all
+TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all rows
 
 
 def chart_agreement(law: Law, runs: RunsTable) -> Chart:
-    """Predicted against measured loss, those held out as the law of the rest predicts them."""
+    """Chart predicted over measured loss, with held-out runs predicted by the fit without them."""
     predicted = _predict_losses(law, runs)
     kept = law.held_out
     held = np.array([row.loss for row in kept.rows] if kept else [])
     said = np.array([row.predicted for row in kept.rows] if kept else [])
     error = np.abs(predicted / runs.loss - 1)
     fitted = Agreement(predicted, runs.loss)
-    title = f"It misses a run by {np.median(error):.2%} at the median, {error.max():.1%} at most"
+    title = f"Error of the law: {np.median(error):.2%} at the median, {error.max():.1%} at most"
     caption = f"n = {len(runs):,} runs, predicted by the law."
     if kept is not None:
-        title += f"; runs kept back by {kept.mean_absolute_error:.2%} on average"
+        title += f"; {kept.mean_absolute_error:.2%} on average on held-out runs"
         caption += f" Diamonds: {kept.rule}, predicted by a fit to the others."
     return Chart(
         title,
@@ -69,7 +69,7 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
 
 
 def chart_residuals(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
-    """The errors against parameters, and against tokens."""
+    """Chart the errors over parameters, and over tokens."""
     error = _predict_losses(law, runs) / runs.loss - 1
     kept = law.held_out.rows if law.held_out else ()
     held_error = np.array([row.error for row in kept])
@@ -88,14 +88,14 @@ def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
     least, most = np.quantile(fitted.size, (0.2, 0.8))
     few = fitted.error[fitted.size <= least].mean()
     many = fitted.error[fitted.size >= most].mean()
-    title = f"Off by {few:+.2%} where {unit} are fewest, by {many:+.2%} where they are most"
+    title = f"Mean error {few:+.2%} where {unit} are fewest, {many:+.2%} where they are most"
     rows = zip(fitted.size.tolist(), (100 * fitted.error).tolist(), strict=True)
     return Chart(
         title,
         figures.draw(partial(plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240),
         label=f"Relative errors of the runs against {unit}.",
         caption=f"n = {len(fitted.size):,} runs. The title has the means of the fifth of runs at "
-        "either end; a trend is what the form cannot say.",
+        "either end; a trend shows what the form cannot express.",
         table=_build_table("Errors", (unit, "predicted above measured, %"), list(rows)),
     )
 
@@ -103,7 +103,7 @@ def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
 def chart_optima(
     law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, Chart]:
-    """N* and D* against compute, by the law with its band and by the other approaches."""
+    """Chart N* and D* over compute, by the law with its interval and by the other approaches."""
     flops = space_computes(law)
     sizes = compute_band(law, flops, lambda best: best.parameters)
     tokens = compute_band(law, flops, lambda best: best.tokens)
@@ -118,7 +118,7 @@ def chart_optima(
 
 
 def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherWay]) -> Chart:
-    assert law.ranges is not None  # a fitted law has them
+    assert law.ranges is not None  # a fitted law has ranges
     span = law.ranges.flops
     slope = np.log(found.value[-1] / found.value[0]) / np.log(found.x[-1] / found.x[0])
     drawn = len(law.draws)
@@ -169,16 +169,17 @@ def _collect_other_ways(
 
 
 def chart_contours(law: Law, runs: RunsTable) -> Chart:
-    """The surface of the loss, the runs on it, and the best way through."""
-    assert law.ranges is not None  # a fitted law has them
-    wide = 3.0  # times what was run, on either side
-    sizes, seen = law.ranges.parameters, law.ranges.tokens
+    """Chart the loss over parameters and tokens, with the runs and the optimum at each compute."""
+    assert law.ranges is not None  # a fitted law has ranges
+    wide = 3.0  # factor by which the chart extends the range of the runs, on either side
+    sizes = law.ranges.parameters
+    seen = law.ranges.tokens
     ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
     best = law.form.compute_optimum(space_computes(law))
     ratios = runs.tokens / runs.parameters
     return Chart(
         f"The runs lie from {format_short(ratios.min())} to {format_short(ratios.max())} "
-        "tokens a parameter",
+        "tokens per parameter",
         figures.draw(
             partial(
                 plot_contours,
@@ -190,7 +191,7 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
         ),
         label="Lines of equal loss over parameters and tokens.",
         caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Where no run is "
-        "near, nothing but the form holds the lines.",
+        "near, only the form determines the lines.",
         table=_build_table(
             "The best division of each compute",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
@@ -209,7 +210,7 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
 
 
 def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
-    """A parabola for each budget, with its lowest point."""
+    """Chart each budget's losses with their parabola and its lowest point."""
     by_rows = {bowl.rows: bowl for bowl in fit.bowls}
     drawn = []
     for rows in group_by_budget(runs):
@@ -231,9 +232,9 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
     return Chart(
         f"{title}, {refused} do not" if refused else title,
         figures.draw(partial(plot_isoflops, budgets=drawn), 320),
-        label="Loss against parameters, one parabola a budget, its lowest point marked.",
+        label="Loss against parameters, one parabola per budget, its lowest point marked.",
         caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets (FLOPs, "
-        "written beside). Dotted: a budget whose lowest point is not inside, which says nothing.",
+        "written beside). Dotted: a budget without a lowest point inside, which is not fitted.",
         table=_build_table(
             "Lowest points",
             ("FLOPs", "parameters", "loss (nats per token)"),
@@ -247,7 +248,7 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
 
 
 def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
-    """Every training curve, and the least loss at each compute."""
+    """Chart every training curve, and the least loss at each compute."""
     drawn = []
     for trial in dict.fromkeys(along.trial.tolist()):
         rows = np.flatnonzero(along.trial == trial)
@@ -259,7 +260,7 @@ def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
     return Chart(
         title if fit is None else f"{title}; {sizes} sizes are the best at some compute",
         figures.draw(partial(plot_loss_curves, curves=drawn, envelope=least), 300),
-        label="Loss against compute, one line a training run, with their envelope.",
+        label="Loss against compute, one line per training run, with their envelope.",
         caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
         table=_build_table(
             "Points",
@@ -273,7 +274,7 @@ def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
 
 
 def chart_profiles(profiles: Mapping[str, Profile]) -> tuple[Chart, ...]:
-    """How far each constant can be pushed before the runs object."""
+    """Chart how the objective rises as each constant is moved from its best value."""
     return tuple(_chart_profile(name, profile) for name, profile in profiles.items())
 
 
@@ -296,7 +297,7 @@ def _chart_profile(name: str, profile: Profile) -> Chart:
         f"{name}: {', '.join(ends)}",
         figures.draw(partial(plot_profile, profile=drawn), 200),
         label=f"Rise of the objective as {name} is held away from its best value.",
-        caption="Below the dashed line the runs do not object. All other constants are fitted "
+        caption="Below the dashed line the rise is not significant. All other constants are fitted "
         "again at each point.",
         table=_build_table(f"Profile of {name}", (name, "rise, 1 at the end"), list(rows)),
     )
@@ -310,7 +311,7 @@ def _predict_losses(law: Law, runs: RunsTable) -> Array:
 def _build_table(
     caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]
 ) -> ReportTable:
-    """At most TABLE_ROWS of the rows, evenly spread."""
+    """Build a table of at most TABLE_ROWS of the rows, evenly spaced."""
     if len(rows) <= TABLE_ROWS:
         return ReportTable(caption, columns, tuple(rows))
     chosen = np.unique(np.linspace(0, len(rows) - 1, TABLE_ROWS).astype(int))

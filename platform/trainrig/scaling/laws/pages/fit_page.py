@@ -1,4 +1,4 @@
-"""`report.html` of a fit: whether to believe the law, and what to do with it."""
+"""Report page (`report.html`) of a fit: how far the law can be trusted, and how to use it."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -27,20 +27,21 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F")
 PAGE = "report.html"
-NEXT = 10.0  # times the largest compute: what is commonly asked of a law
-LISTED = 60  # rows of a table
+NEXT = 10.0  # factor beyond the largest compute, a common extrapolation
+LISTED = 60  # most rows of a table
 
 
 def write_fit_page(folder: str, fitted: Fitted) -> str:
-    """Put `report.html` of the fit into `folder`, beside its law; its path."""
+    """Write the fit's `report.html` to `folder`, beside its law, and return the path."""
     path = storage.join(folder, PAGE)
     storage.write(path, build_fit_page(fitted, folder).encode())
     return path
 
 
 def build_fit_page(fitted: Fitted, folder: str) -> str:
-    """The page as HTML text, of a fit whose `law.json` lies in `folder`."""
-    law, runs = fitted.law, fitted.runs
+    """Return the HTML page of a fit whose `law.json` is in `folder`."""
+    law = fitted.law
+    runs = fitted.runs
     isoflop = _try_fit(lambda: fit_isoflops(runs, fitted.settings.isoflop))
     envelope = _try_fit(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
     curves: list[Chart] = []
@@ -53,13 +54,15 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
         Section(
             "fit", "How well it fits", (chart_agreement(law, runs), *chart_residuals(law, runs))
         ),
-        Section("constants", "How sure its constants are", _build_constants(fitted)),
+        Section("constants", "Confidence in the constants", _build_constants(fitted)),
         Section(
-            "frontier", "What it says of compute", _chart_frontier(law, runs, isoflop, envelope)
+            "frontier",
+            "Compute-optimal size and tokens",
+            _chart_frontier(law, runs, isoflop, envelope),
         ),
-        Section("approaches", "By other ways", (*curves, *_build_approaches(law))),
-        *([Section("tasks", "What tasks will score", build_task_blocks(fitted))] if asked else []),
-        Section("rows", "What was fitted", _build_rows(law)),
+        Section("approaches", "Other approaches", (*curves, *_build_approaches(law))),
+        *([Section("tasks", "Predicted task scores", build_task_blocks(fitted))] if asked else []),
+        Section("rows", "Fitted runs", _build_rows(law)),
     ]
     page = report.ReportPage(
         title=f"Scaling law: {law.name}",
@@ -95,8 +98,8 @@ def _format_sentence(law: Law) -> str:
 
 
 def _compute_asked_flops(law: Law) -> float:
-    """What is asked of the law: NEXT times the largest compute, to two digits."""
-    assert law.ranges is not None  # a fitted law has them
+    """Return the compute that the page predicts for: NEXT times the largest, to two digits."""
+    assert law.ranges is not None  # a fitted law has ranges
     return float(f"{law.ranges.flops.greatest * NEXT:.1e}")
 
 
@@ -110,16 +113,16 @@ def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
         KeyFigure(
             "D/N",
             f"{ratio:.3g}",
-            "tokens a parameter",
+            "tokens per parameter",
             f"at {format_power(ask)} FLOPs; {format_interval(ratio_interval)}",
         )
     ]
     for name, title in (("parameters_exponent", "N* grows as C to the"), ("E", "E, least loss")):
         if name in law.estimates:
-            each = law.estimates[name]
+            estimate = law.estimates[name]
             unit = "nats per token" if name == "E" else ""
             figures.append(
-                KeyFigure(title, f"{each.value:.5g}", unit, format_interval(each.bootstrap))
+                KeyFigure(title, f"{estimate.value:.5g}", unit, format_interval(estimate.bootstrap))
             )
     held = law.held_out
     if held is not None:
@@ -146,12 +149,12 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
     rows = tuple(
         (
             name.replace("_", " "),
-            f"{each.value:.5g}",
-            *format_ends(each.bootstrap),
-            *format_ends(each.profile),
-            "–" if each.standard_error is None else f"{each.standard_error:.3g}",
+            f"{estimate.value:.5g}",
+            *format_ends(estimate.bootstrap),
+            *format_ends(estimate.profile),
+            "–" if estimate.standard_error is None else f"{estimate.standard_error:.3g}",
         )
-        for name, each in law.estimates.items()
+        for name, estimate in law.estimates.items()
     )
     table = ReportTable(
         "Constants; 95% by bootstrap and by profile, standard error by bootstrap",
@@ -190,11 +193,11 @@ def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
         ("approach", "N* ~ C^", "low", "high", "D* ~ C^", "low", "high"),
         tuple(
             (
-                each.name,
-                *_format_exponent(each.parameters_exponent),
-                *_format_exponent(each.tokens_exponent),
+                approach.name,
+                *_format_exponent(approach.parameters_exponent),
+                *_format_exponent(approach.tokens_exponent),
             )
-            for each in law.approaches
+            for approach in law.approaches
         ),
     )
     forms = ReportTable(
@@ -202,17 +205,19 @@ def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
         ("form", "objective", "held-out error", "criterion, above the best"),
         tuple(
             (
-                each.form.kind,
-                f"{each.objective:.6g}",
-                None if each.held_out_error is None else f"{each.held_out_error:.2%}",
+                compared.form.kind,
+                f"{compared.objective:.6g}",
+                None if compared.held_out_error is None else f"{compared.held_out_error:.2%}",
                 None
-                if each.criterion is None
-                else f"{each.criterion - _find_least_criterion(law):+.1f}",
+                if compared.criterion is None
+                else f"{compared.criterion - _find_least_criterion(law):+.1f}",
             )
-            for each in law.compared
+            for compared in law.compared
         ),
     )
-    notes = (Text(f"{each.name}: {each.note}.") for each in law.approaches if each.note)
+    notes = (
+        Text(f"{approach.name}: {approach.note}.") for approach in law.approaches if approach.note
+    )
     return (approaches, *notes, *((forms,) if len(law.compared) > 1 else ()))
 
 
@@ -223,7 +228,7 @@ def _format_exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
 
 
 def _find_least_criterion(law: Law) -> float:
-    return min(each.criterion for each in law.compared if each.criterion is not None)
+    return min(compared.criterion for compared in law.compared if compared.criterion is not None)
 
 
 def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
@@ -232,7 +237,7 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
         spans = law.ranges
         blocks.append(
             ReportTable(
-                "Where the runs lie",
+                "Range of the runs",
                 ("", "least", "greatest"),
                 tuple(
                     (name, f"{span.least:.3g}", f"{span.greatest:.3g}")
@@ -240,7 +245,7 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
                         ("parameters", spans.parameters),
                         ("tokens", spans.tokens),
                         ("FLOPs, 6ND", spans.flops),
-                        ("tokens a parameter", spans.tokens_per_parameter),
+                        ("tokens per parameter", spans.tokens_per_parameter),
                     )
                 ),
             )
@@ -249,7 +254,7 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
         largest = sorted(law.held_out.rows, key=lambda row: -row.parameters * row.tokens)
         blocks.append(
             ReportTable(
-                f"Kept back: {law.held_out.rule}{_describe_cut(len(largest))}",
+                f"Held out: {law.held_out.rule}{_describe_cut(len(largest))}",
                 ("run", "parameters", "tokens", "measured", "predicted", "95%", "error"),
                 tuple(
                     (

@@ -1,111 +1,118 @@
-"""What a reader must know before believing a fitted law."""
+"""Warnings about a fitted law."""
 
 from trainrig.scaling.laws.figure_format import format_interval
 from trainrig.scaling.laws.law import IntervalEstimate, Law
 
-FEW_AGREE = 0.5  # share of starts at the best, below which another minimum may have been missed
-STEEP = 1e-4  # norm of the gradient, above which the search had not come to rest
-FAILED = 0.05  # share of bootstrap draws without a fit
-MISSED = 0.02  # relative error on runs kept back, above which a law is to be doubted
+FEW_AGREE = 0.5  # if fewer starts agree on the best minimum, a better one may have been missed
+STEEP = 1e-4  # gradient norm above which the search had not converged
+FAILED = 0.05  # share of bootstrap draws without a fit that is reported
+MISSED = 0.02  # mean relative error on held-out runs that makes a law doubtful
 
 
 def find_warnings(law: Law) -> tuple[str, ...]:
-    """What a reader must know before believing the law, gravest first."""
+    """Find what a reader must know before trusting the law, most serious first."""
     left_out = law.fit.rows_left_out if law.fit else ()
     if not left_out or law.fit is None:
         return find_grave_warnings(law)
     total = law.fit.rows_used + len(left_out)
-    some = f"Left out by rule: {len(left_out)} of {total:,} rows; the last part lists them."
+    some = f"Left out by rule: {len(left_out)} of {total:,} rows; the last section lists them."
     return (*find_grave_warnings(law), some)
 
 
 def find_grave_warnings(law: Law) -> tuple[str, ...]:
-    """What may make the law wrong."""
+    """Find the warnings that the law may be wrong."""
     found = []
-    fit, held_out = law.fit, law.held_out
-    open_ones = [name for name, each in law.estimates.items() if _is_open(each)]
+    fit = law.fit
+    held_out = law.held_out
+    open_ones = [name for name, estimate in law.estimates.items() if _is_open(estimate)]
     if open_ones:
         found.append(
-            f"The runs do not bound {', '.join(open_ones)}: any law that hangs on "
+            f"The runs do not bound {', '.join(open_ones)}: predictions that depend on "
             f"{'it' if len(open_ones) == 1 else 'them'} may be far off."
         )
     if fit is not None and fit.starts_that_agree < FEW_AGREE:
         found.append(
             f"{fit.starts_that_agree:.0%} of {fit.starts} starts ended at the best minimum: "
-            "there may be a better one."
+            "a better minimum may have been missed."
         )
     if fit is not None and fit.gradient_norm > STEEP:
-        found.append(f"The search had not come to rest: gradient norm {fit.gradient_norm:.1e}.")
+        found.append(f"The search did not converge: gradient norm {fit.gradient_norm:.1e}.")
     asked = len(law.draws) + (fit.draws_failed if fit else 0)
     if fit is not None and fit.draws_failed > FAILED * asked:
         found.append(
-            f"{fit.draws_failed} of {asked} bootstrap draws had no fit: intervals are too narrow."
+            f"{fit.draws_failed} of {asked} bootstrap draws have no fit: intervals are too narrow."
         )
     found += [
-        f"The bootstrap interval of {name}, {format_interval(each.bootstrap)}, does not hold its "
-        f"estimate, {each.value:.5g}: draws of these runs go elsewhere; take the profile's."
-        for name, each in law.estimates.items()
-        if each.bootstrap is not None and not each.bootstrap.contains(each.value)
+        f"The bootstrap interval of {name}, {format_interval(estimate.bootstrap)}, does not "
+        f"contain its estimate, {estimate.value:.5g}: the draws are biased; use the profile "
+        "interval."
+        for name, estimate in law.estimates.items()
+        if estimate.bootstrap is not None and not estimate.bootstrap.contains(estimate.value)
     ]
     if held_out is None:
         why = f" ({law.not_judged})" if law.not_judged else ""
-        found.append(f"No runs were kept back{why}: nothing says how well it extrapolates.")
+        found.append(f"No runs were held out{why}, so it is unknown how well the law extrapolates.")
     else:
         outside = [r for r in held_out.rows if r.interval and not r.interval.contains(r.loss)]
         if held_out.mean_absolute_error > MISSED:
             found.append(
-                f"The largest runs were missed by {held_out.mean_absolute_error:.2%} on average by "
-                "a fit to the others."
+                f"A fit to the other runs missed the largest runs by "
+                f"{held_out.mean_absolute_error:.2%} on average."
             )
         if len(outside) > max(1, len(held_out.rows) // 5):
             found.append(
-                f"{len(outside)} of {len(held_out.rows)} runs kept back lie outside their "
+                f"{len(outside)} of {len(held_out.rows)} held-out runs lie outside their "
                 "intervals, which are therefore too narrow."
             )
     own = law.compared[0] if law.compared else None
     if own is not None and own.as_good is False and own.held_out_error is not None:
-        known = [each for each in law.compared if each.held_out_error is not None]
-        best = min(known, key=lambda each: each.held_out_error or 0.0)
+        known = [compared for compared in law.compared if compared.held_out_error is not None]
+        best = min(known, key=lambda compared: compared.held_out_error or 0.0)
         found.append(
-            f"The form {best.form.kind} predicts the runs kept back better: off by "
-            f"{best.held_out_error:.2%} on average, this one by {own.held_out_error:.2%}."
+            f"The form {best.form.kind} predicts the held-out runs better: its mean error is "
+            f"{best.held_out_error:.2%}, this form's {own.held_out_error:.2%}."
         )
     better = _find_better_form(law)
     if better:
-        found.append(f"The form {better} fits these runs better; see the forms below.")
+        found.append(f"The form {better} fits these runs better; compare the forms below.")
     return (*found, *_find_disagreements(law))
 
 
 def _is_open(estimate: IntervalEstimate) -> bool:
-    intervals = [each for each in (estimate.profile, estimate.bootstrap) if each is not None]
-    return any(each.low is None or each.high is None for each in intervals)
+    intervals = [
+        interval for interval in (estimate.profile, estimate.bootstrap) if interval is not None
+    ]
+    return any(interval.low is None or interval.high is None for interval in intervals)
 
 
 def _find_better_form(law: Law) -> str | None:
-    """Another form whose criterion is lower by more than chance makes it (Akaike's: 10)."""
-    known = [each for each in law.compared if each.criterion is not None]
-    own = [each.criterion for each in known if each.form.kind == law.form.kind]
+    """Return a form whose Akaike criterion is lower by more than 10, or None."""
+    known = [compared for compared in law.compared if compared.criterion is not None]
+    own = [compared.criterion for compared in known if compared.form.kind == law.form.kind]
     if not own or own[0] is None:
         return None
-    best = min(known, key=lambda each: each.criterion or 0.0)
+    best = min(known, key=lambda compared: compared.criterion or 0.0)
     return best.form.kind if (best.criterion or 0.0) < own[0] - 10 else None
 
 
 def _find_disagreements(law: Law) -> list[str]:
-    """Approaches whose intervals for the exponent of N* do not meet that of the law."""
+    """Return warnings of approaches whose interval of N*'s exponent does not overlap the law's."""
     own = law.estimates.get("parameters_exponent")
     if own is None or own.bootstrap is None:
         return []
-    low, high = own.bootstrap.low, own.bootstrap.high
+    low = own.bootstrap.low
+    high = own.bootstrap.high
     found = []
     for approach in law.approaches:
-        each = approach.parameters_exponent
-        if each is None or each.bootstrap is None or None in (low, high):
+        exponent = approach.parameters_exponent
+        if exponent is None or exponent.bootstrap is None or None in (low, high):
             continue
-        if (each.bootstrap.low or 0) > (high or 1) or (each.bootstrap.high or 1) < (low or 0):
+        if (exponent.bootstrap.low or 0) > (high or 1) or (exponent.bootstrap.high or 1) < (
+            low or 0
+        ):
             found.append(
-                f"By the {approach.name}, N* grows as C^{each.value:.3f} "
-                f"{format_interval(each.bootstrap)}, by the law as C^{own.value:.3f} "
-                f"{format_interval(own.bootstrap)}: they do not meet."
+                f"By the {approach.name}, N* grows as C^{exponent.value:.3f} "
+                f"{format_interval(exponent.bootstrap)}, by the law as C^{own.value:.3f} "
+                f"{format_interval(own.bootstrap)}: the intervals do not overlap."
             )
     return found

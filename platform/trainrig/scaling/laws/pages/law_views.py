@@ -1,4 +1,4 @@
-"""What a law says along a line of computes, with what its draws leave open.
+"""Predictions of a law over a range of compute, with intervals from its bootstrap draws.
 
 Shapes: K draws, G computes, N sizes, D tokens.
 """
@@ -13,12 +13,12 @@ from trainrig.scaling.plots.frontier import Band, Surface
 
 LEVEL = 0.95
 COMPUTES = 60
-GRID = 80  # sizes, and tokens, of a surface
-BEYOND = 100.0  # times the largest compute of the runs: how far a law is drawn
+GRID = 80  # number of sizes and of tokens on a surface
+BEYOND = 100.0  # factor beyond the runs' largest compute up to which a law is drawn
 
 
 def compute_band(law: Law, flops: Array, quantity: Callable[[Optimum], Array]) -> Band:
-    """`quantity` of the best division of each of `flops` [G], the middle LEVEL of draws with it."""
+    """Compute `quantity` of the optimum at each of `flops` [G], with an interval of level LEVEL."""
     value = quantity(law.form.compute_optimum(flops))
     if law.no_interval:
         return Band(flops, value)
@@ -28,8 +28,8 @@ def compute_band(law: Law, flops: Array, quantity: Callable[[Optimum], Array]) -
 
 
 def space_computes(law: Law) -> Array:
-    """[G] from the least compute of the runs to BEYOND times the greatest."""
-    assert law.ranges is not None  # a fitted law has them
+    """Return computes [G] from the runs' least to BEYOND times their greatest, evenly in log."""
+    assert law.ranges is not None  # a fitted law has ranges
     span = law.ranges.flops
     return np.geomspace(span.least, span.greatest * BEYOND, COMPUTES)
 
@@ -37,24 +37,25 @@ def space_computes(law: Law) -> Array:
 def compute_surface(
     form: Form, parameters: tuple[float, float], tokens: tuple[float, float]
 ) -> Surface:
-    """The loss over a grid between the ends given."""
-    sizes, seen = np.geomspace(*parameters, GRID), np.geomspace(*tokens, GRID)
+    """Compute the loss on a grid between the given ends of parameters and tokens."""
+    sizes = np.geomspace(*parameters, GRID)
+    seen = np.geomspace(*tokens, GRID)
     return Surface(sizes, seen, form.compute_loss(sizes[None, :], seen[:, None]))
 
 
 def format_ends(interval: Interval | None) -> tuple[str, str]:
-    """Low and high as two cells."""
+    """Format the low and the high end of an interval for two table cells."""
     low, high = str(interval).strip("[]").split(", ") if interval else ("–", "–")
     return low, high
 
 
 def format_power(value: float, digits: int = 2) -> str:
-    """`1.3e23`: what has no everyday size."""
+    """Format a number in scientific notation, as `1.3e23`."""
     return f"{value:.{digits - 1}e}".replace("e+", "e").replace("e0", "e")
 
 
 def format_formula(form: Form) -> str:
-    """The law as it is written, its constants to four digits."""
+    """Format the formula of a law, with constants to four digits."""
     if form.kind == "Parametric":
         return (
             f"L = {form.E:.4g} + {form.A:.4g}/N^{form.alpha:.4g} + {form.B:.4g}/D^{form.beta:.4g}"

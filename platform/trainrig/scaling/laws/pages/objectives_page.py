@@ -1,4 +1,4 @@
-"""`report.html` of objectives compared: what is best for one compute, and what it cannot say."""
+"""Report page (`report.html`) of a comparison of objectives: the best size and tokens of each."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,26 +23,29 @@ from trainrig.scaling.plots.objectives import COLOURS, BestOf, plot_objectives
 
 
 def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequence[Fitted]) -> str:
-    """Put `report.html` of the comparison into `folder`; its path."""
+    """Write the comparison's `report.html` to `folder`, and return the path."""
     path = storage.join(folder, PAGE)
     page = report.ReportPage(
-        title=f"Objectives on equal compute: {', '.join(each.name for each in found.objectives)}",
+        title="Objectives at equal compute: "
+        f"{', '.join(objective.name for objective in found.objectives)}",
         verdict=report.Verdict(_format_sentence(found), "done", ()),
         figures=_build_key_figures(found),
         sections=(
-            Section("best", "What is best for one compute", _build_best_divisions(found, fits)),
-            Section("laws", "The law of each", _build_laws(found)),
+            Section(
+                "best", "Best size and tokens at equal compute", _build_best_divisions(found, fits)
+            ),
+            Section("laws", "Scaling laws", _build_laws(found)),
         ),
         commands=tuple(
             report.PageCommand(
-                f"trainrig plan {storage.join(folder, each.law.name, LAW_FILE)} --flops "
+                f"trainrig plan {storage.join(folder, fitted.law.name, LAW_FILE)} --flops "
                 f"{format_power(found.flops[-1])}",
-                f"Plan a run of {each.law.name}; FLOPs are by 6ND there",
+                f"Plan a run of {fitted.law.name}; FLOPs are by 6ND there",
             )
-            for each in fits
+            for fitted in fits
         ),
         provenance={
-            "Files": {each.law.name: each.law.source for each in fits},
+            "Files": {fitted.law.name: fitted.law.source for fitted in fits},
             "Made by": dict(fits[0].law.made_by),
         },
     )
@@ -51,7 +54,7 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
 
 
 def _format_sizes(found: Interval | None) -> str:
-    """Of parameters, as sizes are written."""
+    """Format an interval of parameters with the units of sizes."""
     if found is None or found.low is None or found.high is None:
         return format_interval(found)
     return f"{format_count(found.low)} to {format_count(found.high)}"
@@ -59,22 +62,22 @@ def _format_sizes(found: Interval | None) -> str:
 
 def _format_sentence(found: ObjectiveComparison) -> str:
     best = "; ".join(
-        f"{each.name} {format_count(each.optima[-1].parameters)} parameters on "
-        f"{format_count(each.optima[-1].tokens)} tokens"
-        for each in found.objectives
+        f"{objective.name} {format_count(objective.optima[-1].parameters)} parameters on "
+        f"{format_count(objective.optima[-1].tokens)} tokens"
+        for objective in found.objectives
     )
-    return f"Best at {format_power(found.flops[-1])} FLOPs, each operation counted: {best}."
+    return f"Best at {format_power(found.flops[-1])} FLOPs, counted exactly: {best}."
 
 
 def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
-    """Of the first three: what is best at the greatest compute."""
+    """Build the key figures: optima at the greatest compute of the first three objectives."""
     figures = []
-    for each in found.objectives[:3]:
-        best = each.optima[-1]
+    for objective in found.objectives[:3]:
+        best = objective.optima[-1]
         sure = _format_sizes(best.parameters_interval)
         figures += [
-            KeyFigure(f"N*, {each.name}", format_count(best.parameters), "parameters", sure),
-            KeyFigure(f"D*, {each.name}", format_count(best.tokens), "tokens", ""),
+            KeyFigure(f"N*, {objective.name}", format_count(best.parameters), "parameters", sure),
+            KeyFigure(f"D*, {objective.name}", format_count(best.tokens), "tokens", ""),
         ]
     return tuple(figures)
 
@@ -82,55 +85,57 @@ def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
 def _build_best_divisions(
     found: ObjectiveComparison, fits: Sequence[Fitted]
 ) -> tuple[Text | Chart | ReportTable, ...]:
-    least = max(float(each.runs.flops.min()) for each in fits)
+    least = max(float(fitted.runs.flops.min()) for fitted in fits)
     computes = np.geomspace(least, found.flops[-1], COMPUTES)
     optima = [
-        [find_best_division(each.law.form, each.runs, flops) for flops in computes] for each in fits
+        [find_best_division(fitted.law.form, fitted.runs, flops) for flops in computes]
+        for fitted in fits
     ]
     charts = []
     for name, quantity in (("parameters", "parameters, N*"), ("tokens", "tokens of text, D*")):
         curves = [
-            BestOf(each.law.name, computes, np.array([getattr(best, name) for best in of]))
-            for each, of in zip(fits, optima, strict=True)
+            BestOf(fitted.law.name, computes, np.array([getattr(best, name) for best in divisions]))
+            for fitted, divisions in zip(fits, optima, strict=True)
         ]
         rows = zip(
             map(format_power, computes), *(curve.best.tolist() for curve in curves), strict=True
         )
         drawn = ", ".join(
-            f"{each.name} {each.best[-1] / each.best[0]:.3g} times" for each in curves
+            f"{curve.name} {curve.best[-1] / curve.best[0]:.3g} times" for curve in curves
         )
         charts.append(
             Chart(
                 f"{quantity}: over {computes[-1] / computes[0]:.3g} times the compute {drawn}",
                 figures.draw(partial(plot_objectives, objectives=curves, quantity=quantity), 300),
                 label=f"{quantity} that is best, against compute, a line for each objective.",
-                caption=f"By the law of each, at the compute that all sweeps share, among sizes "
-                f"within each sweep's. The first {len(COLOURS)} objectives are drawn.",
+                caption=f"By each objective's law, over the compute that all sweeps share, among "
+                f"sizes in each sweep's range. The first {len(COLOURS)} objectives are drawn.",
                 table=ReportTable("Best", ("FLOPs", *(c.name for c in curves)), tuple(rows)),
             )
         )
     table = ReportTable(
         "Best division of one compute",
-        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at an end of its sizes"),
+        ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at end of range"),
         tuple(
             (
-                format_power(flops), each.name, format_count(each.optima[n].parameters),
-                _format_sizes(each.optima[n].parameters_interval),
-                format_count(each.optima[n].tokens), "yes" if each.optima[n].at_an_end else "no",
+                format_power(flops), objective.name, format_count(objective.optima[n].parameters),
+                _format_sizes(objective.optima[n].parameters_interval),
+                format_count(objective.optima[n].tokens),
+                "yes" if objective.optima[n].at_an_end else "no",
             )
             for n, flops in enumerate(found.flops)
-            for each in found.objectives
+            for objective in found.objectives
         ),
     )  # fmt: skip
     tasks = ReportTable(
-        f"Tasks that all were asked, after the best run of {format_power(found.flops[-1])} FLOPs",
+        f"Shared tasks, after the best run of {format_power(found.flops[-1])} FLOPs",
         ("task", "objective", "FLOPs by 6ND", "score", "95%"),
         tuple(
             (
-                each.task, each.objective, format_power(each.flops_6nd), f"{each.score:.3f}",
-                format_interval(each.interval),
+                score.task, score.objective, format_power(score.flops_6nd), f"{score.score:.3f}",
+                format_interval(score.interval),
             )
-            for each in found.tasks
+            for score in found.tasks
         ),
     )  # fmt: skip
     return (Text(f"{NOT_COMPARED}."), table, *charts, *((tasks,) if found.tasks else ()))
@@ -138,29 +143,31 @@ def _build_best_divisions(
 
 def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
     comparable = ReportTable(
-        "Comparable: how each grows with exact compute",
-        ("objective", "N* ~ C^", "D* ~ C^", "compute that halves what is above E", "95%"),
+        "Comparable: growth with exact compute",
+        ("objective", "N* ~ C^", "D* ~ C^", "compute that halves the loss above E", "95%"),
         tuple(
             (
-                each.name, f"{each.parameters_exponent:.3f}", f"{each.tokens_exponent:.3f}",
-                f"{each.compute_to_halve:.3g} times",
-                format_interval(each.compute_to_halve_interval),
+                objective.name, f"{objective.parameters_exponent:.3f}",
+                f"{objective.tokens_exponent:.3f}",
+                f"{objective.compute_to_halve:.3g} times",
+                format_interval(objective.compute_to_halve_interval),
             )
-            for each in found.objectives
+            for objective in found.objectives
         ),
     )  # fmt: skip
     own = ReportTable(
-        "Each objective's own, to be read along rows, not down columns: exact compute over 6ND, "
+        "Not comparable between objectives, only along a row: exact compute over 6ND, "
         "the law's constants, and the loss at the greatest compute",
         ("objective", "trained for", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
         tuple(
             (
-                each.name, name_objective(each.objective), each.runs,
-                f"{each.flops_of_six_n_d[0]:.2f} to {each.flops_of_six_n_d[1]:.2f}",
-                f"{each.form.E:.4g}", f"{each.form.alpha:.3g}", f"{each.form.beta:.3g}",
-                f"{each.optima[-1].loss:.4f}",
+                objective.name, name_objective(objective.objective), objective.runs,
+                f"{objective.flops_of_six_n_d[0]:.2f} to {objective.flops_of_six_n_d[1]:.2f}",
+                f"{objective.form.E:.4g}", f"{objective.form.alpha:.3g}",
+                f"{objective.form.beta:.3g}",
+                f"{objective.optima[-1].loss:.4f}",
             )
-            for each in found.objectives
+            for objective in found.objectives
         ),
     )  # fmt: skip
     return comparable, own

@@ -1,4 +1,4 @@
-"""Task laws on the page of a fit: scores against compute, with what the draws leave open."""
+"""Charts of task scores over compute, for a fit's report page."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from trainrig.scaling.plots.task_scores import ScoredRuns, plot_task_scores
 
 
 def build_task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:
-    """A chart for each task law, and why other tasks have none."""
+    """Build a chart for each task law, and a text for each task without one."""
     charts = (_chart_task(task, fitted.runs) for task in fitted.law.tasks)
     refused = (Text(f"{name}: no law: {why}.") for name, why in fitted.law.tasks_refused.items())
     return (*charts, *refused)
@@ -24,8 +24,10 @@ def build_task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:
 
 def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
     asked = runs.select(~np.isnan(runs.task_scores[task.task]))
-    flops, scores = asked.flops_6nd, asked.task_scores[task.task]
-    losses, form = asked.task_losses[task.task], task.form
+    flops = asked.flops_6nd
+    scores = asked.task_scores[task.task]
+    losses = asked.task_losses[task.task]
+    form = task.form
     line = np.geomspace(flops.min(), flops.max() * BEYOND, COMPUTES)
     band = Band(line, form.compute_score(line))
     if not refuse_draws(len(task.draws), task.draws_failed):

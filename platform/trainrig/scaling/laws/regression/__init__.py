@@ -1,1 +1,1 @@
-"""Laws as regressions of log loss: minimised, checked, with intervals."""
+"""Fits of the forms by regression of log loss, with their checks and intervals."""

@@ -1,11 +1,11 @@
 """Bootstrap intervals: fits repeated on resampled runs.
 
-Pairs are drawn (a run with its loss), so nothing is assumed of the noise. Points of one training
-run share its noise: drawn apart they would count as independent evidence, so by default whole
-training runs (`trial`) are drawn.
+Runs are resampled with their losses, so no noise model is assumed. Points of one training run share
+its noise and are not independent evidence, so by default whole training runs (`trial`) are
+resampled.
 
-A draw is a row of counts: how often it took each run. That is what a fit is asked with, and one
-that can weigh its rows refits all draws together (`regression.Fit.refit_draws`).
+A draw is a row of counts: how often it took each run. A fit that accepts row weights refits all
+draws in one batch (`regression.Fit.refit_draws`).
 
 Shapes: R rows (runs), K draws, Q quantities.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
+from trainrig.scaling.laws.fit_progress import ReportProgress, ignore_progress
 from trainrig.scaling.laws.forms import Array, Constants
 from trainrig.scaling.laws.law import Interval, IntervalEstimate, compute_percentiles, refuse_draws
 from trainrig.scaling.laws.regression.regression import Fit
@@ -27,37 +27,38 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F", bound=Constants)
 Counts = NDArray[np.int64]
-Refit = Callable[[Counts], Array]  # counts [K, R] to quantities [K, Q], NaN where there is no fit
+# Counts [K, R] to quantities [K, Q], NaN if a draw cannot be fitted.
+Refit = Callable[[Counts], Array]
 
 
 class Bootstrap(Settings):
-    """How many draws, of what, and which share of them the interval holds."""
+    """Settings of the bootstrap."""
 
     draws: int = Field(1000, ge=20)
     seed: int = Field(0, ge=0)
-    resample: Literal["trials", "rows"] = "trials"  # whole training runs, or each row by itself
+    resample: Literal["trials", "rows"] = "trials"  # whole training runs, or single rows
     level: float = Field(0.95, gt=0, lt=1)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Quantities refitted to each draw."""
+    """Quantities refitted to each bootstrap draw."""
 
-    values: Array  # [K, Q]; NaN where the draw has no fit
+    values: Array  # [K, Q], NaN where the draw cannot be fitted
     level: float
 
     @property
     def failed(self) -> int:
-        """How many draws have no fit."""
+        """Number of draws without a fit."""
         return int(np.isnan(self.values).any(1).sum())
 
     @property
     def good(self) -> Array:
-        """[K - failed, Q]."""
+        """The values of the draws with a fit, [K - failed, Q]."""
         return self.values[~np.isnan(self.values).any(1)]
 
     def estimate(self, value: float, drawn: Array) -> IntervalEstimate:
-        """`value` with the interval and the standard error of `drawn`, its values by draw."""
+        """Return `value` with the interval and standard error of `drawn`, its values by draw."""
         finite = len(drawn) > 1 and bool(np.isfinite(drawn).all())
         return IntervalEstimate(
             value=value,
@@ -66,7 +67,7 @@ class Draws:
         )
 
     def compute_interval(self, drawn: Array) -> Interval:
-        """The percentiles of `drawn`. Raises DataError where too many draws have no fit."""
+        """Compute the percentile interval of `drawn`. Raises DataError if too many draws failed."""
         if why := refuse_draws(len(self.good), self.failed):
             raise DataError(why)
         return compute_percentiles(drawn, self.level)
@@ -75,10 +76,10 @@ class Draws:
 def draw_counts(
     runs: RunsTable, settings: Bootstrap, strata: NDArray[np.generic] | None = None
 ) -> Counts:
-    """[K, R]: how often each draw takes each row. The same settings, the same counts.
+    """Return how often each draw takes each row, [K, R]. The same settings give the same counts.
 
-    `strata` [R] keeps the rows of each kind as many as they are, such as those of one budget: a
-    training run is then drawn within each.
+    `strata` [R] labels groups of rows, such as budgets. Trials are then drawn separately within
+    each group, as many as it has.
     """
     rng = np.random.default_rng(settings.seed)
     kinds = (
@@ -101,14 +102,17 @@ def bootstrap(
     settings: Bootstrap,
     strata: NDArray[np.generic] | None = None,
 ) -> Draws:
-    """Whatever `refit` gives of each draw of `runs`."""
+    """Refit quantities to bootstrap draws of `runs` with `refit`."""
     return Draws(refit(draw_counts(runs, settings, strata)), settings.level)
 
 
 def make_refit(
     fit: Callable[[RunsTable], Sequence[float] | Array], runs: RunsTable, quantities: int
 ) -> Refit:
-    """A refit of a `fit` that takes a table of runs; a draw that it refuses has no fit."""
+    """Return a Refit that calls `fit` on each draw's table of runs.
+
+    A draw that `fit` rejects with DataError is NaN.
+    """
 
     def refit(counts: Counts) -> Array:
         values = np.full((len(counts), quantities), np.nan)
@@ -124,20 +128,20 @@ def make_refit(
 
 @dataclass(frozen=True)
 class FormDraws(Generic[F]):
-    """The forms refitted to each draw."""
+    """Forms refitted to each bootstrap draw."""
 
     fit: Fit[F]
-    draws: Draws  # of theta
-    clusters: int | None  # training runs drawn whole; None: rows were
+    draws: Draws  # draws of theta
+    clusters: int | None  # number of training runs that were resampled; None: rows were resampled
 
     @property
     def stacked(self) -> F:
-        """One form whose constants are arrays over the draws that have a fit."""
+        """The form with constants that are arrays over the draws with a fit."""
         return self.fit.regression.forms(self.draws.good)
 
     @property
     def forms(self) -> tuple[F, ...]:
-        """A form for each draw that has a fit: what a law's file holds."""
+        """The forms of the draws with a fit, as a law's file holds them."""
         names = self.fit.fitted
         columns = [np.asarray(self.stacked.constants[name]).tolist() for name in names]
         rows = zip(*columns, strict=True)
@@ -147,11 +151,13 @@ class FormDraws(Generic[F]):
     def compute_estimates(
         self, quantities: Mapping[str, Callable[[F], Array | float]] | None = None
     ) -> dict[str, IntervalEstimate]:
-        """Each fitted constant with its interval, then each of `quantities`.
+        """Estimate each fitted constant and each of `quantities`, with intervals.
 
-        A quantity is asked of the form, and of `stacked`, whose constants are arrays.
+        A quantity is a function of a form. It is called with the fitted form, then with `stacked`,
+        whose constants are arrays.
         """
-        form, stacked = self.fit.form, self.stacked
+        form = self.fit.form
+        stacked = self.stacked
         asked: dict[str, tuple[float, Array]] = {
             name: (value, self._replace_endless(name, np.asarray(stacked.constants[name])))
             for name, value in form.constants.items()
@@ -163,22 +169,25 @@ class FormDraws(Generic[F]):
 
     def _replace_endless(self, name: str, drawn: Array) -> Array:
         largest = self.fit.regression.largest.get(name, np.inf)
-        return np.where(drawn < largest * (1 - 1e-9), drawn, np.inf)  # an exponential rounds
+        # Tolerates the rounding of exp.
+        return np.where(drawn < largest * (1 - 1e-9), drawn, np.inf)
 
 
-def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = ignore_progress) -> FormDraws[F]:
-    """`fit` refitted to each draw of its runs, from its own minimum."""
+def bootstrap_form(
+    fit: Fit[F], settings: Bootstrap, report: ReportProgress = ignore_progress
+) -> FormDraws[F]:
+    """Refit `fit` to each bootstrap draw of its runs, starting from its own minimum."""
     runs = fit.regression.runs
     whole = settings.resample == "trials" and len(set(runs.trial)) < len(runs)
     clusters = len(set(runs.trial)) if whole else None
     size = fit.regression.search.batch
 
     def refit(counts: Counts) -> Array:
-        """As the search takes them, so that the lots change no digit."""
+        """Refit in batches of the search's own size, so that batching changes no digit."""
         found = []
         for begin in range(0, len(counts), size):
             found.append(fit.refit_draws(counts[begin : begin + size]))
-            tell(min(begin + size, len(counts)), len(counts))
+            report(min(begin + size, len(counts)), len(counts))
         return np.concatenate(found)
 
     return FormDraws(fit, bootstrap(refit, runs, settings), clusters)

@@ -1,11 +1,12 @@
-"""The data-constrained law fitted: how fast repeated tokens, and parameters beyond them, fade.
+"""Fit of the data-constrained law: how fast repeated tokens and excess parameters lose value.
 
-Muennighoff et al. 2023 (arXiv:2305.16264, section 5): log loss, Huber's loss of its residuals,
-summed. The paper fixes the base law and fits two constants to runs that repeat their data. Its
-R_D* is weakly told by those runs, so take the profile's interval and not the number alone.
+As in Muennighoff et al. 2023 (arXiv:2305.16264, section 5), the sum of Huber's loss of the
+residuals of log loss is minimised. The paper fixes the base law and fits two constants to runs that
+repeat their data. Those runs determine R_D* poorly, so use its profile interval and not just the
+value.
 
-Shapes: R runs, S starts, K thetas, P coordinates: of the base law, if it is fitted, then ln r_d
-and ln r_n.
+Shapes: R runs, S starts, K thetas, P coordinates: those of the base law, if it is fitted, then ln
+r_d and ln r_n.
 """
 
 import itertools
@@ -23,19 +24,21 @@ from trainrig.scaling.laws.regression.parametric import ParametricFit, Shares, f
 from trainrig.scaling.laws.regression.regression import Fit, Regression
 from trainrig.scaling.laws.runs_table import RunsTable
 
-REPEATED = 1.5  # epochs: what has seen its data more often tells of repeats
-LARGEST = 1e6  # of r_d and r_n: nothing fades any more, and a larger one changes no loss
-LEAST_LEVELS = 2  # different numbers of epochs above that
+REPEATED = 1.5  # runs with more epochs count as repeating their data
+# Upper bound of r_d and r_n; repeats then lose no value, and larger values change no loss.
+LARGEST = 1e6
+LEAST_LEVELS = 2  # different numbers of epochs above REPEATED that a fit needs
 
 
 class DataConstrainedFit(Settings):
-    """How the data-constrained law is fitted.
+    """Settings of fitting the data-constrained law.
 
-    Starts: each r_d with each r_n of these; the base law, if it is fitted along, from the
-    parametric law of the runs that repeat nothing, or of all where those are too few.
+    The search starts at each pair of r_d and r_n from `repeats`. The base law, if it is fitted too,
+    starts at the parametric law of the runs that repeat nothing, or of all runs if those are too
+    few.
     """
 
-    base: Parametric | None = None  # None: fitted along
+    base: Parametric | None = None  # None: fitted together with r_d and r_n
     loss: Loss = Huber()
     repeats: Shares = (
         1.0,
@@ -46,17 +49,18 @@ class DataConstrainedFit(Settings):
         32.0,
         64.0,
         128.0,
-    )  # of r_d and of r_n to start from
-    # where nothing fades, the valley is long
+    )  # starting values of r_d and of r_n
+    # looser than the default: the minimum is a long valley if repeats lose no value
     search: MinimiseSettings = Field(MinimiseSettings(tolerance=1e-9))
 
 
 def fit_data_constrained(
     runs: RunsTable, settings: DataConstrainedFit | None = None
 ) -> Fit[DataConstrained]:
-    """The data-constrained law of `runs`. Raises DataError where they cannot tell its constants.
+    """Fit the data-constrained law to `runs`.
 
-    Runs without `unique_tokens` count as having seen each token once.
+    Runs without `unique_tokens` count as having seen each token once. Raises DataError if the runs
+    do not determine the constants.
     """
     settings = settings or DataConstrainedFit()
     check_numbers(runs)
@@ -67,7 +71,8 @@ def fit_data_constrained(
     if given is None:
         start, bases = _fit_free_base(runs, settings)
     else:
-        start, bases = np.empty(0), _make_constant_base(given)
+        start = np.empty(0)
+        bases = _make_constant_base(given)
 
     def forms(theta: Array) -> DataConstrained:
         r_d, r_n = np.moveaxis(np.exp(np.minimum(theta[..., -2:], np.log(LARGEST))), -1, 0)
@@ -84,7 +89,7 @@ def fit_data_constrained(
 
 
 def count_unique_tokens(runs: RunsTable) -> Array:
-    """[R] the different tokens that each run had; all of them where it does not say."""
+    """Return the number [R] of different tokens in each run: all its tokens where unknown."""
     return np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
 
 
@@ -97,15 +102,15 @@ def _check_repeats(runs: RunsTable, constants: int) -> None:
         raise DataError(
             f"{len(repeated)} of {len(runs)} runs repeat their data (tokens above {REPEATED:g}"
             f" times unique_tokens), at {levels} numbers of epochs: DataConstrained needs"
-            f" {2 + SPARE} such runs at {LEAST_LEVELS} or more, of {constants + SPARE} in all;"
-            f" add at least {missing} of, say, 4 and 16 epochs"
+            f" {2 + SPARE} such runs at {LEAST_LEVELS} or more, and {constants + SPARE} runs in"
+            f" all; add at least {missing} of, for example, 4 and 16 epochs"
         )
 
 
 def _fit_free_base(
     runs: RunsTable, settings: DataConstrainedFit
 ) -> tuple[Array, Callable[[Array], Parametric]]:
-    """A start for the base law's coordinates, and the laws that coordinates stand for."""
+    """Return starting coordinates of the base law, and a function from coordinates to laws."""
     how = ParametricFit(loss=settings.loss, search=settings.search)
     once = runs.select(runs.tokens <= REPEATED * count_unique_tokens(runs))
     try:
@@ -116,13 +121,13 @@ def _fit_free_base(
 
 
 def _find_middle(bases: Callable[[Array], Parametric]) -> tuple[float, float]:
-    """Of ln N and ln D: where ln A and ln B of `bases` are taken, as exponents of 1 show it."""
+    """Return the ln N and ln D to which the coordinates ln A and ln B of `bases` refer."""
     form = bases(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))
     return float(np.log(form.A)), float(np.log(form.B))
 
 
 def _convert_to_coordinates(base: Parametric) -> Array:
-    """[5] `base` as coordinates, ln A and ln B at 0."""
+    """Return `base` as coordinates [5], with ln A and ln B at ln N = ln D = 0."""
     return np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
 
 

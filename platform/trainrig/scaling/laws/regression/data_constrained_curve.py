@@ -1,9 +1,9 @@
 """Log loss of the data-constrained law with its first and second derivatives, in closed form.
 
-The law is log L = log(e^t1 + e^t2 + e^t3) with t1 = ln A - alpha ln N', t2 = ln B - beta ln D',
-t3 = ln E. N' and D' are what n parameters (d tokens) are worth, of which u are usable (unique):
-N' = u w, w = 1 + r (1 - e^-q), q = (n/u - 1)/r. Differences would take 126 evaluations of the law
-for each step of a search; these formulas take about three.
+The law is log L = log(e^t1 + e^t2 + e^t3) with t1 = ln A - alpha ln N', t2 = ln B - beta ln D', t3
+= ln E. N' (D') is the effective number of n parameters (d tokens), u of which are usable (unique):
+N' = u w, w = 1 + r (1 - e^-q), q = (n/u - 1)/r. Finite differences would take 126 evaluations of
+the law for each step of a search; these formulas cost about three.
 
 Shapes: K thetas, R runs, P coordinates.
 """
@@ -15,13 +15,13 @@ import numpy as np
 from trainrig.scaling.laws.forms import Array
 from trainrig.scaling.laws.regression.minimise import CurveValue
 
-A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates: logs of all but alpha and beta
-BASE = 5  # of them are the base law's
+A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
+BASE = 5  # number of coordinates of the base law, which come first
 
 
 @dataclass(frozen=True)
 class Worth:
-    """ln w and its derivatives by v = ln u and by rho = ln r, each [K, R]."""
+    """The value ln w and its derivatives with respect to v = ln u and rho = ln r, each [K, R]."""
 
     log: Array
     v: Array
@@ -32,7 +32,7 @@ class Worth:
 
 
 def compute_worth(log_seen: Array, v: Array, rho: Array, largest: float) -> Worth:
-    """Of e^log_seen, e^v of them fresh, where repeats fade by e^rho, at most `largest`."""
+    """Compute ln w for n = e^log_seen and u = e^v, with r = min(e^rho, largest)."""
     moves = rho < np.log(largest)
     r = np.exp(np.minimum(rho, np.log(largest)))
     above = np.exp(log_seen - v)  # n/u
@@ -52,24 +52,30 @@ def compute_worth(log_seen: Array, v: Array, rho: Array, largest: float) -> Wort
 
 
 class DataConstrainedCurve:
-    """Log loss by theta (ln A, ln B at the middle, ln E, alpha, beta, ln r_d, ln r_n).
+    """Log loss as a function of theta (ln A, ln B, ln E, alpha, beta, ln r_d, ln r_n).
 
-    `base` fixes the first five: theta then holds the last two alone.
+    ln A and ln B refer to the middle of the runs. `base` fixes the first five coordinates, and
+    theta then holds the last two alone.
     """
 
     def __init__(
         self,
         logs: tuple[Array, Array, Array],  # ln N, ln D and ln of the unique tokens, each [R]
-        middle: tuple[float, float],  # of ln N and ln D, where ln A and ln B are taken
+        middle: tuple[float, float],  # ln N and ln D to which ln A and ln B refer
         largest: float,
         base: Array | None = None,
     ) -> None:
-        """Raises nothing: a theta without a law has a loss that is no number."""
+        """Store the curve's inputs.
+
+        Evaluating a theta for which no law exists raises nothing: the loss is NaN.
+        """
         self.log_n, self.log_d, self.log_unique = logs
-        self.middle, self.largest, self.base = middle, largest, base
+        self.middle = middle
+        self.largest = largest
+        self.base = base
 
     def __call__(self, theta: Array) -> CurveValue:
-        """The curve at theta [K, P]."""
+        """Evaluate the curve at theta [K, P]."""
         if self.base is None:
             return self._at(theta)
         fixed = np.broadcast_to(self.base, (len(theta), BASE))
@@ -85,7 +91,8 @@ class DataConstrainedCurve:
         usable = self._compute_usable(a, b, alpha, beta)
         of_n = compute_worth(self.log_n, usable.value, rho_n, self.largest)
         of_d = compute_worth(self.log_d, self.log_unique, rho_d, self.largest)
-        log_n, log_d = usable.value + of_n.log, self.log_unique + of_d.log
+        log_n = usable.value + of_n.log
+        log_d = self.log_unique + of_d.log
         size = log_n - self.middle[0], log_d - self.middle[1]
         terms = np.stack(np.broadcast_arrays(a - alpha * size[0], b - beta * size[1], e))
         highest = terms.max(0)
@@ -93,7 +100,7 @@ class DataConstrainedCurve:
         total = shares.sum(0)
         shares /= total
 
-        slope_log_n = usable.slope * (1 + of_n.v)[..., None]  # of ln N'
+        slope_log_n = usable.slope * (1 + of_n.v)[..., None]  # slope of ln N'
         slope_log_n[..., R_N] += of_n.rho
         slopes = np.zeros((3, *shares.shape[1:], 7))
         slopes[0] = -alpha[..., None] * slope_log_n
@@ -106,7 +113,10 @@ class DataConstrainedCurve:
         slope = np.einsum("jkr,jkrp->krp", shares, slopes)
 
         def bend(c: Array) -> Array:
-            """f'' = sum_j s_j (t_j'' + t_j' t_j'^T) - f' f'^T, summed over rows."""
+            """Return the second derivatives of f, weighted by c and summed over rows.
+
+            f'' = sum_j s_j (t_j'' + t_j' t_j'^T) - f' f'^T.
+            """
             weight = c * shares  # [3, K, R]
             sides = np.swapaxes(slopes, -1, -2) * weight[..., None, :] @ slopes
             bent: Array = sides.sum(0) - np.swapaxes(slope, 1, 2) * c[:, None] @ slope
@@ -123,7 +133,7 @@ class DataConstrainedCurve:
         return CurveValue(highest + np.log(total), slope, bend)
 
     def _compute_bend_of_n(self, c: Array, usable: CurveValue, of_n: Worth) -> Array:
-        """c times (ln N')'' of each row, summed [K, P, P]; c [K, R]."""
+        """Return c [K, R] times the second derivatives of ln N', summed over rows to [K, P, P]."""
         v = usable.slope
         bent = usable.bend(c * (1 + of_n.v))
         bent += np.swapaxes(v, 1, 2) * (c * of_n.vv)[:, None] @ v
@@ -134,13 +144,14 @@ class DataConstrainedCurve:
         return bent
 
     def _compute_usable(self, a: Array, b: Array, alpha: Array, beta: Array) -> CurveValue:
-        """v = ln u: the parameters that the unique tokens can use, none beyond those there are."""
+        """Compute v = ln u, where u is the parameters that the unique tokens can use, at most N."""
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = np.log(alpha) + a + alpha * self.middle[0]
             ratio = ratio - np.log(beta) - b - beta * self.middle[1] + beta * self.log_unique
         free = ratio / alpha
         capped = free >= self.log_n
-        by_alpha, by_beta = 1 / alpha + self.middle[0], self.log_unique - 1 / beta - self.middle[1]
+        by_alpha = 1 / alpha + self.middle[0]
+        by_beta = self.log_unique - 1 / beta - self.middle[1]
         slope = np.zeros((*free.shape, 7))
         slope[..., A] = 1 / alpha
         slope[..., B] = -1 / alpha

@@ -1,10 +1,10 @@
-"""Fits on small runs and evaluates on large ones, which is how a law is used.
+"""Evaluation of a law as it is used: fitted to small runs, tested on the largest ones.
 
-The largest runs are kept back, the form is fitted to the rest, and each run kept back is compared
-with what that fit said: how far off, and whether within the interval it gave. The interval holds
-the bootstrap draws' predictions, each with the noise of one of the fit's own residuals.
+The largest runs are held out and the form is fitted to the rest. Each held-out run is compared with
+its prediction and with the prediction's interval. The interval comes from the predictions of the
+bootstrap draws, each with noise drawn from the fit's residuals.
 
-Shapes: R rows, H rows kept back, K draws.
+Shapes: R rows, H held-out rows, K draws.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
+from trainrig.scaling.laws.fit_progress import ReportProgress, ignore_progress
 from trainrig.scaling.laws.forms import Array, Form
 from trainrig.scaling.laws.law import HeldOutErrors, HeldOutRow, compute_percentiles, refuse_draws
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
@@ -25,19 +25,21 @@ from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 Mask = NDArray[np.bool_]
 FitForm = Callable[[RunsTable], Fit[Any]]
-TIED = 1.02  # runs within this factor of the threshold are kept back with it
+TIED = 1.02  # runs within this factor of the threshold are held out, too
 
 
 class HoldOut(Settings):
-    """Which runs are kept from the fit that is judged; the law itself is fitted to all."""
+    """Settings that select the held-out runs. The law itself is fitted to all runs."""
 
-    by: Literal["flops", "parameters", "tokens"] = "flops"  # the largest by this
-    share: float = Field(0.1, ge=0, lt=1)  # of the runs; 0: none, no judgement
+    # Quantity by which the largest runs are held out.
+    by: Literal["flops", "parameters", "tokens"] = "flops"
+    # Share of the runs to hold out; 0: none, and the law is not evaluated.
+    share: float = Field(0.1, ge=0, lt=1)
 
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """The table in two, and the rule in words."""
+    """Table of runs split into held-out runs and the rest, with a description of the rule."""
 
     rest: RunsTable
     largest: RunsTable
@@ -45,9 +47,9 @@ class HeldOutSplit:
 
 
 def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
-    """The largest `share` of `runs`, those that tie with the last of them, and the rest.
+    """Split `runs` into the largest `share`, including ties, and the rest.
 
-    Raises DataError where that would be none, or all.
+    Raises DataError if no run or all runs would be held out.
     """
     values: Floats = runs.flops_6nd if rules.by == "flops" else getattr(runs, rules.by)
     count = int(np.ceil(rules.share * len(runs)))
@@ -55,8 +57,9 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
     held: Mask = values >= threshold / TIED
     if not held.any() or held.all():
         raise DataError(
-            f"{int(held.sum())} of {len(runs)} runs would be kept back as the largest by "
-            f"{rules.by}; a share between 0 and 1 of runs of different {rules.by} can be judged"
+            f"{int(held.sum())} of {len(runs)} runs would be held out as the largest by "
+            f"{rules.by}; choose a share that holds out some runs and leaves some with less "
+            f"{rules.by}"
         )
     many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
     rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"
@@ -64,12 +67,12 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
 
 
 def judge(
-    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, tell: Tell = ignore_progress
+    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, report: ReportProgress = ignore_progress
 ) -> HeldOutErrors:
-    """What `fit`, of the rest, says of the largest."""
+    """Compare the held-out runs with the predictions of `fit`, which was fitted to the rest."""
     largest = halves.largest
     predicted = predict(fit.form, largest)
-    draws = bootstrap_form(fit, rules, tell)
+    draws = bootstrap_form(fit, rules, report)
     refused = refuse_draws(len(draws.draws.good), draws.draws.failed)
     drawn = None if refused else draw_predictions(draws, largest, rules.seed)
     rows = tuple(
@@ -95,15 +98,16 @@ def judge(
 
 
 def predict(form: Form, runs: RunsTable) -> Array:
-    """[R] the loss of each run by `form`; its repeats counted where they are known."""
+    """Predict the loss [R] of each run by `form`, with repeated tokens where they are known."""
     unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
     return form.compute_loss(runs.parameters, runs.tokens, unique)
 
 
 def draw_predictions(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array:
-    """[K, H] what each draw says of `runs`, with the noise of a residual drawn for each.
+    """Predict `runs` by each draw [K, H], with noise drawn from the fit's residuals.
 
-    Residuals are smaller than the noise by what the constants took up; they are scaled up for it.
+    Residuals are smaller than the noise because the constants adapt to it, so they are scaled up by
+    the lost degrees of freedom.
     """
     residuals = draws.fit.residuals
     freed = len(residuals) / max(len(residuals) - len(draws.fit.theta), 1)
@@ -113,9 +117,10 @@ def draw_predictions(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array
 
 
 def compute_criterion(fit: Fit[Any]) -> float:
-    """Akaike's criterion under Laplace's noise: 2 R ln(mean |residual|) + 2 x constants.
+    """Compute Akaike's criterion with Laplace noise: 2 R ln(mean |residual|) + 2 x constants.
 
-    Of the residuals of log loss. Laplace's, because what Huber's loss minimises is near it.
+    Residuals are of log loss. Laplace noise is assumed because its likelihood is close to Huber's
+    loss.
     """
     constants = len(fit.form.constants)
     size = max(float(np.abs(fit.residuals).mean()), FINEST)

@@ -1,7 +1,7 @@
-"""Checks whether the runs can identify the constants of a form, before it is fitted.
+"""Checks that the runs can identify the constants of a form before it is fitted.
 
-A fit always gives numbers. Runs on one line of the (log N, log D) plane, whether at one D/N, one
-budget or one N, leave the two terms of a law to be divided at will between them.
+A fit always returns numbers. But runs on one line of the (log N, log D) plane (the same D/N, the
+same budget or the same N) cannot separate the two terms of a law.
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
 
-SPARE = 2  # runs beyond the constants: without them nothing is left to judge the fit by
-LEVELS = 3  # of N, and of D: a power law above a floor has three constants
-SAME = 1.05  # sizes within this factor are one size
-LEAST_FACTOR = 1.3  # by which the runs must leave their common line
+SPARE = 2  # runs needed beyond the number of constants, to judge the fit by
+LEVELS = 3  # different values needed of N, and of D: a power law above a floor has three constants
+SAME = 1.05  # values within this factor count as equal
+LEAST_FACTOR = 1.3  # factor by which the runs must deviate from their common line
 
 
 def check_numbers(runs: RunsTable) -> None:
-    """Raises DataError naming the first run whose numbers no law can be fitted to."""
+    """Raise DataError naming the first run whose size, tokens or loss is not positive."""
     for column in ("parameters", "tokens", "loss"):
         values = getattr(runs, column)
         bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
@@ -25,14 +25,15 @@ def check_numbers(runs: RunsTable) -> None:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise DataError(
                 f"{runs.name[bad[0]]}: {column} is {values[bad[0]]:g}{more}; a law needs positive"
-                " numbers: leave such runs out by a rule"
+                " numbers: remove such runs from the table"
             )
 
 
 def check_spread(runs: RunsTable, form: str, constants: int) -> None:
-    """Raises DataError if `runs` cannot tell the form's `constants` apart; says what would."""
+    """Raise DataError if `runs` cannot identify the form's `constants`, and suggest runs to add."""
     check_numbers(runs)
-    sizes, lengths = find_levels(runs.parameters), find_levels(runs.tokens)
+    sizes = find_levels(runs.parameters)
+    lengths = find_levels(runs.tokens)
     needed = constants + SPARE
     if len(runs) < needed or len(sizes) < LEVELS or len(lengths) < LEVELS:
         missing = max(needed - len(runs), LEVELS - len(sizes), LEVELS - len(lengths))
@@ -46,23 +47,24 @@ def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     if factor < LEAST_FACTOR:
         raise DataError(
             f"all {len(runs)} runs lie {_describe_ray(runs, slope)} (within a factor {factor:.3g}),"
-            f" where {form} cannot tell what parameters do from what tokens do; add runs off it:"
-            " the same sizes with, say, a quarter and four times the tokens"
+            f" where {form} cannot separate the effects of parameters and tokens; add runs off it,"
+            " such as the same sizes with a quarter and four times the tokens"
         )
 
 
 def find_levels(values: Array) -> Array:
-    """The different values, those within a factor SAME of the one before taken as one."""
+    """Return the different values in ascending order, merging those within a factor SAME."""
     ordered = np.sort(values)
     new = np.r_[True, ordered[1:] > ordered[:-1] * SAME] if len(ordered) else np.array([], bool)
     return np.asarray(ordered[new])
 
 
 def _fit_line(log_n: Array, log_d: Array) -> tuple[float, float]:
-    """The slope of the line through the runs, and by what factor they leave it at most."""
+    """Return the slope of the line through the runs, and their greatest deviation as a factor."""
     centred = np.stack([log_n - log_n.mean(), log_d - log_d.mean()])
     _, vectors = np.linalg.eigh(centred @ centred.T)
-    across, along = vectors[:, 0], vectors[:, 1]
+    across = vectors[:, 0]
+    along = vectors[:, 1]
     with np.errstate(divide="ignore"):
         return float(along[1] / along[0]), float(np.exp(np.ptp(across @ centred)))
 
@@ -80,10 +82,12 @@ def _suggest_where(runs: RunsTable, sizes: Array, lengths: Array) -> str:
         return "over a tenfold range of both"
     places = []
     if len(sizes) < LEVELS:
-        low, high = runs.parameters.min() / 4, runs.parameters.max() * 4
+        low = runs.parameters.min() / 4
+        high = runs.parameters.max() * 4
         places.append(f"of N from {low:.2g} to {high:.2g}")
     if len(lengths) < LEVELS:
-        low, high = runs.tokens.min() / 4, runs.tokens.max() * 4
+        low = runs.tokens.min() / 4
+        high = runs.tokens.max() * 4
         places.append(f"with D from {low:.2g} to {high:.2g}")
     return " and ".join(places) if places else "at other pairs of N and D"
 

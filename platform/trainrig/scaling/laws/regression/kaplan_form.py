@@ -1,7 +1,8 @@
-"""Kaplan's law of parameters and tokens, fitted to all runs at once.
+"""Fit of Kaplan's joint law of parameters and tokens to all runs.
 
-L(N, D) = ((n_c/N)^(alpha_n/alpha_d) + d_c/D)^alpha_d (Kaplan et al. 2020, arXiv:2001.08361,
-equation 1.5), by the same robust regression of log loss as the parametric law.
+The law is L(N, D) = ((n_c/N)^(alpha_n/alpha_d) + d_c/D)^alpha_d (Kaplan et al. 2020,
+arXiv:2001.08361, equation 1.5). It is fitted by the same robust regression of log loss as the
+parametric law.
 
 Shapes: K thetas, R runs, S starts.
 """
@@ -25,25 +26,32 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 
 class KaplanFit(Settings):
-    """How Kaplan's law is fitted: from each pair of exponents, with n_c and d_c that suit them."""
+    """Settings of fitting Kaplan's law.
+
+    The search starts at each pair of exponents, with the n_c and d_c that fit best for them.
+    """
 
     loss: Loss = Huber()
-    exponents: tuple[Positive, ...] = (0.03, 0.06, 0.1, 0.2, 0.4)  # of alpha_n and alpha_d
+    # Starting values of alpha_n and alpha_d.
+    exponents: tuple[Positive, ...] = (0.03, 0.06, 0.1, 0.2, 0.4)
     search: MinimiseSettings = Field(MinimiseSettings())
 
 
 def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[Kaplan]:
-    """Kaplan's law of `runs`. Raises DataError where they cannot tell its constants."""
+    """Fit Kaplan's law to `runs`. Raises DataError if they do not determine its constants."""
     rules = settings or KaplanFit()
     check_spread(runs, "Kaplan", constants=4)
-    log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
+    log_n = np.log(runs.parameters)
+    log_d = np.log(runs.tokens)
     middle = float(log_n.mean()), float(log_d.mean())
-    log_n, log_d = log_n - middle[0], log_d - middle[1]
+    log_n = log_n - middle[0]
+    log_d = log_d - middle[1]
 
     def forms(theta: Array) -> Kaplan:
         s, t, power, alpha_d = np.moveaxis(theta, -1, 0)
-        with np.errstate(over="ignore"):  # a bootstrap draw may leave n_c without a bound
-            n_c, d_c = np.exp(s / power + middle[0]), np.exp(t + middle[1])
+        with np.errstate(over="ignore"):  # a bootstrap draw may not bound n_c
+            n_c = np.exp(s / power + middle[0])
+            d_c = np.exp(t + middle[1])
         return Kaplan.model_construct(n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d)
 
     starts = _build_starts(log_n, log_d, runs.loss, rules.exponents)
@@ -52,15 +60,18 @@ def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[K
 
 
 class _Curve:
-    """f = alpha_d log(e^(s - p log N) + e^(t - log D)) at theta = (s, t, p, alpha_d).
+    """Curve f = alpha_d log(e^(s - p log N) + e^(t - log D)) at theta = (s, t, p, alpha_d).
 
-    p is alpha_n / alpha_d; N and D are counted from the middle of the runs.
+    Here p is alpha_n / alpha_d. log N and log D are relative to their means over the runs.
     """
 
     def __init__(self, log_n: Array, log_d: Array) -> None:
-        one, zero = np.ones_like(log_n), np.zeros_like(log_n)
-        # The fourth coordinate of the inner sum is always 1: what no constant multiplies.
-        first, second = [one, zero, -log_n, zero], [zero, one, zero, -log_d]
+        one = np.ones_like(log_n)
+        zero = np.zeros_like(log_n)
+        # The fourth coordinate of the inner sum is fixed at 1 and holds the terms without a
+        # constant.
+        first = [one, zero, -log_n, zero]
+        second = [zero, one, zero, -log_d]
         self._inner = LogSumExp(np.array([first, second]).transpose(0, 2, 1))
 
     def __call__(self, theta: Array) -> CurveValue:
@@ -81,7 +92,10 @@ class _Curve:
 
 
 def _build_starts(log_n: Array, log_d: Array, loss: Array, exponents: tuple[float, ...]) -> Array:
-    """[S, 4]. L^(1/alpha_d) is linear in n_c^p and d_c; both stay positive."""
+    """Return the starts [S, 4], one for each pair of exponents.
+
+    For given exponents, L^(1/alpha_d) is linear in n_c^p and d_c. Both are kept positive.
+    """
     starts = []
     for alpha_n, alpha_d in itertools.product(exponents, exponents):
         power = alpha_n / alpha_d

@@ -1,7 +1,7 @@
-"""The over-training law fitted: one exponent for both, intercepts that move with D/N.
+"""Fit of the over-training law: one exponent for both terms, with factors that depend on D/N.
 
-Gadre et al. 2024 (arXiv:2403.08540, section 3). Four constants where the parametric law has five:
-from few runs it says more, as long as alpha = beta is true enough.
+The law of Gadre et al. 2024 (arXiv:2403.08540, section 3) has four constants where the parametric
+law has five. It is more certain with few runs, as long as alpha = beta is nearly true.
 
 Shapes: R runs, S starts.
 """
@@ -20,28 +20,33 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 
 class OverTrainingFit(Settings):
-    """How the over-training law is fitted: as the parametric one is.
+    """Settings of fitting the over-training law.
 
-    Starts: each eta and E of these, with the a and b that fit best by least squares then.
+    The search starts at each pair of eta and E from `exponents` and `floors`, with the a and b that
+    then fit best by least squares.
     """
 
     loss: Loss = Huber()
-    exponents: Shares = (0.05, 0.1, 0.2, 0.3, 0.5)  # of eta to start from
-    floors: Shares = (0.2, 0.4, 0.6, 0.8, 0.95)  # of E to start from: shares of the least loss
+    exponents: Shares = (0.05, 0.1, 0.2, 0.3, 0.5)  # starting values of eta
+    floors: Shares = (0.2, 0.4, 0.6, 0.8, 0.95)  # starting values of E, as shares of the least loss
     search: MinimiseSettings = Field(MinimiseSettings())
 
 
 def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -> Fit[OverTraining]:
-    """The over-training law of `runs`. Raises DataError where they cannot tell its constants."""
+    """Fit the over-training law to `runs`. Raises DataError if they do not determine it."""
     settings = settings or OverTrainingFit()
     check_spread(runs, "OverTraining", constants=4)
     flops = FLOPS_PER_PARAMETER_AND_TOKEN * runs.parameters * runs.tokens
     multiplier = runs.tokens / runs.parameters
-    # M^eta C^-eta and M^-eta C^-eta, each about its own middle: better told apart.
-    rising, falling = np.log(multiplier / flops), -np.log(multiplier * flops)
+    # M^eta C^-eta and M^-eta C^-eta, each centred on its own mean, which makes the coordinates less
+    # correlated.
+    rising = np.log(multiplier / flops)
+    falling = -np.log(multiplier * flops)
     middle = float(rising.mean()), float(falling.mean())
-    rising, falling = rising - middle[0], falling - middle[1]
-    one, zero = np.ones_like(rising), np.zeros_like(rising)
+    rising = rising - middle[0]
+    falling = falling - middle[1]
+    one = np.ones_like(rising)
+    zero = np.zeros_like(rising)
     designs = np.array(
         [[one, zero, zero, rising], [zero, one, zero, falling], [zero, zero, one, zero]]
     ).transpose(0, 2, 1)

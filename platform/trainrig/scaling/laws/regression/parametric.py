@@ -1,8 +1,8 @@
-"""Chinchilla's third approach: the parametric law fitted to all runs at once.
+"""Fit of the parametric law to all runs at once: approach 3 of Hoffmann et al.
 
-Hoffmann et al. 2022 (arXiv:2203.15556, section D.2), as corrected by Besiroglu et al. 2024
-(arXiv:2404.10102): log L = log(e^(ln A - alpha ln N) + e^(ln B - beta ln D) + e^(ln E)), Huber's
-loss of its residuals, summed.
+The method is that of Hoffmann et al. 2022 (arXiv:2203.15556, section D.2), as corrected by
+Besiroglu et al. 2024 (arXiv:2404.10102): log L = log(e^(ln A - alpha ln N) + e^(ln B - beta ln D) +
+e^(ln E)), and the sum of Huber's loss of the residuals is minimised.
 
 Shapes: R runs, S starts.
 """
@@ -22,34 +22,37 @@ Shares = tuple[Positive, ...]
 
 
 class ParametricFit(Settings):
-    """How the parametric law is fitted. The sum over runs is minimised; there is no mean here.
+    """Settings of fitting the parametric law. The sum over runs is minimised, not the mean.
 
-    Starts: each alpha, beta and E of these, with the A and B that fit best by least squares then,
-    so that they suit runs of any size and need no guess of A and B.
+    The search starts at each triple of alpha, beta and E from `exponents` and `floors`, with the A
+    and B that then fit best by least squares. So the starts suit runs of any size.
     """
 
     loss: Loss = Huber()
-    exponents: Shares = (0.1, 0.2, 0.35, 0.6, 1.0)  # of alpha and of beta to start from
-    floors: Shares = (0.2, 0.5, 0.8, 0.95)  # of E to start from: shares of the least loss
+    exponents: Shares = (0.1, 0.2, 0.35, 0.6, 1.0)  # starting values of alpha and of beta
+    floors: Shares = (0.2, 0.5, 0.8, 0.95)  # starting values of E, as shares of the least loss
     search: MinimiseSettings = Field(MinimiseSettings())
 
 
 def fit_parametric(runs: RunsTable, settings: ParametricFit | None = None) -> Fit[Parametric]:
-    """The parametric law of `runs`. Raises DataError where they cannot tell its constants."""
+    """Fit the parametric law to `runs`. Raises DataError if they do not determine its constants."""
     return build_regression(runs, settings or ParametricFit()).fit()
 
 
 def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Parametric]:
-    """The regression of log loss on the five constants.
+    """Build the regression of log loss on the five constants.
 
-    Its coordinates are ln A and ln B at the middle of the runs (alpha and ln A are otherwise all
-    but one direction), ln E, alpha and beta: the same minimum, better told apart.
+    Its coordinates are ln A and ln B at the middle of the runs, ln E, alpha and beta. At the
+    origin, alpha and ln A would be almost perfectly correlated. The minimum is the same.
     """
     check_spread(runs, "Parametric", constants=5)
-    log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
+    log_n = np.log(runs.parameters)
+    log_d = np.log(runs.tokens)
     middle = float(log_n.mean()), float(log_d.mean())
-    log_n, log_d = log_n - middle[0], log_d - middle[1]
-    one, zero = np.ones_like(log_n), np.zeros_like(log_n)
+    log_n = log_n - middle[0]
+    log_d = log_d - middle[1]
+    one = np.ones_like(log_n)
+    zero = np.zeros_like(log_n)
     designs = np.array(
         [
             [one, zero, zero, -log_n, zero],
@@ -60,7 +63,7 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Par
 
     def forms(theta: Array) -> Parametric:
         a, b, e, alpha, beta = np.moveaxis(theta, -1, 0)
-        with np.errstate(over="ignore"):  # an exponent that nothing bounds takes its factor along
+        with np.errstate(over="ignore"):  # an unbounded exponent makes its factor infinite
             return Parametric.model_construct(
                 E=np.exp(e),
                 A=np.exp(a + alpha * middle[0]),
@@ -74,7 +77,7 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Par
 
 
 def _build_starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricFit) -> Array:
-    """[S, 5]."""
+    """Return the starts [S, 5], one for each triple of alpha, beta and E."""
     starts = []
     for alpha, beta, floor in itertools.product(
         settings.exponents, settings.exponents, settings.floors
@@ -85,9 +88,10 @@ def _build_starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricF
 
 
 def fit_above_floor(terms: Array, loss: Array, floor: float) -> tuple[float, float, float]:
-    """Logs of the two multiples of `terms` [R, 2] nearest to the loss above E, and of E.
+    """Return the logs of the two factors of `terms` [R, 2] that fit the loss above E, and of E.
 
-    Positive ones: each at least a hundredth of what is left above E.
+    E is `floor` times the least loss. Each factor is at least a hundredth of the mean loss above E,
+    so both are positive.
     """
     above = loss - floor * loss.min()
     first, second = np.maximum(np.linalg.lstsq(terms, above)[0], above.mean() / 100)

@@ -1,15 +1,14 @@
-"""Profile-likelihood intervals: how far a quantity can be moved before the fit becomes
-implausible.
+"""Profile-likelihood intervals: how far a quantity can move before the fit becomes implausible.
 
-The quantity is tied to a value, everything else fitted again, and the rise of the objective
-watched. Where the rise passes what noise explains is an end of the interval; where it never does
-the end is open, and said to be. No draw of runs is needed, so few runs are no obstacle, and
-intervals may be as lopsided as the runs make them.
+The quantity is tied to a value, all constants are fitted again, and the rise of the objective is
+recorded. An end of the interval is where the rise exceeds what noise explains; if it never does,
+that end is open. No runs are resampled, so few runs suffice, and intervals may be asymmetric.
 
 For a robust loss the rise is compared with chi-squared after scaling by tau = E psi^2 / E psi'
 (Ronchetti's likelihood-ratio type test; Hampel et al. 1986, Robust Statistics, section 7.2). With
-Huber's delta far below the noise, E psi' is the density of residuals near 0, taken over a wider
-window than delta: inside delta lie hardly more rows than the fit itself put there.
+Huber's delta far below the noise, E psi' is the density of the residuals near 0. It is estimated
+over a window wider than delta, because hardly any rows lie inside delta except those that the fit
+itself put there.
 
 Shapes: R rows, P coordinates of theta, M points of a profile.
 """
@@ -21,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.stats import f as f_distribution
 
-from trainrig.scaling.laws.fit_progress import Tell, ignore_progress
+from trainrig.scaling.laws.fit_progress import ReportProgress, ignore_progress
 from trainrig.scaling.laws.forms import Array, Constants
 from trainrig.scaling.laws.law import Interval, IntervalEstimate
 from trainrig.scaling.laws.regression.minimise import (
@@ -34,35 +33,43 @@ from trainrig.scaling.laws.regression.minimise import (
 from trainrig.scaling.laws.regression.regression import FINEST, Fit
 
 F = TypeVar("F", bound=Constants)
-Quantity = Callable[[F], Array | float]  # of a form whose constants may be arrays; positive
+# Function of a form, whose constants may be arrays; the value is positive.
+Quantity = Callable[[F], Array | float]
 
-# Standard errors from the best at which the profile is looked at, on each side, until it ends.
+# Distances from the best value, in standard errors, at which the profile is computed on each side
+# until it ends.
 STEPS = (0.7, 1.4, 2.1, 2.8, 4.0, 6.0, 9.0, 14.0, 20.0, 40.0, 80.0, 160.0)
-FARTHEST = np.log(1e4)  # a quantity that can change by this factor unopposed has no bound
-TIE = 100.0  # how stiffly the quantity is tied: this many times its own curvature
+# A quantity that can change by this factor without a significant rise has no bound.
+FARTHEST = np.log(1e4)
+TIE = 100.0  # stiffness of the tie, in multiples of the quantity's own curvature
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The best that can be done at each value of a quantity."""
+    """Least objective at each value of a quantity."""
 
     values: Array  # [M], ascending
-    rises: Array  # [M], of the objective in units in which noise makes chi-squared of one degree
+    # [M] rise of the objective, in units in which noise makes it chi-squared with one degree of
+    # freedom.
+    rises: Array
     best: float
-    cutoff: float  # the rise at the ends of the interval
+    cutoff: float  # rise at the ends of the interval
     interval: Interval
 
 
 def profile(fit: Fit[F], quantity: Quantity[F], level: float = 0.95) -> Profile:
-    """Fit again with `quantity` tied to values around its best, until the runs object."""
+    """Compute the profile of `quantity` around its best value, until the rise is significant."""
     view = _View(fit, quantity)
     cutoff = float(f_distribution.ppf(level, 1, view.spare))
-    below, above = view.walk(-1, cutoff), view.walk(1, cutoff)
+    below = view.walk(-1, cutoff)
+    above = view.walk(1, cutoff)
     logs = np.r_[below[0][:0:-1], above[0]]
     rises = np.r_[below[1][:0:-1], above[1]]
-    # Tied, the search may come upon a lower minimum than the fit's: the runs compare with that.
+    # The tied search may find a lower minimum than the fit did, so rises are relative to the
+    # lowest.
     rises -= rises.min()
-    low, high = _find_crossing(logs[::-1], rises[::-1], cutoff), _find_crossing(logs, rises, cutoff)
+    low = _find_crossing(logs[::-1], rises[::-1], cutoff)
+    high = _find_crossing(logs, rises, cutoff)
     return Profile(
         np.exp(logs), rises, float(np.exp(view.best)), cutoff,
         Interval(low=low, high=high, level=level),
@@ -73,21 +80,21 @@ def compute_profiles(
     fit: Fit[F],
     quantities: Mapping[str, Quantity[F]] | None = None,
     level: float = 0.95,
-    tell: Tell = ignore_progress,
+    report: ReportProgress = ignore_progress,
 ) -> dict[str, Profile]:
-    """The profile of each fitted constant, then of each of `quantities`."""
+    """Compute the profile of each fitted constant, then of each of `quantities`."""
     asked = {name: _make_constant_quantity(name) for name in fit.fitted} | dict(quantities or {})
     found = {}
     for name, quantity in asked.items():
         found[name] = profile(fit, quantity, level)
-        tell(len(found), len(asked))
+        report(len(found), len(asked))
     return found
 
 
 def with_profiles(
     estimates: Mapping[str, IntervalEstimate], found: Mapping[str, Profile]
 ) -> dict[str, IntervalEstimate]:
-    """`estimates` with the profile's interval beside the bootstrap's."""
+    """Return `estimates` with the profile intervals added."""
     return {
         name: estimate.model_copy(update={"profile": found[name].interval})
         if name in found
@@ -101,7 +108,7 @@ def _make_constant_quantity(name: str) -> Quantity[Constants]:
 
 
 class _View:
-    """A fit seen from one quantity."""
+    """A fit from the point of view of one quantity, which can be tied to a value."""
 
     def __init__(self, fit: Fit[F], quantity: Quantity[F]) -> None:
         self.fit = fit
@@ -115,21 +122,27 @@ class _View:
         slope = regression.curve(fit.theta[None]).slope[0]  # [R, P]
         self.spare = slope.shape[0] - slope.shape[1]
         self.tau, self.step, window = _estimate_noise(fit, slope, at.slope[0, 0], self.spare)
-        # A finer delta makes the search long, and the profile, seen across the noise, no other.
+        # A finer delta would make the search long and hardly change the profile, which spans the
+        # noise.
         last = regression.loss.deltas[-1]
         self.delta = max(last, window / 50)
         widened = 1 if np.isinf(last) else self.delta / last
         self.stiffness = TIE * widened * self.tau / self.step**2
 
     def walk(self, sign: int, cutoff: float) -> tuple[Array, Array]:
-        """Logs of the quantity and rises from the best outwards, past the cutoff or to the end."""
-        logs, rises = [self.best], [0.0]
+        """Follow the profile from the best value in direction `sign`, until past the cutoff.
+
+        Returns the logs of the quantity and the rises. It also stops where the quantity moves no
+        farther, or has changed by the factor of FARTHEST.
+        """
+        logs = [self.best]
+        rises = [0.0]
         theta = self.fit.theta
         for step in STEPS:
             found = self._minimise_tied(self.best + sign * step * self.step, theta)
             here = float(self.log_quantity(found.theta).value[0, 0])
             if abs(here - logs[-1]) < 1e-3 * self.step:
-                break  # the quantity goes no farther, whatever the pull
+                break  # the quantity moves no farther, however strong the tie
             theta = found.theta[0]
             logs.append(here)
             rises.append(self._compute_rise(found))
@@ -138,10 +151,10 @@ class _View:
         return np.array(logs), np.array(rises)
 
     def _minimise_tied(self, goal: float, start: Array) -> Minima:
-        """The minimum with a spring from the quantity to `goal`.
+        """Return the minimum with the quantity tied to `goal` as by a spring.
 
-        Where the spring lets it come to rest is the best of its own value of the quantity, so
-        that value is as good a point of the profile as the goal.
+        The quantity may settle elsewhere than at `goal`. The result is optimal for the value where
+        it settles, which is as valid a point of the profile.
         """
         regression = self.fit.regression
         rows = len(regression.runs)
@@ -162,17 +175,19 @@ class _View:
 
 
 class _Tied:
-    """A curve with one more row: the quantity."""
+    """Curve with one row more: the logarithm of the quantity."""
 
     def __init__(self, curve: CurveFunction, log_quantity: CurveFunction) -> None:
-        self.curve, self.log_quantity = curve, log_quantity
+        self.curve = curve
+        self.log_quantity = log_quantity
 
     def __call__(self, theta: Array) -> CurveValue:
-        rows, tie = self.curve(theta), self.log_quantity(theta)
+        rows = self.curve(theta)
+        tie = self.log_quantity(theta)
         return CurveValue(
             np.concatenate([rows.value, tie.value], axis=1),
             np.concatenate([rows.slope, tie.slope], axis=1),
-            # Logs of quantities bend little: without theirs the search takes as many steps.
+            # The bend of the quantity's log is small; without it the search takes as many steps.
             lambda c: rows.bend(c[:, :-1]),
         )
 
@@ -180,18 +195,19 @@ class _Tied:
 def _estimate_noise(
     fit: Fit[F], slope: Array, direction: Array, spare: int
 ) -> tuple[float, float, float]:
-    """tau and the standard error of a quantity that changes by `direction` [P], and the window.
+    """Return tau, the standard error of a quantity with gradient `direction` [P], and the window.
 
-    By the larger of two: rows alike and independent, or each training run as it is (the sandwich
-    of Huber's theory). The first is steadier with few rows, the second holds where some runs
-    scatter more than others, or where points of one run go wrong together.
+    Two estimates are made and the larger is taken. One assumes equal and independent rows, which is
+    more stable with few rows. The other takes training runs as they are (the sandwich estimator of
+    Huber's theory), which also holds where some runs scatter more than others, or where all points
+    of a run deviate together.
     """
     size = np.maximum(np.abs(fit.residuals), FINEST)
     delta = fit.regression.loss.deltas[-1]
     pull = np.copysign(np.minimum(size, delta), fit.residuals)
     near, window = _smooth_derivative(size, delta, spare)
     density = max(near.sum() - (len(size) - spare) * near.max(), near.max()) / spare
-    # The objective rises by half the squared change over these, by the delta method.
+    # By the delta method, the objective rises by half the squared change divided by these.
     alike = direction @ np.linalg.pinv(slope.T @ slope * density) @ direction
     influence = slope @ np.linalg.pinv(slope.T @ (slope * near[:, None])) @ direction
     own = float(influence @ (influence * near))
@@ -208,21 +224,22 @@ def _estimate_noise(
 
 
 def _smooth_derivative(size: Array, delta: float, spare: int) -> tuple[Array, float]:
-    """psi' of each row [R], smoothed over the window of residuals that is given with it."""
+    """Return psi' of each row [R], smoothed over a window of residuals, and that window."""
     rows = len(size)
     if np.isinf(delta):
         return np.ones(rows), 0.0
-    # The noise by the median residual, which of normal noise is .6745 of its standard deviation.
+    # The noise is estimated from the median residual, which for normal noise is .6745 of its
+    # standard deviation.
     noise = float(np.median(size)) / 0.6745 * np.sqrt(rows / spare)
     window = max(delta, 1.15 * noise * rows**-0.2)
     return (size <= window) * delta / window, window
 
 
 def _find_crossing(logs: Array, rises: Array, cutoff: float) -> float | None:
-    """The quantity where the rise last passes `cutoff`, None if it ends below it.
+    """Return the quantity where the rise last crosses `cutoff`, or None if it ends below.
 
-    Between two points by the root of the rise, which is straight where the objective is a
-    parabola.
+    Between two points the root of the rise is interpolated, which is linear where the objective is
+    a parabola.
     """
     if rises[-1] <= cutoff:
         return None

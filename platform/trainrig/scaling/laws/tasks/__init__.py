@@ -1,1 +1,1 @@
-"""Laws of what tasks score: from compute to the loss of right answers, from that to the score."""
+"""Laws of task scores: compute predicts the loss of right answers, which predicts the score."""

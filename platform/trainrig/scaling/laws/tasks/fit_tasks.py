@@ -1,9 +1,9 @@
-"""Task laws: what a task's score will be at a compute, in two steps, from runs that were asked it.
+"""Task laws: the score of a task as a function of compute, fitted in two steps to evaluated runs.
 
-The loss of right answers, in nats per byte, is fitted as a power law of compute; the score as a
-sigmoid of that loss, between chance and 1 (Llama 3, arXiv:2407.21783, section 3.2.1; with an
-irreducible loss, as Bhagia et al., arXiv:2412.04403, have it). A loss moves long before a score
-leaves chance, so small runs tell of the first step and larger ones of the second.
+The loss of the right answers, in nats per byte, is fitted as a power law of compute. The score is
+fitted as a sigmoid of that loss, between chance and 1 (Llama 3, arXiv:2407.21783, section 3.2.1;
+with an irreducible loss, as in Bhagia et al., arXiv:2412.04403). The loss improves long before the
+score rises above chance, so small runs determine the first step and larger ones the second.
 
 Shapes: R rows (runs), K draws, P coordinates.
 """
@@ -19,16 +19,17 @@ from trainrig.scaling.laws.tasks.least_squares import minimise
 
 CONSTANTS = 5
 LEAST_COMPUTES = 4  # one more than the power law has constants
-OFF_CHANCE = 3.0  # standard errors: from there a score is not chance's
-EXPONENTS = (0.03, 0.1, 0.2, 0.4)  # of starts
-FLOORS = (0.01, 0.5, 0.9)  # E of starts, as shares of the least loss
-WIDTHS = (0.03, 0.1, 0.3, 1.0)  # of starts, as shares of the median loss
-MIDDLES = (0.5, 0.8, 1.0, 1.2)  # of starts, likewise
+OFF_CHANCE = 3.0  # a score is above chance from this number of standard errors on
+EXPONENTS = (0.03, 0.1, 0.2, 0.4)  # starting values of alpha
+FLOORS = (0.01, 0.5, 0.9)  # starting values of E, as shares of the least loss
+WIDTHS = (0.03, 0.1, 0.3, 1.0)  # starting values of the width, as shares of the median loss
+MIDDLES = (0.5, 0.8, 1.0, 1.2)  # starting values of the middle, as shares of the median loss
 
 
 def fit_tasks(runs: RunsTable, settings: Bootstrap) -> tuple[tuple[TaskLaw, ...], dict[str, str]]:
-    """The law of each task that `runs` were asked, and of the others why they have none."""
-    laws, refused = [], {}
+    """Fit the law of each task in `runs`, and return the reason for each task without a law."""
+    laws = []
+    refused = {}
     for task in sorted(runs.task_scores):
         asked = ~np.isnan(runs.task_scores[task])
         try:
@@ -39,7 +40,10 @@ def fit_tasks(runs: RunsTable, settings: Bootstrap) -> tuple[tuple[TaskLaw, ...]
 
 
 def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
-    """The law of `task`, which all of `runs` were asked. Raises DataError where there is none."""
+    """Fit the law of `task`, on which all `runs` were evaluated.
+
+    Raises DataError if the runs do not determine its constants.
+    """
     _check(runs, task)
     chance = float(runs.task_chances[task].mean())
     unit = float(np.exp(np.log(runs.flops_6nd).mean()))
@@ -50,11 +54,11 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
     drawn = _fit_counts(runs, task, chance, unit, counts, best[0])
     enough = np.array([len(set(runs.flops_6nd[row > 0])) >= LEAST_COMPUTES for row in counts])
     good = drawn[enough & np.isfinite(drawn).all(1)]
-    forms = tuple(_build_form(each, chance, unit) for each in good)
+    forms = tuple(_build_form(constants, chance, unit) for constants in good)
     failed = len(drawn) - len(good)
     estimates = {}
     for name, value in form.fitted.items():
-        values = np.array([each.fitted[name] for each in forms])
+        values = np.array([draw.fitted[name] for draw in forms])
         interval = None
         if not refuse_draws(len(good), failed):
             interval = compute_percentiles(values, settings.level)
@@ -65,31 +69,32 @@ def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
         estimates=estimates,
         runs=len(runs),
         best_score=float(runs.task_scores[task].max()),
-        draws=tuple(tuple(each.fitted.values()) for each in forms),
+        draws=tuple(tuple(draw.fitted.values()) for draw in forms),
         draws_failed=failed,
     )
 
 
 def _check(runs: RunsTable, task: str) -> None:
-    """Raise DataError for runs that cannot tell the constants of a task law."""
+    """Raise DataError if the runs cannot determine the constants of a task law."""
     computes = len(set(runs.flops_6nd))
     if len(runs) <= CONSTANTS or computes < LEAST_COMPUTES:
         raise DataError(
-            f"{len(runs)} runs of {computes} computes were asked it, and a task law has "
-            f"{CONSTANTS} constants: it needs {CONSTANTS + 1} runs, of {LEAST_COMPUTES} computes"
+            f"{len(runs)} runs at {computes} computes were evaluated on it, but a task law has "
+            f"{CONSTANTS} constants and needs {CONSTANTS + 1} runs at {LEAST_COMPUTES} computes"
         )
-    scores, losses = runs.task_scores[task], runs.task_losses[task]
+    scores = runs.task_scores[task]
+    losses = runs.task_losses[task]
     if not (losses > 0).all():
-        raise DataError("of some runs the loss of the right answers is not known or not above 0")
+        raise DataError("for some runs the loss of the right answers is unknown or not above 0")
     above = scores - runs.task_chances[task]
     off = above > OFF_CHANCE * np.nan_to_num(runs.task_errors[task], nan=np.inf)
     if off.sum() < 2:
         first = int(np.argmax(above))
         raise DataError(
             f"scores at chance: the best of {len(runs)}, {scores[first]:.3g} +- "
-            f"{runs.task_errors[task][first]:.2g} where guessing has "
-            f"{runs.task_chances[task][first]:.3g}, and two have to be {OFF_CHANCE:g} standard "
-            "errors above; ask larger models, or more rows"
+            f"{runs.task_errors[task][first]:.2g} where guessing scores "
+            f"{runs.task_chances[task][first]:.3g}, and two must be {OFF_CHANCE:g} standard "
+            "errors above chance; evaluate larger models, or more rows"
         )
     if np.corrcoef(np.log(runs.flops_6nd), np.log(losses))[0, 1] >= 0:
         raise DataError("the loss of the right answers does not fall with compute")
@@ -98,12 +103,18 @@ def _check(runs: RunsTable, task: str) -> None:
 def _fit_counts(
     runs: RunsTable, task: str, chance: float, unit: float, counts_KR: Array, from_P: Array | None
 ) -> Array:
-    """Both steps for each row of counts, from `from_P` or from a grid of starts: [K, P]."""
-    x_R, loss_R = np.log(runs.flops_6nd / unit), runs.task_losses[task]
-    score_R, errors_R = runs.task_scores[task], _fill_unknown_errors(runs.task_errors[task])
+    """Fit both steps for each row of counts, and return theta [K, P].
+
+    The fit starts at `from_P`, or at each point of a grid if that is None.
+    """
+    x_R = np.log(runs.flops_6nd / unit)
+    loss_R = runs.task_losses[task]
+    score_R = runs.task_scores[task]
+    errors_R = _fill_unknown_errors(runs.task_errors[task])
 
     def losses(theta: Array) -> tuple[Array, Array]:
-        e, a = np.exp(theta[:, :1]), np.exp(theta[:, 1:2])
+        e = np.exp(theta[:, :1])
+        a = np.exp(theta[:, 1:2])
         alpha = np.exp(theta[:, 2:3])
         falling = a * np.exp(np.clip(-alpha * x_R, -500, 500))
         said = e + falling
@@ -130,7 +141,8 @@ def _fit_counts(
 
 
 def _build_starts(loss_R: Array) -> tuple[Array, Array]:
-    least, middle = float(loss_R.min()), float(np.median(loss_R))
+    least = float(loss_R.min())
+    middle = float(np.median(loss_R))
     first = [
         (np.log(share * least), np.log(max(middle - share * least, 1e-3)), np.log(exponent))
         for share in FLOORS
@@ -141,7 +153,7 @@ def _build_starts(loss_R: Array) -> tuple[Array, Array]:
 
 
 def _fill_unknown_errors(errors_R: Array) -> Array:
-    """Standard errors; rows that have none, or 0 of no spread, are given the largest there is."""
+    """Replace standard errors that are unknown or 0 by the largest known one, or 1 if none is."""
     known = errors_R[np.isfinite(errors_R) & (errors_R > 0)]
     largest = float(known.max()) if len(known) else 1.0
     return np.where(np.isfinite(errors_R) & (errors_R > 0), errors_R, largest)

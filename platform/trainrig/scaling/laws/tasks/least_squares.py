@@ -1,4 +1,4 @@
-"""Many small nonlinear regressions at once, by Levenberg and Marquardt's damped Gauss-Newton steps.
+"""Batched nonlinear least squares by Levenberg-Marquardt steps.
 
 Shapes: K problems, R rows, P coordinates of theta.
 """
@@ -13,14 +13,16 @@ Residuals = Callable[[Array], tuple[Array, Array]]
 """theta [K, P] to residuals [K, R] and their gradients by theta [K, R, P]."""
 
 STEPS = 200
-FARTHEST = 30.0  # of any coordinate from 0: all are logarithms, or of unit scale
+FARTHEST = 30.0  # bound of each coordinate; all are logarithms or of unit scale
 
 
 def minimise(residuals: Residuals, theta_KP: Array, counts_KR: Array) -> tuple[Array, Array]:
-    """The theta [K, P] of the least sum of counts times squared residuals from each start, and
-    that sum [K]. A coordinate that the rows do not bound stops at FARTHEST.
+    """Minimise the sum of counts times squared residuals from each start; return theta and sums.
+
+    Theta is [K, P], the sums are [K]. A coordinate that the rows do not bound stops at FARTHEST.
     """
-    theta, damping = theta_KP.copy(), np.full(len(theta_KP), 1e-2)
+    theta = theta_KP.copy()
+    damping = np.full(len(theta_KP), 1e-2)
     found, gradients = residuals(theta)
     sums = _sum_squares(found, counts_KR)
     for _ in range(STEPS):
