@@ -1,4 +1,4 @@
-"""The page of a plan of layouts: the fastest ten, and what that hangs on."""
+"""HTML page of a layout plan: the ten fastest layouts, and the terms that predict them."""
 
 from functools import partial
 
@@ -21,7 +21,10 @@ _GROUPS = {
 
 
 def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
-    """The page as HTML text; `run_file` is what was written of the best that can be trained."""
+    """Return the page as HTML text.
+
+    `run_file` is the path of the run file with the best layout that the trainer supports.
+    """
     page = report.ReportPage(
         title="Layouts of a run",
         verdict=_build_verdict(plan),

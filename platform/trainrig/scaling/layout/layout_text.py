@@ -1,4 +1,4 @@
-"""A plan of layouts as lines for a terminal, and as plain data."""
+"""A layout plan as lines for a terminal, and as JSON data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,11 @@ AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
 
 
 def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
-    """What was looked at, the best ten, the best to be trained, and what it costs."""
+    """Yield the lines that describe a layout plan.
+
+    They are the number of layouts searched, the ten best, the best that the trainer supports, how
+    the best one spends its step, and the cost of the run.
+    """
     subject, cluster = plan.subject, plan.cluster
     links = cluster.inside.bandwidth / 1e9
     joined = f"{links:,.0f} GB/s inside a machine of {cluster.of_a_machine}"
@@ -55,14 +59,14 @@ def _format_row(mark: str, found: Found) -> str:
 
 
 def format_schedule(layout: DeviceLayout) -> str:
-    """`1F1B`, `interleaved x4`, `-`."""
+    """Return the pipeline schedule as text, such as `1F1B`, `interleaved x4` or `-` for none."""
     if layout.schedule is None:
         return "-"
     return layout.schedule + (f" x{layout.chunks}" if layout.chunks > 1 else "")
 
 
 def format_degrees(layout: DeviceLayout) -> str:
-    """The degrees above 1: `shard 32, tensor 8`."""
+    """Return the degrees above 1 as text, such as `shard 32, tensor 8`."""
     found = [
         f"{axis} {getattr(layout.degrees, axis)}"
         for axis in AXES
@@ -98,7 +102,7 @@ def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
 
 
 def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
-    """The plan as JSON has it: seconds, bytes, shares."""
+    """Return the plan as JSON data, in seconds, bytes and shares."""
     subject, cluster = plan.subject, plan.cluster
     return {
         "run": subject.name,
@@ -115,7 +119,7 @@ def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
 
 
 def build_layout_data(found: Found) -> dict[str, Any]:
-    """One layout as JSON has it."""
+    """Return one layout as JSON data."""
     made, layout = found.prediction, found.prediction.layout
     return {
         **{axis: getattr(layout.degrees, axis) for axis in AXES},

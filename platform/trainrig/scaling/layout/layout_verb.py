@@ -1,4 +1,4 @@
-"""What `trainrig plan --layout` answers: the fastest layouts of a run, and a run file of one."""
+"""Implementation of `trainrig plan --layout`: the fastest layouts, and a run file of the best."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -35,13 +35,13 @@ from trainrig.train.worker_bounds import parse_bounds
 
 @dataclass(frozen=True)
 class ClusterWanted:
-    """What a run is to be laid out over."""
+    """Devices that a run is planned for, as the options name them."""
 
-    device: str | None = None  # None: that of `instance`, or h100
-    nodes: int | None = None  # machines; None: by `devices`
-    devices: int | None = None  # None: by `nodes`, or as many as the run's workers
-    instance: str | None = None  # None: the cheapest with such devices
-    interconnect: str | None = None  # None: that of the instance
+    device: str | None = None  # None: the device of `instance`, or h100
+    nodes: int | None = None  # number of machines; None: derived from `devices`
+    devices: int | None = None  # None: derived from `nodes`, or the number of the run's workers
+    instance: str | None = None  # None: the cheapest instance type with such devices
+    interconnect: str | None = None  # None: the interconnect of the instance type
 
 
 USUAL_DEVICE = "h100"
@@ -50,17 +50,18 @@ USUAL_DEVICE = "h100"
 def answer(
     path: str, wanted: ClusterWanted, fixed: Fixed, table: str | None, out: str | None
 ) -> tuple[LayoutPlan, list[str]]:
-    """The plan of the run file at `path`, and lines that tell it; `out`: where to write the run
-    file of the best layout that can be trained, its page beside it.
+    """Return the layout plan of the run file at `path`, and the lines that describe it.
 
-    Raises ConfigError, one line, for what cannot be, before anything is written.
+    `table` is the path of a table of hardware, or None for the built-in one. `out` is the path of a
+    run file to write, with the best layout that the trainer supports; its page is written next to
+    it. Raises ConfigError, in one line, before anything is written.
     """
     if out is not None:
         check_file(out)
     run = config.load(Pretraining, path)
     offers = hardware.load(table)
     cluster = build_cluster(wanted, offers, parse_bounds(run.workers).most)
-    # Of the layouts some cannot be compiled, so unless the run file says so none is.
+    # Some layouts cannot be compiled, so none is unless the run file asks for it.
     on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
     on_devices = settle_offload(on_devices, not cluster.device.accelerator)
     subject, notes = build_subject(run.model_copy(update={"training": on_devices}), path)
@@ -72,8 +73,10 @@ def answer(
 
 
 def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
-    """What of `run` is laid out, and what is to be said of that. Raises ConfigError if its model is
-    not known yet, or is none that layouts are planned for."""
+    """Return the part of `run` that a layout is planned for, and notes for the user.
+
+    Raises ConfigError if the run file has no model, or a model that layouts cannot be planned for.
+    """
     model = run.model
     if model is None:
         raise ConfigError(f"plan: {name}: [model] is missing; a layout is planned for its sizes")
@@ -129,7 +132,7 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
 
 
 def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
-    """`model` with the vocabulary of the run's tokens, where it names none."""
+    """Return `model` with the vocabulary size of the run's tokens, if its own is not set."""
     if model.vocabulary is not None:
         return model
     if not storage.exists(storage.join(run.tokens, MANIFEST)):
@@ -142,9 +145,10 @@ def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
 
 
 def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster:
-    """The devices that are `wanted`, `workers` of them where no number is.
+    """Return the cluster that the options name.
 
-    Raises ConfigError, naming what would work.
+    Without a number of devices or machines, it has as many devices as the run has `workers`. Raises
+    ConfigError if the options contradict each other; the message names what works.
     """
     name = _choose_device(wanted, offers)
     device, instance = offers.find_device(name), wanted.instance or offers.find_cheapest(name)
@@ -200,7 +204,7 @@ def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
 
 
 def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
-    """`layout` as the run file has it."""
+    """Return `layout` as the value of `training.parallel` in a run file."""
     degrees = layout.degrees
     axes: dict[str, Any] = {
         axis: {"ranks": getattr(degrees, axis)}
@@ -212,7 +216,7 @@ def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
     if "tensor" in axes:
         axes["tensor"]["sequence_parallel"] = layout.in_places
     if "context" in axes:
-        axes["context"]["kind"] = "Gathered"  # what the planner counts
+        axes["context"]["kind"] = "Gathered"  # the only kind that the planner models
     if degrees.replicate == 1:
         return FSDP.model_validate({"reshard": layout.reshard, **axes})
     if degrees.shard * degrees.context * degrees.expert == 1:
@@ -223,8 +227,11 @@ def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
 def apply_layout(
     run: Pretraining, prediction: StepPrediction, smaller: Sequence[StepPrediction] = ()
 ) -> Pretraining:
-    """`run` with the workers, batches and layout of `prediction`, which the trainer can run, and
-    with those of `smaller` to fall back on."""
+    """Return `run` with the workers, batches and layout of `prediction`, and its fallbacks.
+
+    The trainer must support the layout. `smaller` are the predictions of the layouts to fall back
+    on, those on the most devices first.
+    """
     layout = prediction.layout
     degrees = layout.degrees
     training = run.training.model_copy(
@@ -239,7 +246,8 @@ def apply_layout(
         }
     )
     fewest = min((count_unit(each.layout.degrees) for each in smaller), default=degrees.devices)
-    micro_batch = layout.micro_batch * degrees.expert  # of all workers that divide its rows
+    # Rows of all the workers that share one micro-batch.
+    micro_batch = layout.micro_batch * degrees.expert
     changes = {
         "workers": (fewest, degrees.devices) if smaller else degrees.devices,
         "batches": run.batches.model_copy(update={"micro_batch": micro_batch}),
@@ -251,7 +259,7 @@ def apply_layout(
 
 
 def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> Iterator[str]:
-    """What the run file falls back on, a line each."""
+    """Yield one line for each layout that the run file falls back on."""
     found = describe_fallbacks(run.training, run.workers).values()
     for said, each in zip(found, smaller, strict=True):
         yield (
@@ -261,7 +269,10 @@ def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> 
 
 
 def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
-    """Write the run file and the page beside it; what to say of them."""
+    """Write the run file and its page, and return the lines that describe them.
+
+    Raises ConfigError if no layout is supported by the trainer, or if `path` has other contents.
+    """
     if found.runnable is None:
         raise ConfigError(f"plan: no run file: {found.warnings[-1]}")
     best = found.runnable.prediction
@@ -274,7 +285,7 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     text = to_toml(written).encode()
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
-    # Here, as it draws: a refused plan should not wait for that.
+    # Imported here because plotting is slow to import, and a refused plan needs none.
     from trainrig.scaling.layout.layout_page import build_layout_page
 
     page = f"{path.removesuffix('.toml')}.layouts.html"

@@ -1,7 +1,8 @@
-"""Every legal way to lay a run out over a number of devices.
+"""Enumeration of every legal parallel layout of a run on a number of devices.
 
-Devices are the product of six degrees. Neighbours in rank are a tensor group; then context, expert,
-pipeline, shard and replicate, so that what talks most is nearest and a replica is a block.
+The devices are the product of six degrees. Ranks are ordered so that consecutive ranks form a
+tensor group, then a context, expert, pipeline, shard and replicate group. Thereby the groups that
+communicate the most are the nearest, and each replica is a block of consecutive ranks.
 """
 
 import math
@@ -24,17 +25,19 @@ RECOMPUTED: dict[Again, Recompute | None] = {
     "selective": Selective(),
     "full": Full(),
 }
-# Tokens of a micro-batch beyond which products get no faster: a plan does not look further.
+# Tokens of a micro-batch above which matrix products get no faster. The search tries no larger
+# ones.
 ENOUGH_TOKENS = 32_768
-MOST_CHUNKS = 8  # stages that a device may have in an interleaved schedule
+MOST_CHUNKS = 8  # the most stages that a device may have in an interleaved schedule
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many devices each axis has."""
+    """Number of devices along each axis of a parallel layout."""
 
     replicate: int = 1  # copies of the model
-    shard: int = 1  # devices that a copy's parameters are sliced over, each with batches of its own
+    # devices over which a copy's parameters are sliced; each of them takes its own batches
+    shard: int = 1
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
@@ -42,57 +45,60 @@ class Degrees:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """Number of devices of the whole layout."""
         return self.data * self.of_a_replica
 
     @property
     def data(self) -> int:
-        """Replicas that take micro-batches of their own."""
+        """Number of replicas, each of which computes its own micro-batches."""
         return self.replicate * self.shard
 
     @property
     def of_a_replica(self) -> int:
-        """Devices that compute one micro-batch together."""
+        """Number of devices that compute one micro-batch together."""
         return self.tensor * self.pipeline * self.context * self.expert
 
     def compute_stride(self, axis: Axis) -> int:
-        """How far apart in rank two neighbours along `axis` are."""
+        """Return the difference in rank between two neighbours along `axis`."""
         before = AXES[: AXES.index(axis)]
         return math.prod(getattr(self, each) for each in before)
 
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """A way to train on some devices."""
+    """A way to train a model on some devices: degrees, micro-batch, recomputation and schedule."""
 
     degrees: Degrees
-    micro_batch: int  # sequences that one device works on at a time (all of its context group)
+    micro_batch: int  # sequences that a device's context group computes at a time
     recompute: Again = "nothing"
     reshard: Literal["step", "layer"] = "step"
-    schedule: Schedule | None = None  # of a pipeline
-    chunks: int = 1  # stages of one device
-    # Whether each of a tensor group has some places of what flows between products; else all have
-    # all.
+    schedule: Schedule | None = None  # None: there is no pipeline
+    chunks: int = 1  # number of stages on each device
+    # Whether each rank of a tensor group holds only some positions of the activations between
+    # matrix products (sequence parallelism), or all of them.
     in_places: bool = True
 
     @property
     def stages(self) -> int:
-        """Pieces that the layers are cut into."""
+        """Number of stages that the layers are divided into."""
         return self.degrees.pipeline * self.chunks
 
     @property
     def split(self) -> int:
-        """Devices that what flows between products is divided over."""
+        """Number of devices over which the activations between matrix products are divided."""
         return self.degrees.tensor if self.in_places else 1
 
     def count_turns(self, global_batch: int) -> int:
-        """Micro-batches that each replica takes in a step."""
+        """Return the number of micro-batches that each replica computes in a step, rounded up."""
         of_a_replica = self.micro_batch * self.degrees.expert
         return math.ceil(global_batch / of_a_replica / self.degrees.data)
 
 
 def explain_refusal(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | None:
-    """Why `degrees` cannot be, with what could; None: they can."""
+    """Return why `degrees` are impossible, or None if they are legal.
+
+    The reason names values that are possible.
+    """
     for reason in _iterate_hindrances(model, batch, degrees):
         return reason
     return None
@@ -106,7 +112,8 @@ def _iterate_hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degree
     if degrees.pipeline > model.layers:
         yield f"pipeline = {degrees.pipeline} is above the {model.layers} layers"
     length = batch.sequence_length
-    # Of rows that devices share each has a head and a tail, and its tensor group divides both.
+    # A context group gives each device a head and a tail of every row, so the tensor degree must
+    # divide both of these parts.
     pieces = math.lcm(tensor, 2) if context > 1 else tensor
     if length % (pieces * context):
         yield (
@@ -125,14 +132,14 @@ def _iterate_hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degree
 
 
 def count_experts(model: DecoderConfig) -> int:
-    """Of one layer; 1 where there is no mixture."""
+    """Return the number of experts in one layer, which is 1 for a model without a mixture."""
     mixture = model.feedforward
     return mixture.experts if isinstance(mixture, MixtureOfExperts) else 1
 
 
 @cache
 def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
-    """The sizes that a tensor group cuts, by name."""
+    """Return the sizes that the tensor degree must divide, keyed by the name used in messages."""
     shape, mixture = model.shape, model.feedforward
     sizes = {
         "model.heads": shape.heads,
@@ -148,7 +155,7 @@ def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
 
 
 def _format_divisors(size: int) -> str:
-    """At most the eight smallest, as a sentence has them."""
+    """Return the eight smallest divisors of `size` at most, separated by commas."""
     found = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
     return ", ".join(found)
 
@@ -156,7 +163,7 @@ def _format_divisors(size: int) -> str:
 def iterate_legal_layouts(
     model: DecoderConfig, batch: BatchShape, devices: int
 ) -> Iterator[DeviceLayout]:
-    """Each layout of `devices` that `model` and `batch` allow, in one order."""
+    """Yield every layout of `devices` that `model` and `batch` allow, in a fixed order."""
     for degrees in _factorise_devices(model, batch, devices):
         for micro_batch in _iterate_micro_batches(batch, degrees):
             for again in RECOMPUTED:
@@ -187,7 +194,10 @@ def _list_factors(number: int) -> tuple[int, ...]:
 
 
 def _iterate_micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]:
-    """Powers of two of which the global batch is a number, and each device has one."""
+    """Yield powers of two that divide the global batch and leave a micro-batch for each replica.
+
+    Sizes end at ENOUGH_TOKENS tokens, but 1 is always yielded where there are enough sequences.
+    """
     length = batch.sequence_length // degrees.context
     size = 1
     while size * degrees.expert * degrees.data <= batch.global_batch:
@@ -217,8 +227,10 @@ def _choose_schedules(
 
 
 def _choose_resharding(layout: DeviceLayout) -> Iterator[DeviceLayout]:
-    """With what is gathered kept through the step, and let go layer by layer: where anything is
-    sliced that is."""
+    """Yield `layout` with parameters gathered once a step, and with them gathered for each layer.
+
+    The second variant is left out where no parameters are sliced.
+    """
     yield layout
     degrees = layout.degrees
     if degrees.shard * degrees.context * degrees.expert > 1:

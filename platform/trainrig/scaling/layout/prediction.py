@@ -1,9 +1,9 @@
-"""What a layout takes: memory of a device, bytes that it sends, seconds of a step.
+"""Prediction of a step in one layout: memory of a device, bytes sent, and seconds.
 
-A step of a replica is n micro-batches on each of P devices of a pipeline (P = 1: none). With f and
-b the slowest device's forward and backward pass of a micro-batch, all it computes and waits for
-included, a step takes (n + (P - 1) / chunks) (f + b), what it waits for parameters and gradients,
-and the optimizer. scaling/layout/terms.py states each term.
+A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
+f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
+all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
+and gradients, plus that of the optimizer. scaling/layout/terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from trainrig.train.run_file.training import Training
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Of a step, by what they are spent on."""
+    """Seconds of a step, by cause."""
 
     products: float
     attention: float
@@ -45,14 +45,14 @@ class StepSeconds:
     tensor: float
     context: float
     expert: float
-    pipeline: float  # sent between stages
-    bubble: float  # waited for other stages, or for a slower device
-    data: float  # waited for parameters and gradients, and copied of them
+    pipeline: float  # sending between stages
+    bubble: float  # waiting for other stages or for a slower device
+    data: float  # waiting for parameters and gradients, and copying them
     optimizer: float
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Seconds of the whole step."""
         computed = self.products + self.attention + self.elementwise + self.optimizer
         sent = self.tensor + self.context + self.expert + self.pipeline + self.data
         return computed + sent + self.bubble
@@ -60,7 +60,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Bytes that the device which sends the most sends in a step, by why."""
+    """Traffic in a step of the device that is the slowest, by cause."""
 
     tensor: Sent
     context: Sent
@@ -72,37 +72,39 @@ class StepTraffic:
 
     @property
     def total(self) -> Sent:
-        """All of them; its seconds are not waited for in full."""
+        """Traffic of all causes together; the step does not wait for all of its seconds."""
         parts = [getattr(self, name) for name in self.__dataclass_fields__]
         return sum(parts, NOTHING)
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What `layout` takes of each step."""
+    """Memory, traffic and time of a step in one layout."""
 
     layout: DeviceLayout
-    memory: Memory  # of the device that needs the most
+    memory: Memory  # memory of the device that needs the most
     traffic: StepTraffic
     seconds: StepSeconds
-    positions: int  # of a step
-    flops: float  # of a step, forward and backward, without what is computed again
-    peak: float  # FLOP/s of all devices
+    positions: int  # positions of a step
+    flops: float  # operations of a step, forward and backward, without recomputation
+    peak: float  # peak FLOP/s of all devices together
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices together."""
         return self.positions / self.seconds.total
 
     @property
     def mfu(self) -> float:
-        """Share of the peak, as runs log it (`speed/mfu`): a query is counted with the keys that it
-        sees."""
+        """Model FLOP/s utilisation, as runs log it (`speed/mfu`).
+
+        A query is counted with only those keys that it attends to.
+        """
         return self.flops / (self.seconds.total * self.peak)
 
 
 class Predictor:
-    """Predicts layouts of one run on one cluster."""
+    """Predictor of layouts of one run on one cluster."""
 
     def __init__(
         self,
@@ -112,8 +114,11 @@ class Predictor:
         cluster: Cluster,
         predicted: float = 1.0,
     ) -> None:
-        """`predicted`: the share of tokens that logits are made for. Raises ConfigError where the
-        table of hardware lacks what is needed, or the vocabulary is not settled."""
+        """Prepare predictions, with `predicted` the share of tokens for which logits are computed.
+
+        Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
+        model is not known.
+        """
         self.model, self.training, self.batch, self.cluster = model, training, batch, cluster
         self.timer = Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
@@ -121,7 +126,7 @@ class Predictor:
         self._positions = batch.global_batch * batch.sequence_length
         self._flops = each.training * self._positions
         self._peak = cluster.device.find_peak(training.precision.peak) * cluster.devices
-        # A search asks for the same parts of many layouts.
+        # Many layouts of a search share these parts.
         self.cut = lru_cache(maxsize=None)(self._cut_model)
         self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
         self._replica = lru_cache(maxsize=None)(self._build_replica)
@@ -129,7 +134,7 @@ class Predictor:
         self._training = lru_cache(maxsize=None)(self._build_training)
 
     def predict(self, layout: DeviceLayout) -> StepPrediction:
-        """The prediction for `layout`, which is legal."""
+        """Return the prediction for `layout`, which must be legal."""
         turns, degrees = layout.count_turns(self.batch.global_batch), layout.degrees
         devices = self._pipeline(
             replace(degrees, replicate=1, shard=1),
@@ -176,7 +181,10 @@ class Predictor:
         )
 
     def build_training(self, layout: DeviceLayout) -> Training:
-        """The run's own, laid out so; what is not exact is not deterministic."""
+        """Return the run's training settings with `layout` applied.
+
+        They are deterministic only if the layout gives bit-exact results.
+        """
         degrees = layout.degrees
         shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
         return self._training(
@@ -268,7 +276,7 @@ class Predictor:
                 seen = self.timer.time_attention(flops)
                 kernels = Kernels(kernels.products, seen, kernels.elementwise)
                 mixture = layer.feedforward
-                copies = 0.0  # each of a tensor group sends them, for its channels of experts
+                copies = 0.0  # bytes that each rank of a tensor group sends
                 if isinstance(mixture, MixtureShape):
                     copies = stream * mixture.experts.up.active
                 full = again == "full"

@@ -1,4 +1,4 @@
-"""Finds the fastest layouts of a run on devices, and the fastest that its trainer can run today."""
+"""Search for the fastest layouts of a run, and for the fastest that its trainer supports."""
 
 import heapq
 from collections.abc import Iterator
@@ -28,19 +28,19 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be laid out."""
+    """A run whose layout is planned."""
 
-    name: str  # of its run file
+    name: str  # path of its run file
     model: DecoderConfig
     training: Training
     batch: BatchShape
-    predicted: float = 1.0  # share of tokens that logits are made for
+    predicted: float = 1.0  # share of tokens for which logits are computed
     objective: str = "CausalLM"
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Degrees that are asked for; None: any."""
+    """Degrees that the user fixed; None leaves a degree to the search."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -49,41 +49,45 @@ class Fixed:
 
     @property
     def given(self) -> dict[str, int]:
-        """By name."""
+        """The fixed degrees, keyed by axis."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def allows(self, degrees: Degrees) -> bool:
-        """Whether `degrees` are as asked for."""
+        """Return whether `degrees` have the fixed values."""
         return all(getattr(degrees, name) == value for name, value in self.given.items())
 
 
 @dataclass(frozen=True)
 class Found:
-    """One layout with what it takes, and what a run lacks to be trained so."""
+    """A layout with its prediction, and what the run lacks to be trained in that layout."""
 
     prediction: StepPrediction
-    needs: tuple[str, ...]  # empty: the trainer runs it as it is
-    spans: float | None  # seconds a step that tensor groups across machines cost; None: they do not
+    # features that are missing; empty if the trainer supports the layout for this run
+    needs: tuple[str, ...]
+    # seconds that a step loses because tensor groups span machines; None if they do not
+    spans: float | None
 
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The answer of a search."""
+    """Result of a layout search."""
 
     subject: Subject
     cluster: Cluster
-    best: tuple[Found, ...]  # the fastest of each choice of degrees, ten at most, fastest first
-    runnable: Found | None  # the fastest that the trainer runs as it is
+    # the fastest layout for each choice of degrees; at most ten, the fastest first
+    best: tuple[Found, ...]
+    runnable: Found | None  # the fastest layout that the trainer supports for this run
     legal: int
     fitting: int
-    cost: Cost  # of the whole run, laid out as the best
+    cost: Cost  # cost of the whole run in the best layout
     warnings: tuple[str, ...]
 
 
 def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -> LayoutPlan:
-    """The layouts of `subject` on `cluster`, fastest first.
+    """Return the fastest layouts of `subject` on `cluster`, the fastest first.
 
-    Raises ConfigError, saying what would work, where none is legal or none fits.
+    Raises ConfigError if no layout is legal or none fits in memory; the message names a number of
+    devices that works.
     """
     predictor = Predictor(
         subject.model, subject.training, subject.batch, cluster, subject.predicted
@@ -130,9 +134,12 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
 def list_needs(
     layout: DeviceLayout, predictor: Predictor, objective: str = "CausalLM"
 ) -> tuple[str, ...]:
-    """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
-    for, that do not go together, with other settings or with its `objective`, or bits that do not
-    depend on the number of workers, which the run asks for."""
+    """Return what the trainer or the run lacks for `layout`, as short phrases for a table.
+
+    The phrases name axes that `training.parallel` has no key for, axes that cannot be combined with
+    each other, with other settings or with `objective`, and `deterministic = false` where the run
+    asks for bit-exact results that the layout cannot give.
+    """
     degrees = layout.degrees
     axes = [
         name for name in ("tensor", "pipeline", "context", "expert") if getattr(degrees, name) > 1
@@ -163,7 +170,7 @@ def list_needs(
 
 
 def _is_unshared(ranks: int, predictor: Predictor) -> bool:
-    """Whether the trainer has no tensor axis for the model, its numbers or its optimizers."""
+    """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
     training, split = predictor.training, TensorSplit(ranks=ranks)
     own = [each.optimizer.kind for each in training.groups if each.optimizer]
     try:
@@ -183,7 +190,6 @@ def _iterate_allowed_layouts(
 
 
 def _rank(found: StepPrediction) -> tuple[float, float]:
-    """Fastest first, then the least memory."""
     return found.seconds.total, found.memory.total
 
 
@@ -196,7 +202,10 @@ def _weigh_prediction(prediction: StepPrediction, predictor: Predictor, objectiv
 
 
 def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor) -> float | None:
-    """Seconds a step beyond those that tensor groups within a machine would take."""
+    """Return the seconds that a step loses to tensor groups that span machines.
+
+    Returns None if no tensor group spans machines.
+    """
     cluster, layout = predictor.cluster, prediction.layout
     if cluster.group(layout.degrees, ["tensor"]).machines == 1:
         return None
@@ -210,7 +219,7 @@ def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor)
 
 
 def _check_fixed(subject: Subject, devices: int, fixed: Fixed) -> None:
-    """Raise ConfigError for degrees that are asked for and cannot be."""
+    """Raise ConfigError if the fixed degrees do not suit the model, batch or device count."""
     asked = Degrees(1, 1, **fixed.given)
     reason = layouts.explain_refusal(subject.model, subject.batch, asked)
     if reason is not None:
@@ -268,7 +277,10 @@ def _explain_none_fits(
 
 
 def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
-    """The fewest devices, by doubling, up to a machine and then in whole ones, that hold a step."""
+    """Return the least number of devices that holds a step, or None if MOST_DEVICES do not.
+
+    The number is doubled up to one machine, and above that rounded to whole machines.
+    """
     devices = cluster.devices
     while devices < MOST_DEVICES:
         whole = 2 * devices if devices >= cluster.of_a_machine else cluster.of_a_machine
@@ -277,7 +289,7 @@ def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> in
         larger = replace(cluster, devices=devices, across=across)
         predictor = Predictor(subject.model, subject.training, subject.batch, larger)
         for layout in _iterate_allowed_layouts(subject, devices, fixed):
-            frugal = layout.recompute == "full"  # what needs less of it fits if anything does
+            frugal = layout.recompute == "full"  # full recomputation needs the least memory
             if frugal and predictor.predict(layout).memory.fits(cluster.device.memory):
                 return devices
     return None
@@ -286,7 +298,7 @@ def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> in
 def _estimate_cost(
     best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hardware
 ) -> Cost:
-    """Of all steps at that pace."""
+    """Return the cost of all steps of the run at the pace of `best`."""
     return estimate_cost(
         best.flops * subject.training.steps,
         offers,

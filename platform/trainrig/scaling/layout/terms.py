@@ -1,7 +1,8 @@
-"""The constants of a plan of layouts, and what each of its terms is: one set for all runs.
+"""Constants of the layout planner and descriptions of its terms, the same for all runs.
 
-What a device or link can do at best is in the table of hardware; here is what is made of that.
-None was fitted to the runs that docs/layouts.md compares the plan with.
+The table of hardware has what a device or link reaches at best; the constants here are the share of
+that which kernels and collectives achieve. None of them was fitted to the published runs that
+docs/layouts.md compares the planner with.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PlanConstant:
-    """A number that a term hangs on."""
+    """A constant of the planner, with its unit and its source."""
 
     name: str
     value: float
@@ -60,11 +61,11 @@ CONSTANTS = (
 
 @dataclass(frozen=True)
 class StepTerm:
-    """A part of a step's time."""
+    """A term of the predicted step time."""
 
     name: str
     formula: str
-    hidden: str  # behind what, if anything
+    hidden: str  # the work that overlaps with this term, or "nothing"
 
 
 TERMS = (
