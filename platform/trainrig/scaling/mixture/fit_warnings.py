@@ -1,23 +1,23 @@
-"""What a reader must know before training on a proposed mixture."""
+"""Warnings that a user must read before training on a proposed mixture."""
 
 from collections.abc import Iterator
 
 from trainrig.scaling.laws.figure_format import format_loss
 from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, format_loss_interval
 
-ORDERED = 0.9  # rank correlation below which the best of many may be the luckiest
-EXPLAINED = 0.5  # of the baseline's error, above which losses are hardly predicted at all
-SHARED = 0.7  # of the error, above which it is one shift of all runs
+ORDERED = 0.9  # rank correlation below which the best of many mixtures may be best by chance
+EXPLAINED = 0.5  # share of the baseline's error above which losses are not usefully predicted
+SHARED = 0.7  # share of the error above which a shift common to all runs explains it
 
 
 def choose_score(record: MixtureRecord) -> RegressionScore:
-    """The score of the processes: on the held-out runs where there are some."""
+    """Return the score of the Gaussian processes, on held-out runs if there are any."""
     held = (score for score in record.scores if "held-out" in score.judged_on)
     return next(held, record.scores[0])
 
 
 def find_warnings(record: MixtureRecord) -> Iterator[str]:
-    """Gravest first."""
+    """Yield the warnings, the most serious first."""
     score = choose_score(record)
     yield from _find_loss_warnings(score)
     low = record.gain_interval.low

@@ -1,4 +1,4 @@
-"""`trainrig mixture`: from runs on different mixtures to a proposal, its proof and its page."""
+"""Fit and judgement of a mixture proposal from runs on different mixtures."""
 
 import json
 from dataclasses import dataclass
@@ -24,37 +24,43 @@ from trainrig.scaling.mixture.validation import PredictedLosses, cross_validate_
 from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
-DECIMALS = 4  # of a weight: batches are mixed to hundred-thousandths, and no fit is that sure
+# decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
+DECIMALS = 4
 
 
 class MixtureFit(Settings):
-    """What to regress, and on what."""
+    """Settings of a mixture fit: its input files and its search."""
 
-    mixtures: str = Field(min_length=1)  # CSV: a run a line, the share of each source
-    losses: str = Field(min_length=1)  # CSV: the same runs, the loss of each target
-    targets: tuple[str, ...] = ()  # whose mean loss is to be low; none named: all
-    held_out_mixtures: str | None = None  # runs to judge by, which nothing is fitted to
+    mixtures: str = Field(min_length=1)  # CSV with one line per run: the share of each source
+    losses: str = Field(min_length=1)  # CSV with the same runs: the loss of each target
+    targets: tuple[str, ...] = ()  # columns whose mean loss is minimised; empty: all columns
+    # CSV with the mixtures of runs that the fit is judged on; they are not fitted
+    held_out_mixtures: str | None = None
     held_out_losses: str | None = None
-    run: str | None = None  # a run file of pretrain, to be written again with the weights
+    # run file of `trainrig pretrain`, of which a copy with the proposed weights is written
+    run: str | None = None
     search: MixtureSearch = MixtureSearch()
 
     def check(self) -> None:
-        """Raise ConfigError for half of a pair."""
+        """Raise ConfigError if only one of the two held-out files is given."""
         if (self.held_out_mixtures is None) != (self.held_out_losses is None):
             raise ConfigError("held-out runs: give both their mixtures and their losses")
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureResult:
-    """The record, and the points that its page draws."""
+    """Record of a fit, and the points that its page plots."""
 
     record: MixtureRecord
-    left_out: PredictedLosses  # each run of the fit, as predicted from the others
+    left_out: PredictedLosses  # losses of each fitted run, predicted from the other runs
     held_out: PredictedLosses | None
 
 
 def fit_mixture(settings: MixtureFit) -> MixtureResult:
-    """Regress, judge and propose. Raises InputError for what cannot work."""
+    """Fit the regressions, score them, and propose a mixture.
+
+    Raises ConfigError or DataError if the settings or the files do not allow a fit.
+    """
     settings.check()
     runs = MixtureRuns.read(settings.mixtures, settings.losses).of_targets(settings.targets)
     runs.refuse_too_few(settings.mixtures)
@@ -105,7 +111,7 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
 
 
 def format_section(record: MixtureRecord) -> str:
-    """The weights as a table of a run file of pretrain."""
+    """Return the weights as the `[batches.weights]` table of a run file of `trainrig pretrain`."""
     lines = [
         f"# Expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
         f"token, the mean of {len(record.targets)} targets,",
@@ -118,14 +124,17 @@ def format_section(record: MixtureRecord) -> str:
 
 
 def with_weights(run: Pretraining, record: MixtureRecord) -> str:
-    """The run file of `run` with the record's weights."""
+    """Return the text of the run file `run` with the weights of `record`."""
     weights = {x.source: x.weight for x in record.weights}
     batches = run.batches.model_copy(update={"weights": weights})
     return config.to_toml(run.model_copy(update={"batches": batches}))
 
 
 def read_run(settings: MixtureFit) -> Pretraining | None:
-    """Read before anything is fitted: it may be the wrong one."""
+    """Return the run file that the settings name, or None.
+
+    It is read before the fit, so that a wrong file is refused at once.
+    """
     return None if settings.run is None else config.load(Pretraining, settings.run)
 
 
@@ -165,7 +174,7 @@ def _build_interval(ends: tuple[float, float]) -> Interval:
 
 
 def _round_weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
-    """The shares rounded, the rest given to the largest, so that they sum to 1."""
+    """Return the shares, rounded; the largest one takes the remainder, so that they sum to 1."""
     rounded = found.shares.round(DECIMALS)
     rounded[rounded.argmax()] += 1 - rounded.sum()
     return tuple(

@@ -1,4 +1,4 @@
-"""`report.html` of a proposed mixture."""
+"""HTML page, `report.html`, of a proposed mixture."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ TABLE_ROWS = 60
 
 
 def build_mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> str:
-    """The page as HTML text: a pure function of what it is given."""
+    """Return the page as HTML text, which depends on the arguments alone."""
     record = result.record
     page = report.ReportPage(
         title="Mixture",
@@ -72,7 +72,7 @@ def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
 
 
 def _describe_baseline(score: RegressionScore) -> str:
-    """What the error is to be read against."""
+    """Return the number of runs and the baseline's error, which put the error in perspective."""
     of = f"n = {score.rows:,}"
     if score.baseline_error is None:
         return of
@@ -118,7 +118,7 @@ def _chart_shares(record: MixtureRecord) -> Chart:
 
 
 def _find_shared_beginning(names: list[str]) -> str:
-    """The words, ended by underscores, that all names begin with."""
+    """Return the words, each ended by an underscore, with which all names begin."""
     words = [name.split("_")[:-1] for name in names]
     shared = 0
     while all(len(each) > shared for each in words) and len({each[shared] for each in words}) == 1:

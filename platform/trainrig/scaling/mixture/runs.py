@@ -1,7 +1,8 @@
-"""Runs that differ in their mixture: the shares of the sources, and the losses that came of them.
+"""Runs on different mixtures: the shares of their sources, and their losses.
 
-Two CSV files, as those of RegMix (arXiv:2407.01492): a line a run, its key in the first column of
-both, then the share of each source in the one, the loss of each target in the other.
+They are read from two CSV files like those of RegMix (arXiv:2407.01492). Both have one line per
+run, with the run's key in the first column. The other columns are the shares of the sources in one
+file, and the losses of the targets in the other.
 
 Shapes: R runs, S sources, T targets.
 """
@@ -17,7 +18,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.csv_tables import Csv, parse
 
 Array = NDArray[np.float64]
-ROUNDING = 0.02  # by which the shares of a line may miss 1 in sum: they are written rounded
+ROUNDING = 0.02  # largest difference of a line's sum from 1, because shares are written rounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +29,17 @@ class MixtureRuns:
     targets: tuple[str, ...]
     shares: Array  # [R, S]
     losses: Array  # [R, T]
-    left_out: int = 0  # lines of one file that the other has no loss, or no mixture, for
+    left_out: int = 0  # number of runs that one of the files lacks, or whose losses are not finite
 
     def __len__(self) -> int:
         return len(self.shares)
 
     @classmethod
     def read(cls, mixtures: str, losses: str) -> "MixtureRuns":
-        """The runs that both files have, in the order of the first. Raises DataError."""
+        """Return the runs that both files have, in the order of the first file.
+
+        Raises DataError if a file is malformed, or if the two have no run in common.
+        """
         of_mixture, of_losses = parse(mixtures), parse(losses)
         key, sources = _split_columns(of_mixture)
         other_key, targets = _split_columns(of_losses)
@@ -68,7 +72,10 @@ class MixtureRuns:
         )
 
     def of_targets(self, names: Sequence[str]) -> "MixtureRuns":
-        """The same runs with the targets `names` alone; with all if none is named. DataError."""
+        """Return the same runs with only the targets `names`, or unchanged if `names` is empty.
+
+        Raises DataError if there is no target of such a name.
+        """
         if not names:
             return self
         for name in names:
@@ -78,8 +85,8 @@ class MixtureRuns:
         return replace(self, targets=tuple(names), losses=self.losses[:, chosen])
 
     def refuse_too_few(self, path: str) -> None:
-        """Raise DataError unless a regression on this many sources can mean anything."""
-        needed = 2 * (len(self.sources) + 1)  # twice the constants of a mixing law
+        """Raise DataError if there are too few runs for a regression on this number of sources."""
+        needed = 2 * (len(self.sources) + 1)  # twice the number of constants of a mixing law
         if len(self) < needed:
             raise DataError(
                 f"{path}: {len(self)} runs of {len(self.sources)} sources; a regression needs "
@@ -95,7 +102,7 @@ def _split_columns(table: Csv) -> tuple[str, tuple[str, ...]]:
 
 
 def _index_rows(table: Csv, key: str) -> dict[str, int]:
-    """Row by key."""
+    """Return the row of each run, keyed by the run's name."""
     found: dict[str, int] = {}
     for row, name in enumerate(table.cells[key]):
         if name in found:

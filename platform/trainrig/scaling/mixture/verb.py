@@ -1,4 +1,4 @@
-"""The verb `mixture`. It imports what it needs when it runs."""
+"""The command `trainrig mixture`, which imports its dependencies when it runs."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from trainrig.command_line import completion
 from trainrig.command_line.options import Json
 from trainrig.errors import ConfigError
 
-if TYPE_CHECKING:  # help is shown without numpy, which takes time to import
+if TYPE_CHECKING:  # type checking only: `--help` should not wait for numpy
     from trainrig.scaling.mixture.record import MixtureRecord
 
 
@@ -81,7 +81,7 @@ def mixture(
 
 
 def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
-    """Print what was found, and where it lies."""
+    """Print the proposed weights, the scores, the warnings and the path of the page."""
     from trainrig import storage
     from trainrig.scaling.mixture.fitting import PAGE, RECORD
     from trainrig.scaling.mixture.record import format_loss_interval
