@@ -1,4 +1,4 @@
-"""The loss that a law predicts for a model of some size after some tokens."""
+"""Prediction, by a law, of the loss of a model of a given size after a number of tokens."""
 
 from collections.abc import Iterator
 
@@ -11,37 +11,38 @@ from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.plan import allocation, plan_warnings
 
 Positive = Field(gt=0, allow_inf_nan=False)
-MOST_EPOCHS = 100.0  # no published run on which fading was fitted has seen its tokens more often
+MOST_EPOCHS = 100.0  # most epochs of the published runs on which the decay of repeats was fitted
 
 
 class TaskPrediction(Settings):
-    """What a task is expected to score."""
+    """Predicted score of a benchmark task."""
 
     task: str
     score: float
-    interval: Interval | None  # of the law's score, without the noise of one run
-    loss: float  # nats per byte of the right answers
-    chance: float
+    interval: Interval | None  # interval of the law's score, without the noise of a single run
+    loss: float  # nats per byte of the correct answers
+    chance: float  # score of random guessing
 
 
 class LossPrediction(Settings):
-    """What `trainrig predict --json` prints."""
+    """Contents of `trainrig predict --json`."""
 
     law: str
     law_source: str
     form: str
-    parameters: float = Positive  # N, as the law counts them
+    parameters: float = Positive  # N, as the law counts parameters
     parameters_count: str
     tokens: float = Positive  # D, repeats included
     unique_tokens: float | None  # None: each token is seen once
     epochs: float
     tokens_per_parameter: float
     flops_6nd: float
-    loss: float  # nats per token, of a run that ends there, its rate decayed
-    loss_interval: Interval | None  # of the law's loss, without the noise of one run
-    no_interval: str  # why there is none
-    loss_if_new: float | None  # were no token seen twice
-    tasks: tuple[TaskPrediction, ...]  # of the law's tasks, by 6ND
+    loss: float  # nats per token at the end of a run whose learning rate has decayed
+    loss_interval: Interval | None  # interval of the law's loss, without the noise of a single run
+    no_interval: str  # the reason if there is no interval
+    loss_if_new: float | None  # loss if no token were seen twice
+    # predictions for the law's tasks, with compute counted as 6ND
+    tasks: tuple[TaskPrediction, ...]
     warnings: tuple[str, ...]
 
 
@@ -52,9 +53,11 @@ def predict_loss(
     epochs: float | None = None,
     unique_tokens: float | None = None,
 ) -> LossPrediction:
-    """What `law` says of N and D, the tokens seen `epochs` times, or of `unique_tokens` alone.
+    """Predict the loss of N parameters after D tokens, with its interval and warnings.
 
-    Raises ConfigError for numbers that no run has, and for repeats under a law that knows none.
+    The tokens are seen `epochs` times, or consist of `unique_tokens` unique ones; give one of the
+    two at most. Raises ConfigError for impossible numbers, and for repeats under a law that cannot
+    account for them.
     """
     _check(parameters, tokens, epochs, unique_tokens)
     if epochs is not None:
@@ -92,7 +95,7 @@ def predict_loss(
 
 
 def describe_prediction(found: LossPrediction) -> Iterator[str]:
-    """The prediction, the loss first."""
+    """Yield the lines that describe a prediction, the loss first."""
     sure = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:
         sure = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"

@@ -1,4 +1,4 @@
-"""Places a planned model on devices: which, how many, and in which layout."""
+"""Placement of a planned model on devices: their kind, their number and the layout."""
 
 import math
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.train.run_file.training import Training
 
 USUAL_DEVICE = "h100"
-# Days that a run should take at most, where the number of devices is left to the plan.
+# Most days that a run should take, if the plan chooses the number of devices.
 MOST_DAYS = 30.0
 
 
 @dataclass(frozen=True)
 class PlanHardware:
-    """What a run is planned for."""
+    """Kind of device and machine that a run is planned for."""
 
     hardware: Hardware
     device: str
@@ -30,7 +30,10 @@ class PlanHardware:
 
 
 def choose_hardware(request: PlanRequest, hardware: Hardware) -> PlanHardware:
-    """What `request` names, else what is usual. Raises ConfigError where it names two devices."""
+    """Return the device and instance that `request` names, or the usual ones.
+
+    Raises ConfigError if the request names an instance that has other devices.
+    """
     if request.instance is None:
         usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
         device = request.device or usual
@@ -47,10 +50,10 @@ def choose_hardware(request: PlanRequest, hardware: Hardware) -> PlanHardware:
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A layout over devices."""
+    """Model placed on devices, with its layout and micro-batch."""
 
     devices: int
-    sliced: int  # parts that each replica of the weights is cut into
+    sliced: int  # number of parts into which each replica's weights are sliced
     micro_batch: int
     placement: Placement
 
@@ -58,8 +61,13 @@ class PlacedModel:
 def place_model(
     model: DecoderConfig, request: PlanRequest, where: PlanHardware, batch: BatchShape, flops: float
 ) -> PlacedModel:
-    """The layout of `model`; where devices are left open: a whole machine, or the fewest that hold
-    it and end within MOST_DAYS."""
+    """Choose a layout of `model`, and the number of devices if the request leaves it open.
+
+    An open number is that of a whole machine, or more if the model needs more to fit or to finish
+    within MOST_DAYS. `flops` is the number of operations of the whole run. If nothing fits, the
+    layout is the one that needs the least memory. Raises ConfigError if there are more devices than
+    sequences in a global batch.
+    """
     room = where.hardware.find_device(where.device).memory
     offer = where.hardware.find_instance(where.instance) if where.instance else None
     per_machine = offer.devices if offer else 1
@@ -104,7 +112,7 @@ def place_model(
 
 
 def _find_quick_devices(request: PlanRequest, where: PlanHardware, flops: float) -> int:
-    """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
+    """Return the least power of two of devices that finishes the run within MOST_DAYS."""
     share = request.assumptions.utilisation
     one = compute_affordable_flops(1.0, where.hardware, where.device, request.compute, share)
     return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))

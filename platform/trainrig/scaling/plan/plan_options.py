@@ -1,4 +1,4 @@
-"""`trainrig plan`: its options. What they need is imported when it runs."""
+"""Options of `trainrig plan`, which imports its dependencies when it runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -191,8 +191,8 @@ def plan(
 ) -> None:
     """Plan a training run by a scaling law: model size, tokens, loss, hardware, time and cost.
 
-    Give one of --flops, --gpu-days, --budget-usd, --parameters and --tokens; or, without a law,
-    --layout RUN.toml to find the fastest way to lay that run out over devices.
+    Give exactly one of --flops, --gpu-days, --budget-usd, --parameters and --tokens. To find the
+    fastest layout of an existing run file instead, give --layout RUN.toml without a law.
     """
     fixed = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     request: dict[str, Any] = {
@@ -222,7 +222,7 @@ def plan(
         of_cluster = wanted_of | {"nodes": nodes, "interconnect": interconnect}
         _print_layouts(layout, of_cluster, fixed, hardware, out, as_json)
         return
-    assert law is not None  # `check_kind` asks for it
+    assert law is not None  # `check_kind` requires a law here
     from trainrig.scaling.plan.plan_verb import RunWanted, answer, describe_best_sizes
 
     if table:
@@ -241,8 +241,11 @@ def plan(
 def check_kind(
     law: str | None, layout: str | None, given: Mapping[str, Any], of_layouts: Sequence[str]
 ) -> None:
-    """Raise ConfigError unless either a law or a run to lay out is named, each with options of its
-    own: `given` are those of laws by their names, `of_layouts` those of layouts."""
+    """Raise ConfigError unless the command names either a law or a run file with --layout.
+
+    Each of the two has options of its own, and must not be combined with those of the other.
+    `given` has the options of laws, keyed by field name; `of_layouts` lists those of layouts.
+    """
     if layout is None and law is None:
         raise ConfigError("plan: give LAW.json or NAME, such as hoffmann, or --layout RUN.toml")
     if layout is not None and law is not None:

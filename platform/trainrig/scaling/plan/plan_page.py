@@ -1,4 +1,4 @@
-"""The page of a plan: what to train, what will come of it, and what that hangs on."""
+"""HTML page of a plan: the size, the predicted loss, the memory and the assumptions."""
 
 from functools import partial
 
@@ -24,19 +24,22 @@ from trainrig.scaling.plots.serving import RepeatedTokens, Served, plot_epochs, 
 from trainrig.scaling.plots.trajectory import plot_trajectory
 
 GIB = 2**30
-EPOCHS = 100.0  # to which the worth of repeated tokens is drawn
-WIDE = 30.0  # times the plan's size and tokens, on either side of the surface
-SERVED = (0.01, 1000.0)  # times the plan's tokens
+EPOCHS = 100.0  # epochs up to which the value of repeated tokens is plotted
+WIDE = 30.0  # factor around the plan's size and tokens that the loss surface covers
+SERVED = (0.01, 1000.0)  # range of served tokens that is plotted, as factors of the plan's tokens
 
 
 def write_plan_page(path: str, plan: ScalingPlan, law: Law, run_file: str) -> str:
-    """Put the page of `plan` at `path`; `run_file` is what was written of it. The path."""
+    """Write the page of `plan` to `path`, and return the path.
+
+    `run_file` is the path of the run file that was written for the plan.
+    """
     storage.write(path, build_plan_page(plan, law, run_file).encode())
     return path
 
 
 def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text."""
     page = report.ReportPage(
         title="Plan of a run",
         verdict=_build_verdict(plan),
@@ -186,7 +189,7 @@ def _build_beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
 
 
 def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
-    assert plan.service is not None  # asked before
+    assert plan.service is not None  # the caller checks this
     service = plan.service
     alone = allocation.Allocation(*service.best_trained)
     served = np.geomspace(SERVED[0] * alone.tokens, SERVED[1] * alone.tokens, 24)
@@ -213,7 +216,7 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
 
 
 def _chart_epochs(plan: ScalingPlan) -> Chart:
-    assert plan.data is not None  # asked before
+    assert plan.data is not None  # the caller checks this
     data = plan.data
     epochs = np.geomspace(1, max(EPOCHS, 2 * data.epochs), 60)
     # Muennighoff et al. 2023, arXiv:2305.16264, equation 5.

@@ -1,4 +1,4 @@
-"""A plan as lines to read, and the table of best sizes."""
+"""A plan as lines for a terminal, and the table of best sizes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +30,7 @@ _ASKED = {
 
 
 def describe_plan(plan: ScalingPlan) -> Iterator[str]:
-    """The plan, most wanted first; warnings last, where they are read."""
+    """Yield the lines that describe a plan, the most important first and the warnings last."""
     yield f"{plan.law}: {plan.law_source}"
     yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
     yield ""
@@ -156,7 +156,7 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
 
 
 def describe_placement(placement: Placement) -> str:
-    """The layout in a few words."""
+    """Return a short description of the layout, such as `FSDP, deterministic`."""
     parallel = placement.parallel
     words: list[str] = [parallel.kind]
     if parallel.kind == "HSDP":
@@ -183,7 +183,10 @@ def _describe_assumptions(plan: ScalingPlan) -> Iterator[str]:
 
 
 def describe_size_table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
-    """What compute and tokens are best for each size: by the law, and as Hoffmann et al. print."""
+    """Yield a table of the best compute and tokens for each size by `law`.
+
+    For Hoffmann's law, the values printed in the paper are added.
+    """
     yield f"{law.name}: {law.source}"
     heads = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
     printed = law.name.startswith("hoffmann")

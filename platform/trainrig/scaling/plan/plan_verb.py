@@ -1,4 +1,4 @@
-"""What `trainrig plan` answers: a plan, and the run file that was asked for."""
+"""Implementation of `trainrig plan` by a law: the plan, and the run file if one is wanted."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}
 
 @dataclass(frozen=True)
 class RunWanted:
-    """The run file to write, if any."""
+    """Run file to write, if any: its path, its folder of tokens and its run folder."""
 
     out: str | None = None
     tokens_folder: str | None = None
@@ -33,9 +33,10 @@ class RunWanted:
 def answer(
     name: str, given: Mapping[str, Any], table: str | None, wanted: RunWanted
 ) -> tuple[ScalingPlan, list[str]]:
-    """The plan by the law called `name` for what is `given`, and lines that tell it.
+    """Return the plan for the options in `given`, and the lines that describe it.
 
-    Raises InputError for what cannot be, before anything is written.
+    `name` is that of a law, or the path of its file. `table` is the path of a table of hardware, or
+    None for the built-in one. Raises InputError before anything is written.
     """
     if wanted.out is not None:
         check_file(wanted.out)
@@ -48,7 +49,7 @@ def answer(
     found = _make_plan(law, request, table, wanted)
     lines = list(plan_text.describe_plan(found))
     if wanted.out and wanted.tokens_folder:
-        # Here, as it draws: a refused plan should not wait for that.
+        # Imported here because plotting is slow to import, and a refused plan needs none.
         from trainrig.scaling.plan.plan_page import write_plan_page
 
         folder, output = wanted.tokens_folder, wanted.output
@@ -60,7 +61,10 @@ def answer(
 
 
 def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWanted) -> ScalingPlan:
-    """The plan, its vocabulary and its data those of the folder of tokens where one is named."""
+    """Return the plan, with the vocabulary and the number of tokens of the folder to train on.
+
+    Without a run file to write, there is no such folder.
+    """
     offers = hardware.load(table)
     if wanted.out is None:
         return make_plan(law, request, offers)
@@ -85,24 +89,27 @@ def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWan
 
 
 def describe_best_sizes(name: str) -> Iterator[str]:
-    """The table of what is best for each size."""
+    """Yield the lines of the table of the best tokens for a range of sizes."""
     return plan_text.describe_size_table(find_law(name))
 
 
 def find_law(name: str) -> Law:
-    """The law in the file `name`, or the published one of that name.
+    """Return the law in the file `name`, or the published law of that name.
 
-    Raises ConfigError with the nearest name if there is neither.
+    Raises ConfigError, with the nearest name, if there is neither.
     """
     if storage.exists(name):
         return read_law(name)
     if name.endswith(".json") or "/" in name:
-        return read_law(name)  # says that there is none
+        return read_law(name)  # raises the error for a missing file
     return published.find_published_law(name)
 
 
 def _parse_request(given: Mapping[str, Any]) -> PlanRequest:
-    """Raises ConfigError in terms of options, where config speaks of keys."""
+    """Build a request, with errors that name command-line options rather than keys.
+
+    Raises ConfigError if `given` is invalid.
+    """
     try:
         return PlanRequest.model_validate(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a reader of a plan has to be told before believing it."""
+"""Warnings that a user must read before relying on a plan."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from trainrig.scaling.laws.figure_format import format_usd
 from trainrig.scaling.laws.law import FittedRange, Law
 from trainrig.scaling.plan.plan import Placement
 
-# Of what was asked for, that the decoder from the ladder may be off without a word.
+# Largest relative difference from the request, of size or cost, that causes no warning.
 NEAR = 0.05
 
 
 def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[str]:
-    """One line for each quantity that lies outside of the law's runs, with the factor."""
+    """Yield one line for each quantity outside of the range of the law's runs, with the factor."""
     ranges = law.ranges
     if ranges is None:
         yield f"The law '{law.name}' does not say on which runs it was fitted."
@@ -45,7 +45,7 @@ def _format_times(factor: float) -> str:
 
 
 def find_decoder_warnings(wanted: float, found: float) -> Iterator[str]:
-    """Where the ladder has no decoder of the size that the law wants."""
+    """Yield a warning if the nearest decoder differs from the size that the law wants."""
     if abs(found / wanted - 1) > NEAR:
         yield (
             f"The nearest decoder has {found:.3g} parameters, {found / wanted:.2g} times the "
@@ -54,7 +54,7 @@ def find_decoder_warnings(wanted: float, found: float) -> Iterator[str]:
 
 
 def find_placement_warnings(placement: Placement, devices: int) -> Iterator[str]:
-    """Where no layout fits."""
+    """Yield a warning if no layout fits on the devices."""
     if placement.fits:
         return
     room, least = placement.room / 2**30, placement.memory / 2**30
@@ -67,7 +67,7 @@ def find_placement_warnings(placement: Placement, devices: int) -> Iterator[str]
 
 
 def find_budget_warnings(asked: float | None, cost: Cost, serves: bool) -> Iterator[str]:
-    """Where there is less money than it takes."""
+    """Yield a warning if the run costs more than the budget."""
     if asked is None or cost.usd is None or cost.usd <= asked * (1 + NEAR):
         return
     why = (
@@ -79,7 +79,7 @@ def find_budget_warnings(asked: float | None, cost: Cost, serves: bool) -> Itera
 
 
 def find_repeat_warnings(tokens: float, there: float) -> str:
-    """Where there are fewer tokens than a law wants that cannot tell them from repeats."""
+    """Return the warning that tokens repeat under a law that counts repeats as new tokens."""
     return (
         f"It sees the {there:,.0f} tokens of the folder {tokens / there:.3g} times, and this law "
         "takes all for new: the loss will be higher."

@@ -1,4 +1,4 @@
-"""The model that a plan is of: as large as the law counts, of the kind that its objective asks."""
+"""Model of a plan, with the size that the law counts and the kind that its objective needs."""
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.objective_flops import count_position_flops
@@ -19,9 +19,10 @@ from trainrig.scaling.model_ladder import (
 
 
 def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> LadderModel:
-    """That of about `parameters`, as `law` counts them, for rows of `length` tokens of text.
+    """Return the model closest to `parameters`, as `law` counts them.
 
-    Raises ConfigError where there is none.
+    Its positions suffice for the rows that the objective makes of `length` tokens of text. Raises
+    ConfigError if there is no such model.
     """
     objective = read(law.objective)
     positions = compute_widest_row(objective, length)
@@ -38,16 +39,18 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
 
 
 def count_row_places(law: Law, length: int) -> int:
-    """Places that the widest rows of the objective of `law` fill, of `length` tokens of text."""
+    """Return the positions of the widest rows that the law's objective makes of `length` tokens."""
     return compute_widest_row(read(law.objective), length)
 
 
 def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
-    """Of training `model` on a token of text by the objective of `law`, counted exactly, the mean
-    over `steps`."""
+    """Return the operations that training takes for each token of text.
+
+    They are counted exactly for the objective of `law`, and are the mean over `steps`.
+    """
     return count_position_flops(read(law.objective), model, length, steps)
 
 
 def count_parameters_by(law: Law, found: LadderModel) -> float:
-    """The parameters of `found` as `law` counts them."""
+    """Return the number of parameters of `found`, counted as `law` counts them."""
     return float(found.total if law.parameters_count == "total" else found.parameters)
