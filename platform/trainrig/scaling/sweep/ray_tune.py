@@ -1,8 +1,7 @@
-"""Trains trials on Ray Tune.
+"""Training of trials on Ray Tune.
 
-Tune places them, as many at a time as there is room for, and starts those again whose processes
-died. That is all it is told. They are trained within its actors, which live on from trial to trial
-with all that they imported.
+Tune places the trials, as many at a time as resources allow, and restarts those whose processes
+died. The trials run in Tune's actors, which are reused from trial to trial and keep their imports.
 """
 
 import logging
@@ -26,21 +25,21 @@ from trainrig.scaling.sweep.trial_process import Config, TrialTask
 from trainrig.train.elastic.trainer import start_fork_servers
 
 log = logging.getLogger(__name__)
-# What Tune reads when it starts; what the user has set stays.
+# Environment variables that Tune reads when it starts. Values set by the user are kept.
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have all that they would write
-    "RAY_AIR_NEW_OUTPUT": "0",  # nor shall it print
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have everything that these would write
+    "RAY_AIR_NEW_OUTPUT": "0",  # turns off Tune's own progress output
 }
 
 
 def connect_for_trials(run: Sweep) -> None:
-    """Join or start Ray. Raises ConfigError if it has no room for one trial."""
+    """Connect to Ray or start it; raise ConfigError if it lacks resources for one trial."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     connect(1, "trials")
     import ray
 
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters is said here
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # this module logs what matters
 
     there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
@@ -55,7 +54,7 @@ def connect_for_trials(run: Sweep) -> None:
 
 
 class TrialsOnTune:
-    """Trials of one kind, on Ray Tune."""
+    """Set of trials of one kind, trained on Ray Tune."""
 
     def __init__(
         self,
@@ -65,14 +64,15 @@ class TrialsOnTune:
         progress: SweepProgress,
         failed: dict[str, str],
     ) -> None:
-        """`failed`: where the name of each trial that failed goes, with why."""
+        """Prepare the trials; the reasons of failed ones are added to `failed`, keyed by name."""
         self._stage, self._run, self._work, self._progress = stage, run, work, progress
         self._failed = failed
-        self._call = f"{os.getpid()}-{time.time_ns()}"  # of Tune: one that is there would go on
+        # name of this call, because Tune would continue one of the same name
+        self._call = f"{os.getpid()}-{time.time_ns()}"
         self._records = stage.build_path(SCRATCH, "failures", self._call)
-        self.trials = 0  # ended
-        self.seconds = 0.0  # from the start of each to its end, together
-        self.training_seconds = 0.0  # of which updates and held-out losses took
+        self.trials = 0  # number of trials that have ended
+        self.seconds = 0.0  # sum of the trials' durations, from start to end
+        self.training_seconds = 0.0  # the part of it that updates and held-out losses took
         self._began: dict[str, float] = {}
         self._problem: TrainrigError | None = None
         self._stopped = False
@@ -82,7 +82,7 @@ class TrialsOnTune:
     def train(
         self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
     ) -> None:
-        """Have the trials of these names done, or those that `settings` draw."""
+        """Train the trials of these names, or those whose factors `settings` draw."""
         over = threading.Event()
 
         def fit() -> None:
@@ -93,7 +93,7 @@ class TrialsOnTune:
             finally:
                 over.set()
 
-        # In a thread of its own: a signal finds this one waiting, and Tune sets no handlers.
+        # Tune runs in a thread: this one stays free for signals, and Tune installs no handlers.
         threading.Thread(target=fit, name="tune", daemon=True).start()
         asked = False
         while not over.wait(POLL):
@@ -109,7 +109,7 @@ class TrialsOnTune:
         self._conclude(how)
 
     def _conclude(self, stopped_by: str | None) -> None:
-        """Raise what the trials ended with, unless all is well."""
+        """Raise the error with which the trials ended, if there is one."""
         if self._problem:
             raise self._problem
         if self._stopped:
@@ -133,8 +133,8 @@ class TrialsOnTune:
         servers, work = start_fork_servers(), pickle.dumps(self._work)
         records, retries = self._records, self._run.trials.retries
 
-        # Pickled by value, as no module has it: Tune's actors do not import this one, and
-        # torch with it.
+        # This function is pickled by value because no module has it, so Tune's actors do not import
+        # this module and torch with it.
         def kept(config: Config) -> None:
             import ray
             from ray import tune
@@ -171,7 +171,7 @@ class TrialsOnTune:
         outer = self
 
         class Listener(tune.Callback):
-            """Hears of trials, in the thread that Tune runs in."""
+            """Callback that follows the trials, in the thread that Tune runs in."""
 
             def on_trial_start(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
                 outer._begin(trial.trial_id, trial.config)
@@ -216,7 +216,7 @@ class TrialsOnTune:
 
 
 def build_search_settings(search: RateSearch) -> dict[str, Any]:
-    """What Tune is told of a search: its space, its searcher, its scheduler."""
+    """Return the arguments for Tune of a search: its space, its searcher and its scheduler."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler
 
@@ -224,7 +224,7 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
     if search.scheduler:
         settings["scheduler"] = AsyncHyperBandScheduler(
             time_attr="percent",
-            max_t=101,  # beyond the end, which no trial is stopped at
+            max_t=101,  # above 100, so that no trial is stopped for having reached its end
             grace_period=round(100 * search.scheduler.first),
             reduction_factor=search.scheduler.keep,
         )

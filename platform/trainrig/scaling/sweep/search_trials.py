@@ -1,4 +1,4 @@
-"""The trials of a search: trained rung by rung, compared, and the best pair of them."""
+"""Trials of a search: training up to each rung, comparison, and the choice of the best pair."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +32,10 @@ Report = Callable[[Mapping[str, Any]], None]
 def train_searched(
     sweep: Sweep, search: RateSearch, trial: Trial, data: SweepTokens, alone: Alone, report: Report
 ) -> None:
-    """Train `trial`, and report at each rung the held-out loss and how far it is, in percent.
+    """Train `trial`, and report the held-out loss and the percentage of its steps at each rung.
 
-    `report` may not return: the trial is then stopped there. Raises Unfinished when asked to stop.
+    `report` may not return, in which case the trial ends there. Raises Unfinished on a stop
+    request.
     """
     (length,) = trial.lengths
     folder = name_run_folder(sweep, trial, length)
@@ -53,7 +54,7 @@ def train_searched(
 
 
 def list_tried_pairs(sweep: Sweep) -> tuple[RateBatchPair, ...]:
-    """All pairs that have a trial on disk, by name."""
+    """Return all pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
     return tuple(find_pair(name) for name in names)
@@ -62,7 +63,7 @@ def list_tried_pairs(sweep: Sweep) -> tuple[RateBatchPair, ...]:
 def collect_tried(
     sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[RateBatchPair]
 ) -> tuple[Tried, ...]:
-    """What came of each of `pairs`, by its trial, which stands at the same place."""
+    """Return the results of `pairs`, whose trials are given in the same order."""
     found = []
     for trial, pair in zip(trials, pairs, strict=True):
         (length,) = trial.lengths
@@ -76,7 +77,7 @@ def collect_tried(
 
 
 def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
-    """The best of what was tried. Raises DataError if nothing came to its end."""
+    """Return the best of the tried pairs; raise DataError if no trial finished."""
     pair = find_best_pair(found)
     if pair is None:
         raise DataError(
@@ -87,7 +88,7 @@ def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
 
 
 def _read_losses(folder: str) -> dict[int, float]:
-    """Held-out losses by step; what is no number is infinite."""
+    """Return the held-out losses of a run, keyed by step; a loss that is not finite is infinite."""
     return {
         line["step"]: math.inf if line["eval/loss"] is None else line["eval/loss"]
         for line in metrics.read_held_out_series(folder)

@@ -1,8 +1,9 @@
-"""A sweep: its trials, and the table that laws are fitted to.
+"""The sweep command: training of all trials, and the table that laws are fitted to.
 
-Which trials are finished, and where the others go on, the run folders say. So a sweep outlives its
-driver, and a second one repeats nothing. Small models are trained on Ray Tune (`ray_tune.py`).
-Large ones have a group of workers each, one after another, as `pretrain` has.
+Run folders record which trials have finished and where the others resume. Therefore a sweep
+survives its driver, and a second call repeats no work. Small models are trained on Ray Tune
+(`ray_tune.py`). Large models are trained one after another, each by a group of workers, like a
+`pretrain` run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,20 +51,20 @@ STATED = "trials.json"
 
 
 def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
-    """Train all points of `run`, going on where an earlier call stopped; its manifest.
+    """Train all points of `run`, resume an earlier call if there was one, and return the manifest.
 
-    Raises InputError for what cannot work, before anything is trained; ClusterError if trials
-    failed more often than they may; Unfinished when asked to stop.
+    `show` receives the progress. Raises InputError before any training if the run cannot work,
+    ClusterError if trials failed more often than allowed, and Unfinished on a stop request.
     """
     run = at_absolute_paths(run)
     tokens = manifest.read_input(run.tokens, "tokenize")
     data, given = look_at(run), RateBatchPair(run.rate_factor, run.batch_factor)
     points = list_design_points(run, data)
-    plan(run, points, data, given)  # what cannot work is refused here,
+    plan(run, points, data, given)  # raises the errors of the design
     if run.search:
         plan_search(run, run.search, data, list_pairs(run.search))
     compute_usd_an_hour(run)
-    check_tasks(run)  # before anything is trained
+    check_tasks(run)
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
@@ -92,16 +93,18 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
 
 
 class _Driver:
-    """Has the trials of one sweep trained."""
+    """Driver that has the trials of one sweep trained."""
 
     def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:
         self._stage, self._run, self._data, self._show = stage, run, data, show
         self._groups: list[TrialsOnTune] = []
-        self.failed: dict[str, str] = {}  # why, by the name of the trial
+        self.failed: dict[str, str] = {}  # reasons, keyed by the name of the trial
 
     def train(self, trials: Sequence[Trial]) -> None:
-        """Make all runs of `trials` that are not over: the costliest first, so that none is
-        waited for alone."""
+        """Train all unfinished runs of `trials`.
+
+        The costliest trials start first, so that no long one runs alone at the end.
+        """
         from_ = self._run.large.parameters if self._run.large else float("inf")
         progress = SweepProgress(self._run, sum(len(each.lengths) for each in trials), over=trials)
         left = [trial for trial in trials if not progress.is_over(trial)]
@@ -114,7 +117,7 @@ class _Driver:
                 self._train_large(trial, progress)
 
     def search(self, search: RateSearch) -> RateBatchPair:
-        """The best factors, by the search of this call or of one before it."""
+        """Return the best factors, from this call's search or from an earlier one."""
         if there := read_found(self._run.output):
             return there
         drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
@@ -130,7 +133,10 @@ class _Driver:
         return found
 
     def sum_cost(self) -> dict[str, float]:
-        """What trials took, and what of it beside training them, in seconds of wall time."""
+        """Return the seconds of wall time that trials took, in all and for training itself.
+
+        The overhead per trial is included if there was a trial.
+        """
         trials = sum(each.trials for each in self._groups)
         seconds = sum(each.seconds for each in self._groups)
         training = sum(each.training_seconds for each in self._groups)
@@ -149,11 +155,12 @@ class _Driver:
         group = TrialsOnTune(self._stage, self._run, work, progress, self.failed)
         self._groups.append(group)
         with StopRequests(self._run.output) as stop:
-            stop.remove_request()  # a file that a driver left which was killed while it stopped
+            # a driver that was killed while it stopped may have left a stop file
+            stop.remove_request()
             group.train(names, settings, stop, self._show)
 
     def _train_large(self, trial: Trial, progress: SweepProgress) -> None:
-        """Make the runs of one trial, each by a group of workers that Ray Train starts."""
+        """Train the runs of one trial, each by a group of workers that Ray Train starts."""
         from trainrig.scaling.sweep.trial import check_sane, train_trial
         from trainrig.train.elastic import trainer
         from trainrig.train.job import TrainingJob

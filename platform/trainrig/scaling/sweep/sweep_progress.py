@@ -1,6 +1,6 @@
-"""What is shown of a sweep while it goes on: how many of its runs are over, and those under way.
+"""Progress display of a sweep: the number of finished runs, and the state of running trials.
 
-It reads run folders and is told which trials have started and ended; it knows no Ray.
+The module reads run folders and is notified when trials start and end. It does not depend on Ray.
 """
 
 import contextlib
@@ -13,42 +13,48 @@ from trainrig.scaling.sweep.trial import is_complete, is_over
 from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, name_run_folder
 from trainrig.train.run.progress import ProgressFollower
 
-POLL = 1.0  # s between two looks at the trials
+POLL = 1.0  # seconds between two updates of the display
 Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
-"""Called with (runs over, runs in all, a row of texts by column for each trial under way)."""
+"""Function called with the finished runs, all runs, and one row of text per running trial.
+
+A row is keyed by column.
+"""
 
 
 class SweepProgress:
-    """Of one set of trials, which come to `runs` runs; those of `over` are over already."""
+    """Progress of a set of trials that consist of `runs` runs.
+
+    The runs of the trials in `over` may be finished already.
+    """
 
     def __init__(self, sweep: Sweep, runs: int, over: Iterable[Trial] = ()) -> None:
         self._sweep, self._runs = sweep, runs
-        self._running: dict[str, Trial] = {}  # in the order of starts
-        self._over: set[str] = set()  # run folders
-        self._followed: dict[str, ProgressFollower] = {}  # by run folder
+        self._running: dict[str, Trial] = {}  # keyed by name, in the order in which they started
+        self._over: set[str] = set()  # folders of finished runs
+        self._followed: dict[str, ProgressFollower] = {}  # keyed by run folder
         for trial in over:
             self._look(trial)
 
     def is_over(self, trial: Trial) -> bool:
-        """Whether all its runs are."""
+        """Return whether all runs of `trial` are finished."""
         return self._look(trial) is None
 
     def begin_trial(self, trial: Trial) -> None:
-        """It runs."""
+        """Add `trial` to the running trials."""
         self._running[trial.name] = trial
 
     def end_trial(self, trial: Trial) -> None:
-        """It does not any more."""
+        """Remove `trial` from the running trials."""
         self._running.pop(trial.name, None)
         self._look(trial)
 
     def show(self, show: Show) -> None:
-        """Look at what runs, and hand it on."""
+        """Read the state of all running trials, and pass it to `show`."""
         rows = [self._format_row(trial) for trial in list(self._running.values())]
         show(len(self._over), self._runs, rows)
 
     def _look(self, trial: Trial) -> TrialLength | None:
-        """The run of `trial` that is being made; None if all are over."""
+        """Return the run of `trial` that is under way, or None if all its runs are finished."""
         for length in reversed(trial.lengths):
             folder = name_run_folder(self._sweep, trial, length)
             if folder in self._over:
@@ -82,7 +88,7 @@ class SweepProgress:
 
 @contextlib.contextmanager
 def show_progress(progress: SweepProgress, show: Show, every: float) -> Iterator[None]:
-    """Show `progress` every so many seconds, from a thread of its own, while the block runs."""
+    """Show `progress` every `every` seconds, from a thread, while the block runs."""
     over = threading.Event()
 
     def look() -> None:

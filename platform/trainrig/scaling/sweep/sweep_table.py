@@ -1,4 +1,4 @@
-"""The table of a sweep, from the run folders of its trials: a row for each point."""
+"""Table of a sweep's losses, with one row per point, read from the run folders."""
 
 import json
 import math
@@ -35,9 +35,10 @@ def build_runs_table(
     data: SweepTokens,
     failed: Mapping[str, str] = MappingProxyType({}),
 ) -> RunsTable:
-    """The rows of all trials, in the order of size, seed and tokens.
+    """Return the rows of all trials, in the order of size, seed and tokens.
 
-    A run that is not over has none, unless its trial is among `failed`, by name with the reason.
+    A run that has not finished gets no row, unless its trial is in `failed`, which has the reasons
+    keyed by trial name.
     """
     rows: list[Row] = []
     for trial in trials:
@@ -98,7 +99,11 @@ def build_runs_table(
 def _build_rows(
     sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row], failed: str | None
 ) -> list[Row]:
-    """Of one run: what was measured on its way, and its end; why it has none, where it `failed`."""
+    """Return the rows of one run: one for each loss along the way, and one for the end.
+
+    A diverged run has one row with the reason. A run that has not finished has no rows, or one with
+    the reason `failed`.
+    """
     folder = name_run_folder(sweep, trial, length)
     name = f"{trial.name}-d{length.tokens}"
     common = {"trial": trial.name, "budget": length.budget}
@@ -120,7 +125,7 @@ def _build_rows(
     for line in metrics.read_held_out_series(folder):
         ends = line["step"] == length.steps
         if not ends and line["step"] > stable:
-            continue  # neither at the constant rate nor at the end of the fall
+            continue  # neither at the constant rate nor at the end of the decay
         rows.append(
             common
             | {"name": name if ends else f"{name}-at{line['step']}"}
@@ -134,8 +139,11 @@ def _build_rows(
 
 
 def _read(sweep: Sweep, trial: Trial, update: Row) -> float:
-    """Tokens of text that a run has seen after `update`: next-token targets, or where an objective
-    has others, all positions of rows."""
+    """Return the number of text tokens that a run has seen after `update`.
+
+    These are the next-token targets. For an objective with other targets, they are all positions of
+    the rows.
+    """
     if isinstance(sweep.objective, Corrupting):
         return float(update["step"] * trial.batch * sweep.batches.sequence_length)
     return float(update["train/tokens"])
@@ -147,7 +155,6 @@ def _make_failed_row(name: str, length: TrialLength, reason: str) -> Row:
 
 
 def _sum_seconds(updates: Sequence[Row], step: int) -> float:
-    """That the first `step` updates took."""
     return float(sum(metrics.wall_seconds(line) for line in updates if line["step"] <= step))
 
 
@@ -160,7 +167,10 @@ def _group_by_source(line: Row) -> dict[str, float]:
 
 
 def compute_usd_an_hour(sweep: Sweep) -> float:
-    """Of one trial; NaN where no instance is named. Raises ConfigError for an unknown one."""
+    """Return the price of one trial in USD per hour, or NaN if no instance is named.
+
+    Raises ConfigError if there is no such instance.
+    """
     wanted = sweep.trials
     if wanted.instance is None:
         return math.nan
@@ -170,9 +180,10 @@ def compute_usd_an_hour(sweep: Sweep) -> float:
 
 
 def estimate_seed_noise(runs: RunsTable) -> tuple[float | None, int]:
-    """Standard deviation of the loss between seeds, in nats, and its degrees of freedom.
+    """Return the standard deviation of the loss between seeds, and its degrees of freedom.
 
-    Pooled over all points that more than one seed came to; None and 0 where there is none.
+    The deviation is in nats, pooled over all points that were trained with more than one seed.
+    Returns (None, 0) if there is no such point.
     """
     groups: dict[tuple[float, float], list[float]] = defaultdict(list)
     for index in np.flatnonzero(runs.state == "end"):
@@ -183,7 +194,7 @@ def estimate_seed_noise(runs: RunsTable) -> tuple[float | None, int]:
 
 
 def summarise_sweep(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict[str, Any]:
-    """The sweep in a few figures."""
+    """Return the key figures of a sweep for its manifest."""
     ends = runs.select(runs.state == "end")
     spread, freedom = estimate_seed_noise(runs)
     return {
@@ -202,7 +213,7 @@ def summarise_sweep(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable)
 
 
 def state_design(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
-    """What was made of the design and the rule: each trial's model, batch, rate and lengths."""
+    """Return the planned trials as JSON: the model, batch, rate and run lengths of each."""
     entries = [
         {
             "trial": trial.name,

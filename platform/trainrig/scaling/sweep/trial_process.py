@@ -1,6 +1,6 @@
-"""What the process of a trial does. It knows no Ray.
+"""Entry point of a trial's process, which does not depend on Ray.
 
-It is told by pickle, in full: beside that it needs nothing but the folders that are named there.
+The process receives its task by pickle. It needs nothing else but the folders that the task names.
 """
 
 import math
@@ -29,65 +29,69 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 class TrialTask(Protocol):
-    """One kind of trials."""
+    """Task of a trial's process: how its trials are found and trained."""
 
     @property
     def run(self) -> Sweep:
-        """The sweep that they are of."""
+        """The sweep that the trials belong to."""
 
     def find_trial(self, config: Config) -> Trial:
-        """The trial that `config` names."""
+        """Return the trial that `config` names."""
 
     def do(self, trial: Trial, alone: Alone, report: Report) -> None:
-        """Train it. `report` may end the process's part in it."""
+        """Train `trial`. The process may be ended during a call of `report`."""
 
 
 @dataclass(frozen=True)
 class TrainedTrials:
-    """The points of a law. Nothing is reported on the way: nobody may stop them."""
+    """Task of training the points of a law.
+
+    It reports nothing while it trains, so that no scheduler can stop it.
+    """
 
     run: Sweep
     data: SweepTokens
     trials: Mapping[str, Trial]
 
     def find_trial(self, config: Config) -> Trial:
-        """See Work."""
+        """Return the trial that `config` names."""
         return self.trials[config["name"]]
 
     def do(self, trial: Trial, alone: Alone, report: Report) -> None:
-        """See Work."""
+        """Train all runs of `trial`."""
         train_trial(self.run, trial, self.data, alone)
 
 
 @dataclass(frozen=True)
 class SearchedPairs:
-    """Pairs of rate and batch at one N and D."""
+    """Task of training the pairs of a search for rate and batch, at one N and D."""
 
     run: Sweep
     data: SweepTokens
     search: RateSearch
 
     def find_trial(self, config: Config) -> Trial:
-        """See Work."""
+        """Return the trial that `config` names, or whose factors `config` has drawn."""
         named = config.get("name")
         pair = find_pair(named) if named else name_drawn_pair(self.search, config)
         return plan_search(self.run, self.search, self.data, [pair])[0]
 
     def do(self, trial: Trial, alone: Alone, report: Report) -> None:
-        """See Work."""
+        """Train `trial`, and report its loss at each rung."""
         train_searched(self.run, self.search, trial, self.data, alone, report)
 
 
 def main(channel: Connection) -> None:
-    """Do the trial that the channel gives, and say there how it goes and how it ended.
+    """Train the trial that the channel names, and send its reports and its end to the channel.
 
-    What the user has to mend, and a stop request, are results; any other exception is told as a
-    failure, with the place where it came.
+    An error that the user must fix (InputError) and a stop request are sent as results. Any other
+    exception is sent as a failure, with the last line of its traceback.
     """
     pickled, config = channel.recv()
     work: TrialTask = pickle.loads(pickled)
     if not work.run.trials.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else all trials of a node share its first
+        # otherwise all trials of a node would share its first GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     ended: dict[str, Any] = {"loss": math.inf, "percent": 100.0}
 
@@ -105,7 +109,7 @@ def main(channel: Connection) -> None:
         except InputError as error:
             ended |= {"problem": str(error), "kind": type(error).__name__}
         except Exception as error:
-            traceback.print_exc()  # to the log of the worker
+            traceback.print_exc()  # goes to the log of the worker
             channel.send(_build_failure(error, alone))
             return
     channel.send(TrialEnded(ended | {"training": alone.training_seconds}))
