@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
-from trainrig.scaling.layout.search import Fixed
+from trainrig.scaling.layout.search import FixedDegrees
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """
@@ -46,7 +46,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def plan(path, wanted=TWO_NODES, out=None, table=None, **fixed):
-    return answer(str(path), wanted, Fixed(**fixed), table, out)
+    return answer(str(path), wanted, FixedDegrees(**fixed), table, out)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_experts_are_written_shared_and_divided_within_stages(run_file, tmp_path
 def test_an_axis_that_an_objective_is_not_trained_with_is_not_written(run_file):
     run_file.write_text(RUN + '[objective]\nkind = "PrefixLM"\n')
     found, _ = plan(run_file)
-    assert found.runnable.prediction.layout.degrees.of_a_replica == 1
+    assert found.runnable.prediction.layout.degrees.replica_devices == 1
     for each in found.best:
         degrees = each.prediction.layout.degrees
         for axis in ("tensor", "pipeline", "context"):

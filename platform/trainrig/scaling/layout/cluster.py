@@ -61,7 +61,7 @@ class Cluster:
     name: str  # name of the device, as in the table of hardware
     device: Device
     devices: int
-    of_a_machine: int
+    devices_per_machine: int
     inside: HardwareLink
     across: HardwareLink | None  # None: all devices are in one machine
     instance: str | None = None  # name of the rented instance type
@@ -71,8 +71,9 @@ class Cluster:
         size = inside = 1
         for axis in axes:
             members = int(getattr(degrees, axis))
-            within = max(1, self.of_a_machine // degrees.compute_stride(axis))
-            size, inside = size * members, inside * min(members, within)
+            within = max(1, self.devices_per_machine // degrees.compute_stride(axis))
+            size = size * members
+            inside = inside * min(members, within)
         return Group(size, inside)
 
     def send(self, kind: Collective, size: float, group: Group) -> Sent:
@@ -89,14 +90,15 @@ class Cluster:
             found = Sent(0.0, size) if far else Sent(size)
             latency = self._find_latency(far)
         elif kind == "all-to-all":
-            each = size / group.size
-            found = Sent(each * (group.inside - 1), each * (group.size - group.inside))
+            share = size / group.size
+            found = Sent(share * (group.inside - 1), share * (group.size - group.inside))
             latency = self._time_tree(group)
         else:
             twice = 2 if kind == "all-reduce" else 1
             far_bytes = twice * size * (group.machines - 1) / group.size
             whole = twice * size * (group.size - 1) / group.size
-            found, latency = Sent(whole - far_bytes, far_bytes), twice * self._time_tree(group)
+            found = Sent(whole - far_bytes, far_bytes)
+            latency = twice * self._time_tree(group)
         ring = found.inside + (0.0 if kind in ("send", "all-to-all") else found.across)
         rate = self._find_bandwidth(self.inside, kind, terms.INSIDE.value)
         near = ring / rate if group.inside > 1 else 0.0
@@ -120,7 +122,7 @@ class Cluster:
         assert self.across is not None, "one machine has none other to send to"
         if kind in self.across.reached:
             return size / self.across.reached[kind]
-        return size * self.of_a_machine / (self.across.bandwidth * terms.ACROSS.value)
+        return size * self.devices_per_machine / (self.across.bandwidth * terms.ACROSS.value)
 
     def _find_latency(self, far: bool) -> float:
         return self.across.latency if far and self.across is not None else self.inside.latency

@@ -82,8 +82,8 @@ def iterate_products(part: object, tokens: float, split: int) -> Iterator[Produc
         yield from iterate_products(part.experts, tokens, split)
         yield from iterate_products(part.shared, tokens, split)
     elif part is not None and not hasattr(part, "sizes"):
-        for each in fields(part):  # type: ignore[arg-type]
-            yield from iterate_products(getattr(part, each.name), tokens, split)
+        for shape_field in fields(part):  # type: ignore[arg-type]
+            yield from iterate_products(getattr(part, shape_field.name), tokens, split)
 
 
 class Timer:
@@ -93,9 +93,9 @@ class Timer:
         """Raise ConfigError if the table of hardware lacks a figure that the estimate needs."""
         if device.bandwidth is None or device.matmul is None or device.processors is None:
             lacking = [
-                each
-                for each in ("bandwidth", "matmul", "processors")
-                if getattr(device, each) is None
+                figure
+                for figure in ("bandwidth", "matmul", "processors")
+                if getattr(device, figure) is None
             ]
             raise ConfigError(
                 f"the table of hardware does not say {', '.join(lacking)} of '{name}', which a "
@@ -109,27 +109,33 @@ class Timer:
         self.size = training.precision.bytes
         self._fused = bool(training.compile)
 
-    def time_product(self, each: Product) -> float:
+    def time_product(self, product: Product) -> float:
         """Return the seconds of a product: the slower of its arithmetic and its memory traffic.
 
         The arithmetic counts whole tiles, in whole rounds over all processors of the device.
         """
         tall, wide = self._tile
-        tiles = each.copies * math.ceil(each.rows / tall) * math.ceil(each.columns / wide)
+        tiles = product.copies * math.ceil(product.rows / tall) * math.ceil(product.columns / wide)
         rounds = math.ceil(tiles / self._processors)
         filled = rounds * self._processors * tall * wide
-        moved = each.rows * each.inner + each.inner * each.columns + each.rows * each.columns
-        memory = self.size * each.copies * moved / self._bytes
-        return max(2.0 * filled * each.inner / self._products, memory)
+        moved = (
+            product.rows * product.inner
+            + product.inner * product.columns
+            + product.rows * product.columns
+        )
+        memory = self.size * product.copies * moved / self._bytes
+        return max(2.0 * filled * product.inner / self._products, memory)
 
-    def time_training(self, each: Product) -> tuple[float, float]:
+    def time_training(self, product: Product) -> tuple[float, float]:
         """Return the seconds of a product in the forward and in the backward pass.
 
         The backward pass computes the gradients of the input and of the weights.
         """
-        of_input = Product(each.rows, each.inner, each.columns, each.copies)
-        of_weight = Product(each.columns, each.inner, math.ceil(each.rows), each.copies)
-        return self.time_product(each), self.time_product(of_input) + self.time_product(of_weight)
+        of_input = Product(product.rows, product.inner, product.columns, product.copies)
+        of_weight = Product(product.columns, product.inner, math.ceil(product.rows), product.copies)
+        return self.time_product(product), self.time_product(of_input) + self.time_product(
+            of_weight
+        )
 
     def time_attention(self, flops: float) -> tuple[float, float]:
         """Return the seconds of attention in the forward and in the backward pass.
@@ -158,10 +164,15 @@ class Timer:
         `layer` has the shapes of one of `tensor` devices. The activations between products are
         divided over `split` of them. `count_attention_flops` counts the operations of attention.
         """
-        both = [self.time_training(each) for each in iterate_products(layer, tokens, tensor)]
+        training_seconds = [
+            self.time_training(product) for product in iterate_products(layer, tokens, tensor)
+        ]
         moved = self.size * tokens * _count_moved(layer, model, split, self._fused)
         return Kernels(
-            products=(sum(f for f, _ in both), sum(b for _, b in both)),
+            products=(
+                sum(forward for forward, _ in training_seconds),
+                sum(backward for _, backward in training_seconds),
+            ),
             elementwise=self.time_elementwise(moved),
         )
 
@@ -212,10 +223,10 @@ def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: boo
         layer.feedforward_norm,
         layer.feedforward_output_norm,
     )
-    of_norm, of_turn = (2, 2) if fused else (NORM, TURNED)
-    normed = of_norm * sum(isinstance(each, NormShape) for each in norms)
+    per_norm, per_rotation = (2, 2) if fused else (NORM, TURNED)
+    normed = per_norm * sum(isinstance(norm, NormShape) for norm in norms)
     stream = model.channels * (normed + 2 * 3) / split
-    turned = of_turn * (layer.attention.query.outputs + layer.attention.key.outputs)
+    turned = per_rotation * (layer.attention.query.outputs + layer.attention.key.outputs)
     return stream + turned + _count_feedforward_moved(layer.feedforward, 0 if fused else 2)
 
 

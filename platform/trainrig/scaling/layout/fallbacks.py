@@ -25,7 +25,7 @@ def count_unit(degrees: Degrees) -> int:
     It is a replica, or with sliced parameters one replica of each copy.
     """
     sliced = degrees.shard * degrees.context * degrees.expert > 1
-    return degrees.of_a_replica * (degrees.replicate if sliced else 1)
+    return degrees.replica_devices * (degrees.replicate if sliced else 1)
 
 
 def find_fallbacks(
@@ -42,13 +42,17 @@ def find_fallbacks(
         below = count_unit(found[-1].layout.degrees) if found else unit
         if not 0 < devices < below:
             continue
-        across = cluster.across if devices > cluster.of_a_machine else None
+        across = cluster.across if devices > cluster.devices_per_machine else None
         smaller = replace(cluster, devices=devices, across=across)
         predictor = Predictor(
             subject.model, subject.training, subject.batch, smaller, subject.predicted
         )
         fitting = _list_fitting(subject, predictor, own, below)
-        best = min(fitting, key=lambda each: (each.seconds.total, each.memory.total), default=None)
+        best = min(
+            fitting,
+            key=lambda prediction: (prediction.seconds.total, prediction.memory.total),
+            default=None,
+        )
         if best is not None:
             found.append(best)
     return tuple(found)
@@ -62,15 +66,16 @@ def _list_fitting(
     The layouts use all devices of `predictor`, and each must fit with one shard as well. `below` is
     the number of devices at which the next larger layout takes over.
     """
-    training, room = predictor.training, predictor.cluster.device.memory
+    training = predictor.training
+    room = predictor.cluster.device.memory
     virtual = max(training.virtual_workers, own.degrees.data)
     for layout in layouts.iterate_legal_layouts(
         subject.model, subject.batch, predictor.cluster.devices
     ):
         degrees = layout.degrees
         # the most replicas that the run may grow to in this layout
-        most = (below - 1) // degrees.of_a_replica
-        if degrees.replicate > 1 or not _goes_with(layout, own, subject, most):
+        most = (below - 1) // degrees.replica_devices
+        if degrees.replicate > 1 or not _is_compatible(layout, own, subject, most):
             continue
         if training.deterministic and most > virtual:
             continue
@@ -82,17 +87,17 @@ def _list_fitting(
             yield prediction
 
 
-def _goes_with(layout: DeviceLayout, own: DeviceLayout, subject: Subject, most: int) -> bool:
+def _is_compatible(layout: DeviceLayout, own: DeviceLayout, subject: Subject, most: int) -> bool:
     """Return whether a run in `own` can change to `layout` without changing its micro-batches.
 
     It must recompute as much as `own` or more, and its pipeline schedule must be possible with up
     to `most` replicas.
     """
     rows = layout.micro_batch * layout.degrees.expert
-    whole = layout.degrees.pipeline * rows * most
+    largest_round = layout.degrees.pipeline * rows * most
     return (
         most > 0
         and rows == own.micro_batch * own.degrees.expert
         and SAVING.index(layout.recompute) >= SAVING.index(own.recompute)
-        and (layout.schedule != "interleaved" or subject.batch.global_batch % whole == 0)
+        and (layout.schedule != "interleaved" or subject.batch.global_batch % largest_round == 0)
     )

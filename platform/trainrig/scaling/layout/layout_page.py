@@ -62,7 +62,8 @@ def _build_verdict(plan: LayoutPlan) -> report.Verdict:
 
 
 def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
-    best, cost = plan.best[0].prediction, plan.cost
+    best = plan.best[0].prediction
+    cost = plan.cost
     room = plan.cluster.device.memory * (1 - RESERVE) / GIB
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
     return (
@@ -79,8 +80,8 @@ def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
 
 def _chart_steps(plan: LayoutPlan) -> Chart:
     steps = [
-        StepParts(_format_name(n, each), _group_seconds(each))
-        for n, each in enumerate(plan.best, 1)
+        StepParts(_format_name(n, found), _group_seconds(found))
+        for n, found in enumerate(plan.best, 1)
     ]
     return Chart(
         f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
@@ -94,8 +95,11 @@ def _chart_steps(plan: LayoutPlan) -> Chart:
             "Seconds of a step",
             ("layout", *StepSeconds.__dataclass_fields__),
             tuple(
-                (_format_name(n, each), *(float(v) for v in vars(each.prediction.seconds).values()))
-                for n, each in enumerate(plan.best, 1)
+                (
+                    _format_name(n, found),
+                    *(float(v) for v in vars(found.prediction.seconds).values()),
+                )
+                for n, found in enumerate(plan.best, 1)
             ),
         ),
     )
@@ -122,7 +126,8 @@ def _build_table(plan: LayoutPlan) -> ReportTable:
     if plan.runnable is not None and plan.runnable not in plan.best:
         shown.append((0, plan.runnable))
     for number, found in shown:
-        made, layout = found.prediction, found.prediction.layout
+        made = found.prediction
+        layout = found.prediction.layout
         rows.append(
             (
                 str(number or "best to be trained"),
@@ -159,23 +164,23 @@ def _build_memory_table(plan: LayoutPlan) -> ReportTable:
         ("layout", "all", *parts),
         tuple(
             (
-                _format_name(number, each),
-                each.prediction.memory.total / GIB,
-                *(getattr(each.prediction.memory, part) / GIB for part in parts),
+                _format_name(number, found),
+                found.prediction.memory.total / GIB,
+                *(getattr(found.prediction.memory, part) / GIB for part in parts),
             )
-            for number, each in enumerate(plan.best, 1)
+            for number, found in enumerate(plan.best, 1)
         ),
     )
 
 
 def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
-    for number, each in enumerate(plan.best, 1):
-        for name, sent in vars(each.prediction.traffic).items():
+    for number, found in enumerate(plan.best, 1):
+        for name, sent in vars(found.prediction.traffic).items():
             if sent.inside or sent.across:
                 rows.append(
                     (
-                        _format_name(number, each),
+                        _format_name(number, found),
                         name,
                         sent.inside / 1e9,
                         sent.across / 1e9,
@@ -187,7 +192,7 @@ def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
 
 
 def _build_terms_table() -> ReportTable:
-    rows = tuple((each.name, each.formula, each.hidden) for each in terms.TERMS)
+    rows = tuple((term.name, term.formula, term.hidden) for term in terms.TERMS)
     return ReportTable("Terms of a step", ("term", "formula", "hidden behind"), rows)
 
 

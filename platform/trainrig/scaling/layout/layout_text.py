@@ -17,9 +17,10 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
     They are the number of layouts searched, the ten best, the best that the trainer supports, how
     the best one spends its step, and the cost of the run.
     """
-    subject, cluster = plan.subject, plan.cluster
+    subject = plan.subject
+    cluster = plan.cluster
     links = cluster.inside.bandwidth / 1e9
-    joined = f"{links:,.0f} GB/s inside a machine of {cluster.of_a_machine}"
+    joined = f"{links:,.0f} GB/s inside a machine of {cluster.devices_per_machine}"
     if cluster.across is not None:
         joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between them"
     yield (
@@ -44,7 +45,8 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
 
 
 def _format_row(mark: str, found: Found) -> str:
-    made, layout = found.prediction, found.prediction.layout
+    made = found.prediction
+    layout = found.prediction.layout
     degrees = layout.degrees
     wants = ", ".join(found.needs) or "-"
     if found.spans is not None:
@@ -88,7 +90,8 @@ def _describe_seconds(plan: LayoutPlan) -> Iterator[str]:
 
 
 def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
-    cost, steps = plan.cost, plan.subject.training.steps
+    cost = plan.cost
+    steps = plan.subject.training.steps
     watts = cost.kwh / cost.hours * 1000 if cost.hours else 0.0
     price = "no price in the table of hardware"
     if cost.usd is not None:
@@ -103,15 +106,16 @@ def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
 
 def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
     """Return the plan as JSON data, in seconds, bytes and shares."""
-    subject, cluster = plan.subject, plan.cluster
+    subject = plan.subject
+    cluster = plan.cluster
     return {
         "run": subject.name,
         "device": cluster.name,
         "devices": cluster.devices,
-        "of_a_machine": cluster.of_a_machine,
+        "of_a_machine": cluster.devices_per_machine,
         "legal": plan.legal,
         "fitting": plan.fitting,
-        "layouts": [build_layout_data(each) for each in plan.best],
+        "layouts": [build_layout_data(found) for found in plan.best],
         "runnable": None if plan.runnable is None else build_layout_data(plan.runnable),
         "cost": plan.cost.model_dump(mode="json"),
         "warnings": list(plan.warnings),
@@ -120,7 +124,8 @@ def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
 
 def build_layout_data(found: Found) -> dict[str, Any]:
     """Return one layout as JSON data."""
-    made, layout = found.prediction, found.prediction.layout
+    made = found.prediction
+    layout = found.prediction.layout
     return {
         **{axis: getattr(layout.degrees, axis) for axis in AXES},
         "micro_batch": layout.micro_batch,
@@ -128,7 +133,7 @@ def build_layout_data(found: Found) -> dict[str, Any]:
         "stages_of_a_device": layout.chunks,
         "recompute": layout.recompute,
         "reshard": layout.reshard,
-        "sequence_parallel": layout.degrees.tensor > 1 and layout.in_places,
+        "sequence_parallel": layout.degrees.tensor > 1 and layout.sequence_parallel,
         "step_seconds": made.seconds.total,
         "seconds": dict(vars(made.seconds)),
         "tokens_per_second": made.tokens_per_second,

@@ -27,7 +27,7 @@ from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.fallbacks import count_unit, find_fallbacks
 from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
 from trainrig.scaling.layout.prediction import StepPrediction
-from trainrig.scaling.layout.search import GIB, Fixed, LayoutPlan, Subject, search
+from trainrig.scaling.layout.search import GIB, FixedDegrees, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.worker_bounds import parse_bounds
@@ -48,7 +48,7 @@ USUAL_DEVICE = "h100"
 
 
 def answer(
-    path: str, wanted: ClusterWanted, fixed: Fixed, table: str | None, out: str | None
+    path: str, wanted: ClusterWanted, fixed: FixedDegrees, table: str | None, out: str | None
 ) -> tuple[LayoutPlan, list[str]]:
     """Return the layout plan of the run file at `path`, and the lines that describe it.
 
@@ -86,10 +86,10 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"'{model.kind}'"
         )
     if model.generator_model is not None or model.further_heads:
-        beside = "further_heads" if model.further_heads else "a generator"
+        unsupported = "further_heads" if model.further_heads else "a generator"
         raise ConfigError(
             f"plan: {name}: layouts are planned for models that are trained alone; this one has "
-            f"{beside}"
+            f"{unsupported}"
         )
     notes = []
     if run.training.offload.optimizer:
@@ -112,8 +112,9 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             "the one with the most tokens."
         )
     rate = sum(
-        share * (each.mean_rate(run.training.steps) if isinstance(each, MaskedLM) else 1.0)
-        for share, each in find_parts(run.objective)
+        share
+        * (objective.mean_rate(run.training.steps) if isinstance(objective, MaskedLM) else 1.0)
+        for share, objective in find_parts(run.objective)
     )
     places = compute_widest_row(run.objective, stage.sequence_length)
     if places != stage.sequence_length:
@@ -151,33 +152,37 @@ def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Clus
     ConfigError if the options contradict each other; the message names what works.
     """
     name = _choose_device(wanted, offers)
-    device, instance = offers.find_device(name), wanted.instance or offers.find_cheapest(name)
+    device = offers.find_device(name)
+    instance = wanted.instance or offers.find_cheapest(name)
     if device.link is None:
-        linked = ", ".join(sorted(n for n, each in offers.devices.items() if each.link))
+        linked = ", ".join(
+            sorted(other for other, other_device in offers.devices.items() if other_device.link)
+        )
         raise ConfigError(
             f"plan: the table of hardware names no link of '{name}', and layouts are "
             f"priced by it; add it, or choose --device {linked or 'that has one'}"
         )
-    of_a_machine = offers.find_instance(instance).devices if instance else 1
-    devices = wanted.devices or (wanted.nodes * of_a_machine if wanted.nodes else workers)
-    if wanted.nodes and wanted.devices and wanted.nodes * of_a_machine != wanted.devices:
+    devices_per_machine = offers.find_instance(instance).devices if instance else 1
+    devices = wanted.devices or (wanted.nodes * devices_per_machine if wanted.nodes else workers)
+    if wanted.nodes and wanted.devices and wanted.nodes * devices_per_machine != wanted.devices:
         raise ConfigError(
-            f"plan: --nodes {wanted.nodes} of {of_a_machine} {name} are "
-            f"{wanted.nodes * of_a_machine} devices, not {wanted.devices}; leave out one of the two"
+            f"plan: --nodes {wanted.nodes} of {devices_per_machine} {name} are "
+            f"{wanted.nodes * devices_per_machine} devices, not "
+            f"{wanted.devices}; leave out one of the two"
         )
-    if devices > of_a_machine and devices % of_a_machine:
-        below = devices // of_a_machine * of_a_machine
+    if devices > devices_per_machine and devices % devices_per_machine:
+        below = devices // devices_per_machine * devices_per_machine
         raise ConfigError(
-            f"plan: {devices} {name} are no whole machines of {of_a_machine}; "
-            f"{below} or {below + of_a_machine} would do"
+            f"plan: {devices} {name} are no whole machines of {devices_per_machine}; "
+            f"{below} or {below + devices_per_machine} would do"
         )
     across = None
     if wanted.interconnect is not None:
         across = offers.find_interconnect(wanted.interconnect)
-    elif devices > of_a_machine:
+    elif devices > devices_per_machine:
         across = offers.find_interconnect(_find_usual_interconnect(instance, offers))
     inside = offers.links[device.link]
-    return Cluster(name, device, devices, of_a_machine, inside, across, instance)
+    return Cluster(name, device, devices, devices_per_machine, inside, across, instance)
 
 
 def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
@@ -195,7 +200,7 @@ def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
 def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     own = offers.instances[instance].interconnect if instance else None
     if own is None:
-        there = ", ".join(n for n, each in offers.links.items() if each.between == "machines")
+        there = ", ".join(name for name, link in offers.links.items() if link.between == "machines")
         raise ConfigError(
             f"plan: the table of hardware does not say what joins machines of {instance}; give "
             f"--interconnect, one of {there}"
@@ -203,7 +208,7 @@ def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     return own
 
 
-def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
+def build_parallel(layout: DeviceLayout) -> FSDP | HSDP | DDP:
     """Return `layout` as the value of `training.parallel` in a run file."""
     degrees = layout.degrees
     axes: dict[str, Any] = {
@@ -214,7 +219,7 @@ def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
     if "pipeline" in axes:
         axes["pipeline"] |= {"schedule": layout.schedule, "chunks": layout.chunks}
     if "tensor" in axes:
-        axes["tensor"]["sequence_parallel"] = layout.in_places
+        axes["tensor"]["sequence_parallel"] = layout.sequence_parallel
     if "context" in axes:
         axes["context"]["kind"] = "Gathered"  # the only kind that the planner models
     if degrees.replicate == 1:
@@ -236,16 +241,21 @@ def apply_layout(
     degrees = layout.degrees
     training = run.training.model_copy(
         update={
-            "parallel": lay_out(layout),
+            "parallel": build_parallel(layout),
             "fallbacks": tuple(
-                Fallback(parallel=lay_out(each.layout), recompute=RECOMPUTED[each.layout.recompute])
-                for each in smaller
+                Fallback(
+                    parallel=build_parallel(fallback.layout),
+                    recompute=RECOMPUTED[fallback.layout.recompute],
+                )
+                for fallback in smaller
             ),
             "recompute": RECOMPUTED[layout.recompute],
             "virtual_workers": max(run.training.virtual_workers, degrees.data),
         }
     )
-    fewest = min((count_unit(each.layout.degrees) for each in smaller), default=degrees.devices)
+    fewest = min(
+        (count_unit(fallback.layout.degrees) for fallback in smaller), default=degrees.devices
+    )
     # Rows of all the workers that share one micro-batch.
     micro_batch = layout.micro_batch * degrees.expert
     changes = {
@@ -260,11 +270,11 @@ def apply_layout(
 
 def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> Iterator[str]:
     """Yield one line for each layout that the run file falls back on."""
-    found = describe_fallbacks(run.training, run.workers).values()
-    for said, each in zip(found, smaller, strict=True):
+    descriptions = describe_fallbacks(run.training, run.workers).values()
+    for description, fallback in zip(descriptions, smaller, strict=True):
         yield (
-            f"falls back on {said}; {each.seconds.total:.4g} s a step on "
-            f"{each.layout.degrees.devices}, {each.memory.total / GIB:.1f} GiB a device"
+            f"falls back on {description}; {fallback.seconds.total:.4g} s a step on "
+            f"{fallback.layout.degrees.devices}, {fallback.memory.total / GIB:.1f} GiB a device"
         )
 
 
@@ -280,8 +290,8 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     try:
         written = apply_layout(run, best, smaller)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"plan: no run file: {said}") from None
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"plan: no run file: {reason}") from None
     text = to_toml(written).encode()
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")

@@ -19,8 +19,8 @@ from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selec
 Axis = Literal["tensor", "context", "expert", "pipeline", "shard", "replicate"]
 AXES: tuple[Axis, ...] = ("tensor", "context", "expert", "pipeline", "shard", "replicate")
 Schedule = Literal["GPipe", "1F1B", "interleaved"]
-Again = Literal["nothing", "selective", "full"]
-RECOMPUTED: dict[Again, Recompute | None] = {
+RecomputeChoice = Literal["nothing", "selective", "full"]
+RECOMPUTED: dict[RecomputeChoice, Recompute | None] = {
     "nothing": None,
     "selective": Selective(),
     "full": Full(),
@@ -46,7 +46,7 @@ class Degrees:
     @property
     def devices(self) -> int:
         """Number of devices of the whole layout."""
-        return self.data * self.of_a_replica
+        return self.data * self.replica_devices
 
     @property
     def data(self) -> int:
@@ -54,14 +54,14 @@ class Degrees:
         return self.replicate * self.shard
 
     @property
-    def of_a_replica(self) -> int:
+    def replica_devices(self) -> int:
         """Number of devices that compute one micro-batch together."""
         return self.tensor * self.pipeline * self.context * self.expert
 
     def compute_stride(self, axis: Axis) -> int:
         """Return the difference in rank between two neighbours along `axis`."""
         before = AXES[: AXES.index(axis)]
-        return math.prod(getattr(self, each) for each in before)
+        return math.prod(getattr(self, name) for name in before)
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class DeviceLayout:
 
     degrees: Degrees
     micro_batch: int  # sequences that a device's context group computes at a time
-    recompute: Again = "nothing"
+    recompute: RecomputeChoice = "nothing"
     reshard: Literal["step", "layer"] = "step"
     schedule: Schedule | None = None  # None: there is no pipeline
     chunks: int = 1  # number of stages on each device
     # Whether each rank of a tensor group holds only some positions of the activations between
     # matrix products (sequence parallelism), or all of them.
-    in_places: bool = True
+    sequence_parallel: bool = True
 
     @property
     def stages(self) -> int:
@@ -86,12 +86,12 @@ class DeviceLayout:
     @property
     def split(self) -> int:
         """Number of devices over which the activations between matrix products are divided."""
-        return self.degrees.tensor if self.in_places else 1
+        return self.degrees.tensor if self.sequence_parallel else 1
 
-    def count_turns(self, global_batch: int) -> int:
+    def count_micro_batches(self, global_batch: int) -> int:
         """Return the number of micro-batches that each replica computes in a step, rounded up."""
-        of_a_replica = self.micro_batch * self.degrees.expert
-        return math.ceil(global_batch / of_a_replica / self.degrees.data)
+        replica_rows = self.micro_batch * self.degrees.expert
+        return math.ceil(global_batch / replica_rows / self.degrees.data)
 
 
 def explain_refusal(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | None:
@@ -105,7 +105,8 @@ def explain_refusal(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -
 
 
 def _iterate_hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> Iterator[str]:
-    tensor, context = degrees.tensor, degrees.context
+    tensor = degrees.tensor
+    context = degrees.context
     for what, size in sorted(_list_tensor_sizes(model).items()):
         if size % tensor:
             yield f"tensor = {tensor} does not divide {what} ({size}); {_format_divisors(size)} do"
@@ -140,18 +141,19 @@ def count_experts(model: DecoderConfig) -> int:
 @cache
 def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
     """Return the sizes that the tensor degree must divide, keyed by the name used in messages."""
-    shape, mixture = model.shape, model.feedforward
+    shape = model.shape
+    mixture = model.feedforward
     sizes = {
         "model.heads": shape.heads,
         "model.kv_heads": shape.kv_heads,
         "model.vocabulary": shape.vocabulary,
     }
-    between = shape.feedforward_channels
+    dense_channels = shape.feedforward_channels
     if isinstance(mixture, MixtureOfExperts):
-        sizes["the channels of an expert"] = mixture.expert_channels or between
+        sizes["the channels of an expert"] = mixture.expert_channels or dense_channels
         if not mixture.dense_layers:
             return sizes
-    return sizes | {"model.feedforward_channels": between}
+    return sizes | {"model.feedforward_channels": dense_channels}
 
 
 def _format_divisors(size: int) -> str:
@@ -166,8 +168,8 @@ def iterate_legal_layouts(
     """Yield every layout of `devices` that `model` and `batch` allow, in a fixed order."""
     for degrees in _factorise_devices(model, batch, devices):
         for micro_batch in _iterate_micro_batches(batch, degrees):
-            for again in RECOMPUTED:
-                yield from _choose_schedules(model, batch, degrees, micro_batch, again)
+            for recomputation in RECOMPUTED:
+                yield from _choose_schedules(model, batch, degrees, micro_batch, recomputation)
 
 
 def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:
@@ -179,8 +181,8 @@ def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) ->
                     if experts % expert:
                         continue
                     data = devices // (tensor * pipeline * context * expert)
-                    whole = Degrees(1, data, tensor, pipeline, context, expert)
-                    if explain_refusal(model, batch, whole) is not None:
+                    unreplicated = Degrees(1, data, tensor, pipeline, context, expert)
+                    if explain_refusal(model, batch, unreplicated) is not None:
                         continue
                     for replicate in _list_factors(data):
                         yield Degrees(
@@ -209,20 +211,26 @@ def _iterate_micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]
 
 
 def _choose_schedules(
-    model: DecoderConfig, batch: BatchShape, degrees: Degrees, micro_batch: int, again: Again
+    model: DecoderConfig,
+    batch: BatchShape,
+    degrees: Degrees,
+    micro_batch: int,
+    recomputation: RecomputeChoice,
 ) -> Iterator[DeviceLayout]:
     if degrees.pipeline == 1:
-        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, again))
+        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, recomputation))
         return
     schedules: tuple[Schedule, ...] = ("GPipe", "1F1B")
     for schedule in schedules:
-        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, again, schedule=schedule))
-    of_a_round = micro_batch * degrees.expert * degrees.data * degrees.pipeline
-    if batch.global_batch % of_a_round:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
+        yield from _choose_resharding(
+            DeviceLayout(degrees, micro_batch, recomputation, schedule=schedule)
+        )
+    round_rows = micro_batch * degrees.expert * degrees.data * degrees.pipeline
+    if batch.global_batch % round_rows:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
         return
     for chunks in range(2, min(MOST_CHUNKS, model.layers // degrees.pipeline) + 1):
         yield from _choose_resharding(
-            DeviceLayout(degrees, micro_batch, again, schedule="interleaved", chunks=chunks)
+            DeviceLayout(degrees, micro_batch, recomputation, schedule="interleaved", chunks=chunks)
         )
 
 

@@ -22,7 +22,8 @@ class LayerPass:
     """Time and traffic of one layer, as divided over devices, on one micro-batch."""
 
     kernels: Kernels
-    again: tuple[float, float, float]  # seconds of recomputation: products, attention, elementwise
+    # seconds that recomputation takes for products, for attention and for elementwise kernels
+    recomputation: tuple[float, float, float]
     tensor: Exchange  # traffic of both parts of the layer
     context: Exchange
     expert: Exchange
@@ -31,15 +32,19 @@ class LayerPass:
     def sum_waits(self) -> tuple[float, float]:
         """Return the seconds spent sending in the forward and in the backward pass."""
         axes = self.tensor, self.context, self.expert
-        again = sum(each.again.seconds for each in axes) if self.repeats else 0.0
-        back = sum(each.backward.seconds for each in axes)
-        return sum(each.forward.seconds for each in axes), back + again
+        recomputation = (
+            sum(exchange.recomputation.seconds for exchange in axes) if self.repeats else 0.0
+        )
+        back = sum(exchange.backward.seconds for exchange in axes)
+        return sum(exchange.forward.seconds for exchange in axes), back + recomputation
 
     @cached_property
     def passes(self) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass, sending included."""
-        ahead, back = self.sum_waits()
-        return self.kernels.forward + ahead, self.kernels.backward + sum(self.again) + back
+        forward, backward = self.sum_waits()
+        return self.kernels.forward + forward, self.kernels.backward + sum(
+            self.recomputation
+        ) + backward
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class MicroBatchSeconds:
         return computed + self.tensor + self.context + self.expert + self.pipeline
 
 
-class OfPipeline:
+class PipelineDevice:
     """One device of a pipeline, independent of the schedule and the number of replicas."""
 
     def __init__(
@@ -104,12 +109,18 @@ class OfPipeline:
             ranges: Layers of each of its stages, in order.
             stage: Traffic from one stage to the next.
         """
-        self._timer, self._cluster, self._replica, self._parts = timer, cluster, replica, parts
-        self._device, self._stage = device, stage
-        self._numbers = [number for each in ranges for number in each]
+        self._timer = timer
+        self._cluster = cluster
+        self._replica = replica
+        self._parts = parts
+        self._device = device
+        self._stage = stage
+        self._numbers = [number for stage_range in ranges for number in stage_range]
         self._layers = [replica.layers[number] for number in self._numbers]
-        first, last = ranges[0].start == 0, ranges[-1].stop == len(replica.layers)
-        self._last, self._ends = last, (first + last) / 2
+        first = ranges[0].start == 0
+        last = ranges[-1].stop == len(replica.layers)
+        self._last = last
+        self._ends = (first + last) / 2
         # Number of the device's stages that send: all but the last of the model forward, all but
         # the first backward.
         alone = degrees.pipeline == 1
@@ -120,11 +131,14 @@ class OfPipeline:
     @cached_property
     def spent(self) -> "MicroBatchSeconds":
         """Seconds of a micro-batch, by cause, forward and backward together."""
-        layers, head = self._layers, self._replica.head if self._last else Kernels()
-        products = sum(sum(e.kernels.products) + e.again[0] for e in layers) + sum(head.products)
-        attention = sum(sum(e.kernels.attention) + e.again[1] for e in layers)
-        elements = sum(sum(e.kernels.elementwise) + e.again[2] for e in layers)
-        tensor = sum(_sum_waits(e.tensor, e.repeats) for e in layers)
+        layers = self._layers
+        head = self._replica.head if self._last else Kernels()
+        products = sum(
+            sum(layer.kernels.products) + layer.recomputation[0] for layer in layers
+        ) + sum(head.products)
+        attention = sum(sum(layer.kernels.attention) + layer.recomputation[1] for layer in layers)
+        elements = sum(sum(layer.kernels.elementwise) + layer.recomputation[2] for layer in layers)
+        tensor = sum(_sum_waits(layer.tensor, layer.repeats) for layer in layers)
         between = self._stage.forward.seconds * self._ahead
         return MicroBatchSeconds(
             products=products,
@@ -139,7 +153,7 @@ class OfPipeline:
     @cached_property
     def _passes(self) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass of a micro-batch."""
-        forward = sum(each.passes[0] for each in self._layers)
+        forward = sum(layer.passes[0] for layer in self._layers)
         forward += self._stage.forward.seconds * self._ahead
         forward += self._replica.head.forward if self._last else 0.0
         forward += self._replica.ends.forward.seconds * self._ends
@@ -149,10 +163,10 @@ class OfPipeline:
     def sent(self) -> tuple[Sent, Sent, Sent, Sent]:
         """Traffic of a micro-batch for the first four fields of StepTraffic, in their order."""
         tensor = context = expert = NOTHING
-        for each in self._layers:
-            tensor += _sum_sent(each.tensor, each.repeats)
-            context += _sum_sent(each.context, each.repeats)
-            expert += _sum_sent(each.expert, each.repeats)
+        for layer in self._layers:
+            tensor += _sum_sent(layer.tensor, layer.repeats)
+            context += _sum_sent(layer.context, layer.repeats)
+            expert += _sum_sent(layer.expert, layer.repeats)
         ends = self._replica.ends
         tensor += (ends.forward + ends.backward).multiply(self._ends)
         between = self._stage.forward.multiply(self._ahead) + self._stage.backward.multiply(
@@ -160,12 +174,22 @@ class OfPipeline:
         )
         return tensor, context, expert, between
 
-    def estimate_data_traffic(self, layout: DeviceLayout, turns: int) -> DataTraffic:
-        """Return the traffic for parameters and gradients in a step of `turns` micro-batches."""
+    def estimate_data_traffic(self, layout: DeviceLayout, micro_batches: int) -> DataTraffic:
+        """Return the traffic for parameters and gradients in a step.
+
+        `micro_batches` is the number of micro-batches of a replica in the step.
+        """
         size = self._timer.size
         layers = len(self._layers)
         return estimate_replica_traffic(
-            self._cluster, layout, self.held, self._beside, layers, turns, size, self._passes
+            self._cluster,
+            layout,
+            self.held,
+            self._beside,
+            layers,
+            micro_batches,
+            size,
+            self._passes,
         )
 
     def time_update(self, layout: DeviceLayout) -> float:
@@ -178,13 +202,18 @@ class OfPipeline:
         mine = slice_parameters(self.held, *_count_slices(layout.degrees))
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
-    def estimate_memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
-        """Return the peak memory of a step of `turns` micro-batches, or of a larger save."""
+    def estimate_memory(
+        self, layout: DeviceLayout, training: Training, micro_batches: int
+    ) -> Memory:
+        """Return the peak memory of a step, or of a save if that needs more.
+
+        `micro_batches` is the number of micro-batches of a replica in the step.
+        """
         slices = _count_slices(layout.degrees)
         mine = slice_parameters(self.held, *slices, self._parts.hosted)
         kept, in_a_layer, head = self._estimate_activations(training)
         activations = HeldActivations(
-            kept=kept * count_in_flight(self._device, layout, turns),
+            kept=kept * count_in_flight(self._device, layout, micro_batches),
             in_a_layer=in_a_layer,
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
@@ -202,8 +231,10 @@ class OfPipeline:
                 layout.degrees.devices, training.precision, training.parallel.reshard
             ),
         )
-        step = estimate_peak_memory(parameters, activations, training, layout.degrees.data, turns)
-        return max(step, mine.in_a_save, key=lambda each: each.total)
+        step = estimate_peak_memory(
+            parameters, activations, training, layout.degrees.data, micro_batches
+        )
+        return max(step, mine.in_a_save, key=lambda memory: memory.total)
 
     def _estimate_activations(self, training: Training) -> tuple[float, float, float]:
         """Return the activation bytes of one micro-batch: kept, in a layer, and at the head.
@@ -211,7 +242,8 @@ class OfPipeline:
         The last two are needed only while a layer, or the head, is computed. The result is the same
         for all layouts that contain this device.
         """
-        replica, tokens = self._replica, self._replica.tokens
+        replica = self._replica
+        tokens = self._replica.tokens
         key = tuple(replica.kinds[number] for number in self._numbers)
         if key not in replica.per_token:
             layers = [replica.shapes.layers[number] for number in self._numbers]
@@ -230,7 +262,8 @@ class OfPipeline:
         They hold the gathered activations of a tensor group and their gradients, the keys and
         values of a context group and their gradients, and what neighbouring stages send.
         """
-        replica, found = self._replica, 0.0
+        replica = self._replica
+        found = 0.0
         if degrees.tensor > 1:
             # Two buffers for the gathered activations and their gradients, or one for an
             # all-reduce.
@@ -250,9 +283,13 @@ def _count_slices(degrees: Degrees) -> tuple[int, int, int]:
     return over, degrees.expert, degrees.tensor
 
 
-def _sum_waits(each: Exchange, repeats: bool) -> float:
-    return each.waited + (each.again.seconds if repeats else 0.0)
+def _sum_waits(exchange: Exchange, repeats: bool) -> float:
+    return exchange.waited + (exchange.recomputation.seconds if repeats else 0.0)
 
 
-def _sum_sent(each: Exchange, repeats: bool) -> Sent:
-    return each.forward + each.backward + (each.again if repeats else each.hidden)
+def _sum_sent(exchange: Exchange, repeats: bool) -> Sent:
+    return (
+        exchange.forward
+        + exchange.backward
+        + (exchange.recomputation if repeats else exchange.hidden)
+    )

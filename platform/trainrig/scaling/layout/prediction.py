@@ -25,12 +25,12 @@ from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer, count_attention_flops, iterate_products
 from trainrig.scaling.layout.layouts import (
     RECOMPUTED,
-    Again,
     Degrees,
     DeviceLayout,
+    RecomputeChoice,
     count_experts,
 )
-from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
+from trainrig.scaling.layout.pipeline_device import LayerPass, PipelineDevice, Replica
 from trainrig.scaling.layout.stages import count_waiting, select_largest
 from trainrig.train.run_file.training import Training
 
@@ -119,12 +119,15 @@ class Predictor:
         Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
         model is not known.
         """
-        self.model, self.training, self.batch, self.cluster = model, training, batch, cluster
+        self.model = model
+        self.training = training
+        self.batch = batch
+        self.cluster = cluster
         self.timer = Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
-        each = count_token_flops(model, batch.sequence_length, predicted=predicted)
+        token_flops = count_token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
-        self._flops = each.training * self._positions
+        self._flops = token_flops.training * self._positions
         self._peak = cluster.device.find_peak(training.precision.peak) * cluster.devices
         # Many layouts of a search share these parts.
         self.cut = lru_cache(maxsize=None)(self._cut_model)
@@ -135,42 +138,47 @@ class Predictor:
 
     def predict(self, layout: DeviceLayout) -> StepPrediction:
         """Return the prediction for `layout`, which must be legal."""
-        turns, degrees = layout.count_turns(self.batch.global_batch), layout.degrees
+        micro_batches = layout.count_micro_batches(self.batch.global_batch)
+        degrees = layout.degrees
         devices = self._pipeline(
             replace(degrees, replicate=1, shard=1),
             layout.micro_batch,
             layout.recompute,
             layout.chunks,
-            layout.in_places,
+            layout.sequence_parallel,
         )
         training = self.build_training(layout)
-        slowest = max(devices, key=lambda each: each.spent.total)
+        slowest = max(devices, key=lambda device: device.spent.total)
         memory = max(
-            (each.estimate_memory(layout, training, turns) for each in select_largest(devices)),
-            key=lambda each: each.total,
+            (
+                device.estimate_memory(layout, training, micro_batches)
+                for device in select_largest(devices)
+            ),
+            key=lambda memory: memory.total,
         )
-        data, spent = slowest.estimate_data_traffic(layout, turns), slowest.spent
+        data = slowest.estimate_data_traffic(layout, micro_batches)
+        spent = slowest.spent
         tensor, context, expert, between = slowest.sent
         return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                tensor.multiply(turns),
-                context.multiply(turns),
-                expert.multiply(turns),
-                between.multiply(turns),
+                tensor.multiply(micro_batches),
+                context.multiply(micro_batches),
+                expert.multiply(micro_batches),
+                between.multiply(micro_batches),
                 data.gathered,
                 data.reduced,
                 data.replicated,
             ),
             seconds=StepSeconds(
-                products=turns * spent.products,
-                attention=turns * spent.attention,
-                elementwise=turns * spent.elementwise,
-                tensor=turns * spent.tensor,
-                context=turns * spent.context,
-                expert=turns * spent.expert,
-                pipeline=turns * spent.pipeline,
+                products=micro_batches * spent.products,
+                attention=micro_batches * spent.attention,
+                elementwise=micro_batches * spent.elementwise,
+                tensor=micro_batches * spent.tensor,
+                context=micro_batches * spent.context,
+                expert=micro_batches * spent.expert,
+                pipeline=micro_batches * spent.pipeline,
                 bubble=count_waiting(layout) * spent.total,
                 data=data.waited + self.timer.time_moving(data.copied),
                 optimizer=slowest.time_update(layout),
@@ -202,7 +210,7 @@ class Predictor:
         data: int,
         sliced_over: int,
         reshard: Literal["step", "layer"],
-        again: Again,
+        recomputation: RecomputeChoice,
         exact: bool,
     ) -> Training:
         parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
@@ -211,7 +219,7 @@ class Predictor:
         return self.training.model_copy(
             update={
                 "parallel": parallel,
-                "recompute": RECOMPUTED[again],
+                "recompute": RECOMPUTED[recomputation],
                 "deterministic": self.training.deterministic and exact,
                 "virtual_workers": max(self.training.virtual_workers, data),
             }
@@ -221,12 +229,22 @@ class Predictor:
         return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
 
     def _build_pipeline(
-        self, degrees: Degrees, micro_batch: int, again: Again, chunks: int, in_places: bool
-    ) -> "tuple[OfPipeline, ...]":
+        self,
+        degrees: Degrees,
+        micro_batch: int,
+        recomputation: RecomputeChoice,
+        chunks: int,
+        sequence_parallel: bool,
+    ) -> "tuple[PipelineDevice, ...]":
         replica = self._replica(
-            degrees.tensor, degrees.context, degrees.expert, micro_batch, again, in_places
+            degrees.tensor,
+            degrees.context,
+            degrees.expert,
+            micro_batch,
+            recomputation,
+            sequence_parallel,
         )
-        costs = tuple(sum(each.passes) for each in replica.layers)
+        costs = tuple(sum(layer.passes) for layer in replica.layers)
         last = replica.head.forward + replica.head.backward + replica.ends.waited
         ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
         stage = traffic.estimate_stage_traffic(
@@ -234,7 +252,7 @@ class Predictor:
         )
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
-            OfPipeline(
+            PipelineDevice(
                 self.timer,
                 self.cluster,
                 degrees,
@@ -253,16 +271,17 @@ class Predictor:
         context: int,
         expert: int,
         micro_batch: int,
-        again: Again,
-        in_places: bool,
+        recomputation: RecomputeChoice,
+        sequence_parallel: bool,
     ) -> Replica:
-        degrees, split = Degrees(1, 1, tensor, 1, context, expert), tensor if in_places else 1
+        degrees = Degrees(1, 1, tensor, 1, context, expert)
+        split = tensor if sequence_parallel else 1
         length = self.batch.sequence_length
         tokens = micro_batch * length / context
         local, shapes = self.cut(tensor, expert)
         size = self.training.precision.bytes
         stream = size * tokens * self.model.channels
-        around = traffic.estimate_tensor_traffic(self.cluster, degrees, stream, in_places)
+        around = traffic.estimate_tensor_traffic(self.cluster, degrees, stream, sequence_parallel)
         whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
         keys = traffic.estimate_context_traffic(self.cluster, degrees, whole)
         layers, kinds = [], []
@@ -270,7 +289,7 @@ class Predictor:
         numbers: dict[object, int] = {}
         for number, layer in enumerate(shapes.layers):
             flops = count_attention_flops(self.model, local.shape.heads, length, number, tokens)
-            recomputed = again == "full" or again == "selective"
+            recomputed = recomputation == "full" or recomputation == "selective"
             if (layer, flops) not in known:
                 kernels = self.timer.time_layer(layer, self.model, tokens, tensor, split)
                 seen = self.timer.time_attention(flops)
@@ -279,10 +298,10 @@ class Predictor:
                 copies = 0.0  # bytes that each rank of a tensor group sends
                 if isinstance(mixture, MixtureShape):
                     copies = stream * mixture.experts.up.active
-                full = again == "full"
+                full = recomputation == "full"
                 known[layer, flops] = LayerPass(
                     kernels,
-                    again=(
+                    recomputation=(
                         kernels.products[0] if full else 0.0,
                         kernels.attention[0] if full else 0.0,
                         kernels.elementwise[0] if recomputed else 0.0,
@@ -301,16 +320,16 @@ class Predictor:
             layers.append(known[layer, flops])
             kinds.append(numbers.setdefault(layer, number))
         head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
-        after = [each for each in shapes.after_layers if each is not shapes.head]
-        both = [
-            self.timer.time_training(each)
+        after = [part for part in shapes.after_layers if part is not shapes.head]
+        training_seconds = [
+            self.timer.time_training(product)
             for part in after
-            for each in iterate_products(part, tokens, tensor)
+            for product in iterate_products(part, tokens, tensor)
         ]
         head = Kernels(
             (
-                head.products[0] + sum(f for f, _ in both),
-                head.products[1] + sum(b for _, b in both),
+                head.products[0] + sum(forward for forward, _ in training_seconds),
+                head.products[1] + sum(backward for _, backward in training_seconds),
             ),
             elementwise=head.elementwise,
         )

@@ -17,7 +17,7 @@ from trainrig.optim import AdamW
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import Again, Degrees, DeviceLayout
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training import Training
 
@@ -25,7 +25,7 @@ LLAMA = "Llama 3 (arXiv:2407.21783), table 4"
 MEGATRON = "Narayanan et al. 2021 (arXiv:2104.04473), table 1"
 TORCHTITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 MPT = "llm-foundry, scripts/train/benchmarking/README.md"
-OF_A_MACHINE = 8
+DEVICES_PER_MACHINE = 8
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PublishedRun:
             self.device,
             device,
             self.layout.degrees.devices,
-            OF_A_MACHINE,
+            DEVICES_PER_MACHINE,
             table.links[device.link],
             table.find_interconnect(self.interconnect),
         )
@@ -122,7 +122,8 @@ def _list_megatron_runs() -> Iterator[PublishedRun]:
         ("529.6B", 128, 20_480, 105, 8, 35, 2_520, 2_520, 163),
         ("1008B", 160, 25_600, 128, 8, 64, 3_072, 3_072, 163),
     ):
-        length, entries = 2_048, 51_200
+        length = 2_048
+        entries = 51_200
         pairs = 1 + length / (6 * channels) + entries / (16 * layers * channels)
         flops = 96 * sequences * length * layers * channels**2 * pairs  # equation 3 of the paper
         data = devices // tensor // pipeline
@@ -192,7 +193,18 @@ def _list_torchtitan_runs() -> Iterator[PublishedRun]:
 
 
 def _list_mpt_runs() -> Iterator[PublishedRun]:
-    for size, layers, channels, heads, length, devices, micro_batch, turns, again, rate in (
+    for (
+        size,
+        layers,
+        channels,
+        heads,
+        length,
+        devices,
+        micro_batch,
+        micro_batches,
+        recomputation,
+        rate,
+    ) in (
         ("1b", 24, 2_048, 16, 2_048, 64, 20, 1, "nothing", 44_402),
         ("3b", 32, 2_560, 20, 2_048, 64, 6, 3, "nothing", 22_525),
         ("7b", 32, 4_096, 32, 2_048, 8, 6, 1, "nothing", 10_643),
@@ -201,8 +213,8 @@ def _list_mpt_runs() -> Iterator[PublishedRun]:
         ("30b", 48, 7_168, 56, 2_048, 32, 14, 3, "full", 2_308),
         ("70b", 80, 8_192, 64, 2_048, 64, 8, 4, "full", 1_039),
     ):
-        batch = BatchShape(devices * micro_batch * turns, length)
-        chosen: Again = "full" if again == "full" else "nothing"
+        batch = BatchShape(devices * micro_batch * micro_batches, length)
+        chosen: RecomputeChoice = "full" if recomputation == "full" else "nothing"
         yield PublishedRun(
             f"MPT-{size}, {devices} H100, FSDP, T {length:,}",
             MPT,

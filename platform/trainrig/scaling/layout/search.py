@@ -39,7 +39,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedDegrees:
     """Degrees that the user fixed; None leaves a degree to the search."""
 
     tensor: int | None = None
@@ -83,7 +83,7 @@ class LayoutPlan:
     warnings: tuple[str, ...]
 
 
-def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -> LayoutPlan:
+def search(subject: Subject, cluster: Cluster, fixed: FixedDegrees, offers: Hardware) -> LayoutPlan:
     """Return the fastest layouts of `subject` on `cluster`, the fastest first.
 
     Raises ConfigError if no layout is legal or none fits in memory; the message names a number of
@@ -118,7 +118,9 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     if not fastest:
         raise ConfigError(_explain_none_fits(subject, cluster, fixed, nearest))
     best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
-    shown = tuple(_weigh_prediction(each, predictor, subject.objective) for each in best_ones)
+    shown = tuple(
+        _weigh_prediction(prediction, predictor, subject.objective) for prediction in best_ones
+    )
     return LayoutPlan(
         subject=subject,
         cluster=cluster,
@@ -147,7 +149,7 @@ def list_needs(
     lacking = [axis for axis in axes if axis not in FSDP.model_fields]
     if objective not in OF_PLACES:
         lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
-    if degrees.tensor > 1 and _is_unshared(degrees.tensor, predictor):
+    if degrees.tensor > 1 and _lacks_tensor_axis(degrees.tensor, predictor):
         lacking.append("tensor for such a model or training")
     if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
         lacking.append("context for experts")
@@ -157,9 +159,10 @@ def list_needs(
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
-    again, by_places = RECOMPUTED[layout.recompute], degrees.tensor > 1 and layout.in_places
+    recomputation = RECOMPUTED[layout.recompute]
+    sequence_parallel = degrees.tensor > 1 and layout.sequence_parallel
     try:
-        predictor.training.offload.check_beside(again, by_places)
+        predictor.training.offload.check_beside(recomputation, sequence_parallel)
     except ValueError:
         lacking.append("offloaded activations without full recomputation")
     if degrees.tensor > 1 and predictor.training.fuse_projections:
@@ -169,10 +172,11 @@ def list_needs(
     return tuple(lacking)
 
 
-def _is_unshared(ranks: int, predictor: Predictor) -> bool:
+def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
     """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
-    training, split = predictor.training, TensorSplit(ranks=ranks)
-    own = [each.optimizer.kind for each in training.groups if each.optimizer]
+    training = predictor.training
+    split = TensorSplit(ranks=ranks)
+    own = [group.optimizer.kind for group in training.groups if group.optimizer]
     try:
         split.check_model(predictor.model)
         split.check_training(training.precision.compute, [training.optimizer.kind, *own])
@@ -182,7 +186,7 @@ def _is_unshared(ranks: int, predictor: Predictor) -> bool:
 
 
 def _iterate_allowed_layouts(
-    subject: Subject, devices: int, fixed: Fixed
+    subject: Subject, devices: int, fixed: FixedDegrees
 ) -> Iterator[DeviceLayout]:
     for layout in layouts.iterate_legal_layouts(subject.model, subject.batch, devices):
         if fixed.allows(layout.degrees):
@@ -206,37 +210,38 @@ def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor)
 
     Returns None if no tensor group spans machines.
     """
-    cluster, layout = predictor.cluster, prediction.layout
+    cluster = predictor.cluster
+    layout = prediction.layout
     if cluster.group(layout.degrees, ["tensor"]).machines == 1:
         return None
-    whole = replace(cluster, of_a_machine=cluster.devices, across=None)
+    whole = replace(cluster, devices_per_machine=cluster.devices, across=None)
     inside = Predictor(
         predictor.model, predictor.training, predictor.batch, whole, predictor.predicted
     ).predict(layout)
-    turns = layout.count_turns(predictor.batch.global_batch)
-    share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / turns
+    micro_batches = layout.count_micro_batches(predictor.batch.global_batch)
+    share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / micro_batches
     return (prediction.seconds.tensor - inside.seconds.tensor) * share
 
 
-def _check_fixed(subject: Subject, devices: int, fixed: Fixed) -> None:
+def _check_fixed(subject: Subject, devices: int, fixed: FixedDegrees) -> None:
     """Raise ConfigError if the fixed degrees do not suit the model, batch or device count."""
     asked = Degrees(1, 1, **fixed.given)
     reason = layouts.explain_refusal(subject.model, subject.batch, asked)
     if reason is not None:
         raise ConfigError(f"plan: {subject.name}: {reason}")
-    if devices % asked.of_a_replica:
-        several = asked.of_a_replica * max(1, devices // asked.of_a_replica)
+    if devices % asked.replica_devices:
+        several = asked.replica_devices * max(1, devices // asked.replica_devices)
         raise ConfigError(
-            f"plan: {subject.name}: a replica takes {asked.of_a_replica} devices "
+            f"plan: {subject.name}: a replica takes {asked.replica_devices} devices "
             f"({_format_fixed(fixed)}), of which {devices} is no multiple; {several} would do"
         )
 
 
-def _format_fixed(fixed: Fixed) -> str:
+def _format_fixed(fixed: FixedDegrees) -> str:
     return " x ".join(f"{name} {value}" for name, value in fixed.given.items())
 
 
-def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
+def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> str:
     devices = cluster.devices
     fewer = [devices // 2**n for n in range(1, devices.bit_length())]
     more = [devices * 2**n for n in range(1, 5)]
@@ -260,7 +265,7 @@ def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str
 
 
 def _explain_none_fits(
-    subject: Subject, cluster: Cluster, fixed: Fixed, nearest: StepPrediction
+    subject: Subject, cluster: Cluster, fixed: FixedDegrees, nearest: StepPrediction
 ) -> str:
     room = cluster.device.memory * (1 - RESERVE) / GIB
     enough = _find_enough_devices(subject, cluster, fixed)
@@ -276,21 +281,23 @@ def _explain_none_fits(
     )
 
 
-def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
+def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> int | None:
     """Return the least number of devices that holds a step, or None if MOST_DEVICES do not.
 
     The number is doubled up to one machine, and above that rounded to whole machines.
     """
     devices = cluster.devices
     while devices < MOST_DEVICES:
-        whole = 2 * devices if devices >= cluster.of_a_machine else cluster.of_a_machine
+        whole = (
+            2 * devices if devices >= cluster.devices_per_machine else cluster.devices_per_machine
+        )
         devices = min(2 * devices, whole)
         across = cluster.across or cluster.inside
         larger = replace(cluster, devices=devices, across=across)
         predictor = Predictor(subject.model, subject.training, subject.batch, larger)
         for layout in _iterate_allowed_layouts(subject, devices, fixed):
-            frugal = layout.recompute == "full"  # full recomputation needs the least memory
-            if frugal and predictor.predict(layout).memory.fits(cluster.device.memory):
+            smallest = layout.recompute == "full"  # full recomputation needs the least memory
+            if smallest and predictor.predict(layout).memory.fits(cluster.device.memory):
                 return devices
     return None
 

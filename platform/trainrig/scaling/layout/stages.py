@@ -15,23 +15,24 @@ from trainrig.scaling.layout.layouts import DeviceLayout
 Device = TypeVar("Device")
 
 
-def count_in_flight(device: int, layout: DeviceLayout, turns: int) -> float:
+def count_in_flight(device: int, layout: DeviceLayout, micro_batches: int) -> float:
     """Return the number of micro-batches whose activations one device keeps at the same time.
 
     The number counts all layers of the device, so that it is a fraction where the device has
-    several stages. `device` is its index in the pipeline, and `turns` the number of micro-batches
-    of a replica in a step.
+    several stages. `device` is its index in the pipeline, and `micro_batches` the number of
+    micro-batches of a replica in a step.
     """
-    pipeline, chunks = layout.degrees.pipeline, layout.chunks
+    pipeline = layout.degrees.pipeline
+    chunks = layout.chunks
     if layout.schedule is None:
         return 1.0
     if layout.schedule == "GPipe":
-        return float(turns)
+        return float(micro_batches)
     if layout.schedule == "1F1B":
-        return float(min(turns, pipeline - device))
+        return float(min(micro_batches, pipeline - device))
     # The stages that the device runs forward before its first backward pass, and the current one.
-    warming = 2 * (pipeline - device - 1) + (chunks - 1) * pipeline + 1
-    return min(turns * chunks, warming) / chunks
+    warm_up = 2 * (pipeline - device - 1) + (chunks - 1) * pipeline + 1
+    return min(micro_batches * chunks, warm_up) / chunks
 
 
 def count_waiting(layout: DeviceLayout) -> float:
@@ -39,12 +40,12 @@ def count_waiting(layout: DeviceLayout) -> float:
     return (layout.degrees.pipeline - 1) / layout.chunks
 
 
-def compute_bubble(layout: DeviceLayout, turns: int) -> float:
+def compute_bubble(layout: DeviceLayout, micro_batches: int) -> float:
     """Return the ratio of a device's idle time in a step to its computing time.
 
     The ratio is infinite where a step has no micro-batches.
     """
-    return count_waiting(layout) / turns if turns else math.inf
+    return count_waiting(layout) / micro_batches if micro_batches else math.inf
 
 
 def select_largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:

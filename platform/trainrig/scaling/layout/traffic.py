@@ -19,7 +19,7 @@ class Exchange:
     backward: Sent = NOTHING
     # sent in the backward pass behind a product, if the layer is not recomputed
     hidden: Sent = NOTHING
-    again: Sent = NOTHING  # sent in the backward pass to recompute the layer
+    recomputation: Sent = NOTHING  # sent in the backward pass to recompute the layer
 
     @property
     def waited(self) -> float:
@@ -28,21 +28,21 @@ class Exchange:
 
 
 def estimate_tensor_traffic(
-    cluster: Cluster, degrees: Degrees, stream: float, in_places: bool = True
+    cluster: Cluster, degrees: Degrees, stream: float, sequence_parallel: bool = True
 ) -> Exchange:
     """Return the tensor-parallel traffic of one part of a layer (attention or feed-forward).
 
     `stream` is the size in bytes of the activations between layers. With sequence parallelism
-    (`in_places`; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) they are gathered before
-    the first product and reduced and scattered after the last. The backward pass does the same, and
-    gathers once more for the gradients of the first product's weights. Without it they are
-    all-reduced after the last product, and in the backward pass before the first (Shoeybi et al.
-    2019, arXiv:1909.08053, section 3).
+    (`sequence_parallel`; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) they are
+    gathered before the first product and reduced and scattered after the last. The backward pass
+    does the same, and gathers once more for the gradients of the first product's weights. Without
+    it they are all-reduced after the last product, and in the backward pass before the first
+    (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
     group = cluster.group(degrees, ["tensor"])
-    if not in_places:
+    if not sequence_parallel:
         sum_ = cluster.send("all-reduce", stream, group)
-        return Exchange(sum_, sum_, again=sum_)
+        return Exchange(sum_, sum_, recomputation=sum_)
     gather = cluster.send("all-gather", stream, group)
     both = gather + cluster.send("reduce-scatter", stream, group)
     return Exchange(both, both, gather, both)
@@ -55,10 +55,11 @@ def estimate_two_parts_traffic(part: Exchange, mixture: bool, normed: bool) -> E
     sum. Of the second part it repeats the first gather only, unless the sum is `normed`. A
     `mixture` of experts keeps the activations that it has gathered.
     """
-    forward, backward = part.forward.multiply(2), part.backward.multiply(2)
+    forward = part.forward.multiply(2)
+    backward = part.backward.multiply(2)
     hidden = part.hidden.multiply(1 if mixture else 2)
-    again = part.again.multiply(2) if normed else part.again + part.hidden
-    return Exchange(forward, backward, hidden, again)
+    recomputation = part.recomputation.multiply(2) if normed else part.recomputation + part.hidden
+    return Exchange(forward, backward, hidden, recomputation)
 
 
 def estimate_context_traffic(
@@ -71,7 +72,7 @@ def estimate_context_traffic(
     group = cluster.group(degrees, ["context"])
     gathered = cluster.send("all-gather", keys_and_values, group)
     gradients = cluster.send("reduce-scatter", keys_and_values, group)
-    return Exchange(gathered, gradients, again=gathered)
+    return Exchange(gathered, gradients, recomputation=gathered)
 
 
 def estimate_expert_traffic(
@@ -86,7 +87,7 @@ def estimate_expert_traffic(
     both = cluster.send("all-to-all", copies, group).multiply(2)
     counts = cluster.send("all-gather", COUNT * experts * group.size, group)
     ahead = both + counts if copies else both
-    return Exchange(ahead, both, again=ahead)
+    return Exchange(ahead, both, recomputation=ahead)
 
 
 def estimate_stage_traffic(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
@@ -112,7 +113,7 @@ def estimate_replica_traffic(
     held: CountedParameters,
     ends: EndParts,
     layers: int,
-    turns: int,
+    micro_batches: int,
     computed: int,
     seconds: tuple[float, float],
 ) -> DataTraffic:
@@ -124,56 +125,59 @@ def estimate_replica_traffic(
     reduced in float32 during the last backward pass. FSDP copies gathered parameters out of a
     buffer and gradients into one. A single device needs no buffer, but casts them.
 
-    Args:
-        cluster: The devices and their links.
-        layout: The layout of the run.
-        held: The parameters that the device holds.
-        ends: The part of `held` that lies outside the layers.
-        layers: The number of layers that the device holds.
-        turns: The number of micro-batches of a replica in a step.
-        computed: The bytes of a parameter in the dtype of the computation.
-        seconds: The seconds of the forward and of the backward pass of one micro-batch.
+    `held` counts the parameters of the device, `ends` those of them outside of its `layers` layers.
+    `computed` is the number of bytes of a parameter in the dtype of the computation, and `seconds`
+    the forward and backward seconds of one micro-batch, of which a step has `micro_batches`.
     """
     degrees = layout.degrees
-    apart = cluster.group(degrees, ["context", "expert", "shard"])
+    sharded = cluster.group(degrees, ["context", "expert", "shard"])
     experts = cluster.group(degrees, ["context", "shard"])
     replicas = cluster.group(degrees, ["replicate"])
-    dense, of_experts = held.total - held.experts, held.experts
+    dense = held.total - held.experts
+    expert_parameters = held.experts
     root = ends.rest + ends.embedding
-    of_layers = dense - sum(ends.each)
-    once = _gather(cluster, computed * root, apart, 1)
-    head = _gather(cluster, computed * ends.head, apart, 1)
-    each = _gather(cluster, computed * of_layers, apart, layers)
-    each += _gather(cluster, computed * of_experts, experts, layers)
+    layer_parameters = dense - sum(ends.each)
+    once = _gather(cluster, computed * root, sharded, 1)
+    head = _gather(cluster, computed * ends.head, sharded, 1)
+    layer_gathers = _gather(cluster, computed * layer_parameters, sharded, layers)
+    layer_gathers += _gather(cluster, computed * expert_parameters, experts, layers)
     by_layer = layout.reshard == "layer"
-    passes = 2 * turns if by_layer else 1
-    trained, experts_trained = held.trained - held.experts_trained, held.experts_trained
-    reduced = cluster.send("reduce-scatter", MASTER * trained, apart)
+    passes = 2 * micro_batches if by_layer else 1
+    trained = held.trained - held.experts_trained
+    experts_trained = held.experts_trained
+    reduced = cluster.send("reduce-scatter", MASTER * trained, sharded)
     reduced += cluster.send("reduce-scatter", MASTER * experts_trained, experts)
-    slices = trained / apart.size + experts_trained / experts.size
+    slices = trained / sharded.size + experts_trained / experts.size
     replicated = cluster.send("all-reduce", MASTER * slices, replicas)
     forward, backward = seconds
-    first = once.seconds + each.seconds / layers
-    rest = each.seconds * (1 - 1 / layers)
+    first = once.seconds + layer_gathers.seconds / layers
+    rest = layer_gathers.seconds * (1 - 1 / layers)
     ahead = rest + head.seconds
     waited = first + max(0.0, ahead - forward)
     if by_layer:
-        once, head = once.multiply(turns), head.multiply(turns)
-        waited = once.seconds + turns * (
-            2 * each.seconds / layers + max(0.0, ahead - forward) + max(0.0, rest - backward)
+        once = once.multiply(micro_batches)
+        head = head.multiply(micro_batches)
+        waited = once.seconds + micro_batches * (
+            2 * layer_gathers.seconds / layers
+            + max(0.0, ahead - forward)
+            + max(0.0, rest - backward)
         )
     sent = reduced.seconds + replicated.seconds
     waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
     hidden = min(ahead, forward) + min(sent * layers / (layers + 1), backward)
     if by_layer:
-        hidden += (turns - 1) * min(ahead, forward) + turns * min(rest, backward)
+        hidden += (micro_batches - 1) * min(ahead, forward) + micro_batches * min(rest, backward)
     waited += cluster.inside.takes * hidden
-    received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
-    received += sum(ends.each) * (apart.size > 1) * (turns if by_layer else 1)
+    received = passes * (
+        layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
+    )
+    received += sum(ends.each) * (sharded.size > 1) * (micro_batches if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
-    return DataTraffic(once + head + each.multiply(passes), reduced, replicated, waited, copied)
+    return DataTraffic(
+        once + head + layer_gathers.multiply(passes), reduced, replicated, waited, copied
+    )
 
 
 def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:

@@ -218,9 +218,9 @@ def plan(
     by_layout |= {f"--{name}": value for name, value in fixed.items()}
     check_kind(law, layout, given, [name for name, value in by_layout.items() if value is not None])
     if layout is not None:
-        wanted_of = {"device": device, "devices": devices, "instance": instance}
-        of_cluster = wanted_of | {"nodes": nodes, "interconnect": interconnect}
-        _print_layouts(layout, of_cluster, fixed, hardware, out, as_json)
+        device_options = {"device": device, "devices": devices, "instance": instance}
+        cluster_options = device_options | {"nodes": nodes, "interconnect": interconnect}
+        _print_layouts(layout, cluster_options, fixed, hardware, out, as_json)
         return
     assert law is not None  # `check_kind` requires a law here
     from trainrig.scaling.plan.plan_verb import RunWanted, answer, describe_best_sizes
@@ -273,9 +273,9 @@ def _print_layouts(
 ) -> None:
     from trainrig.scaling.layout import layout_text
     from trainrig.scaling.layout.layout_verb import ClusterWanted, answer
-    from trainrig.scaling.layout.search import Fixed
+    from trainrig.scaling.layout.search import FixedDegrees
 
-    found, lines = answer(path, ClusterWanted(**cluster), Fixed(**fixed), table, out)
+    found, lines = answer(path, ClusterWanted(**cluster), FixedDegrees(**fixed), table, out)
     if as_json:
         print(json.dumps(layout_text.build_plan_data(found)))
         return
