@@ -30,7 +30,8 @@ class DoReMi(Settings):
         `excess` [K] is the loss of the proxy minus that of the reference for each domain, in nats
         per token. A domain on which the proxy is better counts as 0.
         """
-        now, behind = np.asarray(weights, np.float64), np.asarray(excess, np.float64)
+        now = np.asarray(weights, np.float64)
+        behind = np.asarray(excess, np.float64)
         if not np.isfinite(behind).all():
             raise DataError(f"DoReMi: an excess loss is no number: {behind.tolist()}")
         behind = np.maximum(behind, 0)

@@ -43,11 +43,12 @@ def find_warnings(record: MixtureRecord) -> Iterator[str]:
 
 
 def _find_loss_warnings(score: RegressionScore) -> Iterator[str]:
-    error, baseline = score.error, score.baseline_error
+    error = score.error
+    baseline = score.baseline_error
     if baseline is None or error <= EXPLAINED * baseline:
         return
     than = "no better than" if error >= baseline else "hardly better than"
-    said = (
+    finding = (
         f"Losses are not predicted: on {score.judged_on} the error is {format_loss(error)} nats "
         f"per token, {than} saying the mean of the runs fitted for each ({format_loss(baseline)})."
     )
@@ -55,9 +56,9 @@ def _find_loss_warnings(score: RegressionScore) -> Iterator[str]:
     if abs(shift) > SHARED * error:
         side = "above" if shift > 0 else "below"
         yield (
-            f"{said} Of it {format_loss(abs(shift))} is the same for all, {side} what was "
+            f"{finding} Of it {format_loss(abs(shift))} is the same for all, {side} what was "
             "measured: were they of another model size, tokens or text? Their order, not the "
             "expected loss, is what the proposal rests on. Hold out runs like those fitted."
         )
         return
-    yield f"{said} Do not train on this mixture: check the columns, or train more runs."
+    yield f"{finding} Do not train on this mixture: check the columns, or train more runs."

@@ -20,7 +20,11 @@ from trainrig.scaling.mixture.record import (
     format_loss_interval,
 )
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import PredictedLosses, cross_validate_law, leave_one_out
+from trainrig.scaling.mixture.validation import (
+    PredictedLosses,
+    cross_validate_law,
+    predict_left_out,
+)
 from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
@@ -62,20 +66,21 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     Raises ConfigError or DataError if the settings or the files do not allow a fit.
     """
     settings.check()
-    runs = MixtureRuns.read(settings.mixtures, settings.losses).of_targets(settings.targets)
+    runs = MixtureRuns.read(settings.mixtures, settings.losses).select_targets(settings.targets)
     runs.refuse_too_few(settings.mixtures)
     limits = settings.search.compute_limits(runs.sources)
     others = _read_held_out(settings, runs)
     process = MeanProcess.fit(runs.shares, runs.losses)
     law = MeanLaw.fit(runs.shares, runs.losses)
-    left_out = leave_one_out(process, runs.losses)
+    left_out = predict_left_out(process, runs.losses)
     mean = float(runs.losses.mean())
     in_folds = cross_validate_law(runs.shares, runs.losses, settings.search.seed)
     scores = [
         _build_score("Gaussian processes", "each run, from the others", left_out, mean),
         _build_score("mixing laws", "each fifth of the runs, from the others", in_folds, mean),
     ]
-    held_out, by_target = None, {}
+    held_out = None
+    by_target = {}
     if others is not None:
         held_out = PredictedLosses(process.expect(others.shares), others.losses.mean(axis=1))
         by_law = PredictedLosses(law.expect(others.shares), others.losses.mean(axis=1))
@@ -84,9 +89,11 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
         scores += [_build_score("mixing laws", where, by_law, mean)]
         by_target = {
             target: PredictedLosses(
-                one.expect(others.shares), others.losses[:, at]
+                process_of_target.expect(others.shares), others.losses[:, column]
             ).rank_correlation
-            for at, (target, one) in enumerate(zip(runs.targets, process.processes, strict=True))
+            for column, (target, process_of_target) in enumerate(
+                zip(runs.targets, process.processes, strict=True)
+            )
         }
     found = propose(process, runs.shares, settings.search, limits)
     record = MixtureRecord(
@@ -119,13 +126,16 @@ def format_section(record: MixtureRecord) -> str:
         "below that of their average mixture.",
         "[batches.weights]",
     ]
-    lines += [f"{_format_key(x.source)} = {format_toml_value(x.weight)}" for x in record.weights]
+    lines += [
+        f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
+        for share in record.weights
+    ]
     return "\n".join(lines) + "\n"
 
 
-def with_weights(run: Pretraining, record: MixtureRecord) -> str:
+def apply_weights(run: Pretraining, record: MixtureRecord) -> str:
     """Return the text of the run file `run` with the weights of `record`."""
-    weights = {x.source: x.weight for x in record.weights}
+    weights = {share.source: share.weight for share in record.weights}
     batches = run.batches.model_copy(update={"weights": weights})
     return config.to_toml(run.model_copy(update={"batches": batches}))
 
@@ -152,7 +162,7 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
         raise ConfigError(
             f"{settings.held_out_mixtures}: other sources than {settings.mixtures} has{named}"
         )
-    return others.of_targets(runs.targets)
+    return others.select_targets(runs.targets)
 
 
 def _build_score(
@@ -180,9 +190,9 @@ def _round_weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...
     return tuple(
         SourceShare(
             source=source,
-            weight=float(rounded[at].round(DECIMALS)),
-            interval=_build_interval((float(found.low[at]), float(found.high[at]))),
-            average=float(found.average_shares[at]),
+            weight=float(rounded[index].round(DECIMALS)),
+            interval=_build_interval((float(found.low[index]), float(found.high[index]))),
+            average=float(found.average_shares[index]),
         )
-        for at, source in enumerate(runs.sources)
+        for index, source in enumerate(runs.sources)
     )

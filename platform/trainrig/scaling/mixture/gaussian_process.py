@@ -45,7 +45,8 @@ class GaussianProcess:
     def fit(cls, shares: Array, losses: Array) -> "GaussianProcess":
         """Return the process of greatest marginal likelihood, deterministically."""
         points = np.log(shares + FLOOR)
-        centre, spread = float(losses.mean()), float(losses.std()) or 1.0
+        centre = float(losses.mean())
+        spread = float(losses.std()) or 1.0
         scaled = (losses - centre) / spread
         start, bounds = _build_start_and_bounds(points.shape[1])
         found = minimize(
@@ -88,8 +89,8 @@ class GaussianProcess:
     def compute_covariance(self, shares: Array) -> Array:
         """Return the covariance [Q, Q] of the expected losses, in squared nats."""
         reach = solve_triangular(self.factor, self._compute_cross_covariance(shares), lower=True)
-        asked = np.log(shares + FLOOR)
-        within = self.signal * _matern(asked, asked, self.relevance)[0]
+        queried = np.log(shares + FLOOR)
+        within = self.signal * _matern(queried, queried, self.relevance)[0]
         return np.asarray((within - reach.T @ reach) * self.spread**2)
 
     def compute_residuals(self) -> Array:
@@ -98,8 +99,8 @@ class GaussianProcess:
         return np.asarray(self.spread * self.weights / np.diag(inverse))
 
     def _compute_cross_covariance(self, shares: Array) -> Array:
-        asked = np.log(shares + FLOOR)
-        return np.asarray(self.signal * _matern(self.points, asked, self.relevance)[0])
+        queried = np.log(shares + FLOOR)
+        return np.asarray(self.signal * _matern(self.points, queried, self.relevance)[0])
 
     def _unscale(self, across: Array) -> Array:
         return np.asarray(self.centre + self.spread * (self.weights @ across))
@@ -113,12 +114,13 @@ def _build_start_and_bounds(sources: int) -> tuple[Array, list[tuple[float, floa
 
 def _matern(a: Array, b: Array, relevance: Array) -> tuple[Array, Array]:
     """Return the kernel of all pairs of `a` and `b`, and its derivative by the squared distance."""
-    a, b = a * np.sqrt(relevance), b * np.sqrt(relevance)
+    a = a * np.sqrt(relevance)
+    b = b * np.sqrt(relevance)
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T
     squared = np.maximum(squared, 0)
-    far = np.sqrt(5 * squared)
-    fading = np.exp(-far)
-    return (1 + far + 5 / 3 * squared) * fading, -5 / 6 * (1 + far) * fading
+    scaled_distance = np.sqrt(5 * squared)
+    decay = np.exp(-scaled_distance)
+    return (1 + scaled_distance + 5 / 3 * squared) * decay, -5 / 6 * (1 + scaled_distance) * decay
 
 
 def _compute_objective(logs: Array, points: Array, scaled: Array) -> tuple[float, Array]:

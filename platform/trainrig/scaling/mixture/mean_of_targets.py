@@ -62,9 +62,13 @@ class MeanProcess:
 
         The deviations leave out the noise of a single run.
         """
-        each = [process.predict(shares) for process in self.processes]
-        by_cause = self.mixing.T @ np.stack([deviation for _, deviation in each]) / len(each)
-        return np.mean([loss for loss, _ in each], axis=0), np.sqrt((by_cause**2).sum(axis=0))
+        predictions = [process.predict(shares) for process in self.processes]
+        by_cause = (
+            self.mixing.T @ np.stack([deviation for _, deviation in predictions]) / len(predictions)
+        )
+        return np.mean([loss for loss, _ in predictions], axis=0), np.sqrt(
+            (by_cause**2).sum(axis=0)
+        )
 
     def compute_residuals(self) -> Array:
         """Return the leave-one-out residuals of each run's mean loss, [R].

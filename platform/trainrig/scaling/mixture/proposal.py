@@ -84,7 +84,10 @@ def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Ar
     average = runs.mean(axis=0)
     mixtures = limit_shares(draw_mixtures(average, search.candidates, generator), limits)
     expected = np.concatenate(
-        [process.expect(mixtures[at : at + CHUNK]) for at in range(0, len(mixtures), CHUNK)]
+        [
+            process.expect(mixtures[begin : begin + CHUNK])
+            for begin in range(0, len(mixtures), CHUNK)
+        ]
     )
     shares = mixtures[np.argpartition(expected, search.best)[: search.best]].mean(axis=0)
     finalists = _select_finalists(process, mixtures, expected, search.finalists)
@@ -139,10 +142,10 @@ def limit_shares(mixtures: Array, limits: Array) -> Array:
         over = cut >= limits
         if not (cut > limits).any():
             break
-        room = 1 - np.where(over, limits, 0).sum(axis=1, keepdims=True)
+        remainder = 1 - np.where(over, limits, 0).sum(axis=1, keepdims=True)
         free = np.where(over, 0, np.maximum(cut, 1e-12))
         total = free.sum(axis=1, keepdims=True)
-        cut = np.where(over, limits, free / np.where(total > 0, total, 1) * room)
+        cut = np.where(over, limits, free / np.where(total > 0, total, 1) * remainder)
     return np.asarray(cut)
 
 

@@ -40,21 +40,20 @@ class MixtureRuns:
 
         Raises DataError if a file is malformed, or if the two have no run in common.
         """
-        of_mixture, of_losses = parse(mixtures), parse(losses)
-        key, sources = _split_columns(of_mixture)
-        other_key, targets = _split_columns(of_losses)
+        mixture_table = parse(mixtures)
+        loss_table = parse(losses)
+        key, sources = _split_columns(mixture_table)
+        other_key, targets = _split_columns(loss_table)
         if key != other_key:
             raise DataError(
                 f"{losses}: its first column is '{other_key}', that of {mixtures} '{key}'; the "
                 "first column of both names the run"
             )
-        places = _index_rows(of_mixture, key), _index_rows(of_losses, key)
-        shares = np.stack([of_mixture.parse_numbers(name) for name in sources], axis=1)
-        values = np.stack([of_losses.parse_numbers(name) for name in targets], axis=1)
+        rows = _index_rows(mixture_table, key), _index_rows(loss_table, key)
+        shares = np.stack([mixture_table.parse_numbers(name) for name in sources], axis=1)
+        values = np.stack([loss_table.parse_numbers(name) for name in targets], axis=1)
         known = [
-            run
-            for run in places[0]
-            if run in places[1] and np.isfinite(values[places[1][run]]).all()
+            run for run in rows[0] if run in rows[1] and np.isfinite(values[rows[1][run]]).all()
         ]
         if not known:
             raise DataError(
@@ -62,16 +61,16 @@ class MixtureRuns:
                 f"by the column '{key}'"
             )
         _check_shares(mixtures, shares)
-        chosen = shares[[places[0][run] for run in known]]
+        chosen = shares[[rows[0][run] for run in known]]
         return cls(
             sources=sources,
             targets=targets,
             shares=chosen / chosen.sum(axis=1, keepdims=True),
-            losses=values[[places[1][run] for run in known]],
-            left_out=len(places[0].keys() | places[1].keys()) - len(known),
+            losses=values[[rows[1][run] for run in known]],
+            left_out=len(rows[0].keys() | rows[1].keys()) - len(known),
         )
 
-    def of_targets(self, names: Sequence[str]) -> "MixtureRuns":
+    def select_targets(self, names: Sequence[str]) -> "MixtureRuns":
         """Return the same runs with only the targets `names`, or unchanged if `names` is empty.
 
         Raises DataError if there is no target of such a name.
@@ -103,12 +102,12 @@ def _split_columns(table: Csv) -> tuple[str, tuple[str, ...]]:
 
 def _index_rows(table: Csv, key: str) -> dict[str, int]:
     """Return the row of each run, keyed by the run's name."""
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for row, name in enumerate(table.cells[key]):
-        if name in found:
+        if name in rows:
             raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep one")
-        found[name] = row
-    return found
+        rows[name] = row
+    return rows
 
 
 def _check_shares(path: str, shares: Array) -> None:

@@ -24,7 +24,7 @@ class PredictedLosses:
     @property
     def rank_correlation(self) -> float:
         """Spearman's rank correlation, 1 for the same order; NaN if the values do not vary."""
-        return correlation(compute_ranks(self.predicted), compute_ranks(self.actual))
+        return compute_correlation(compute_ranks(self.predicted), compute_ranks(self.actual))
 
     @property
     def error(self) -> float:
@@ -34,19 +34,20 @@ class PredictedLosses:
 
 def compute_ranks(values: ArrayLike) -> Array:
     """Return the rank of each value, counted from 0; equal values share their mean rank."""
-    _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    after = counts.cumsum()
-    return np.asarray((after - (counts + 1) / 2)[place], dtype=np.float64)
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    end_ranks = counts.cumsum()
+    return np.asarray((end_ranks - (counts + 1) / 2)[inverse], dtype=np.float64)
 
 
-def correlation(a: Array, b: Array) -> float:
+def compute_correlation(a: Array, b: Array) -> float:
     """Return Pearson's correlation of two vectors, or NaN where one of them does not vary."""
-    a, b = a - a.mean(), b - b.mean()
+    a = a - a.mean()
+    b = b - b.mean()
     scale = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / scale) if scale else float("nan")
 
 
-def leave_one_out(process: MeanProcess, losses: Array) -> PredictedLosses:
+def predict_left_out(process: MeanProcess, losses: Array) -> PredictedLosses:
     """Return the loss of each run as predicted from all other runs.
 
     The length scales and the noise are those of the fit to all runs.
@@ -60,7 +61,7 @@ def cross_validate_law(shares: Array, losses: Array, seed: int) -> PredictedLoss
     order = np.random.default_rng(seed).permutation(len(losses))
     predicted = np.empty(len(losses))
     for fold in range(FOLDS):
-        kept = order[fold::FOLDS]
-        others = np.setdiff1d(order, kept)
-        predicted[kept] = MeanLaw.fit(shares[others], losses[others]).expect(shares[kept])
+        held_out = order[fold::FOLDS]
+        others = np.setdiff1d(order, held_out)
+        predicted[held_out] = MeanLaw.fit(shares[others], losses[others]).expect(shares[held_out])
     return PredictedLosses(predicted, losses.mean(axis=1))

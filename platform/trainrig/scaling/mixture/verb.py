@@ -66,7 +66,7 @@ def mixture(
     from trainrig.scaling.mixture.fitting import MixtureFit
     from trainrig.scaling.mixture.write_mixture import write_mixture
 
-    limits = dict(_limit(each) for each in at_most or ())
+    limits = dict(_parse_limit(limit) for limit in at_most or ())
     given = {
         "mixtures": mixtures,
         "losses": losses,
@@ -91,7 +91,7 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
         weights = {share.source: share.weight for share in record.weights}
         print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
         return
-    for share in sorted(record.weights, key=lambda each: -each.weight):
+    for share in sorted(record.weights, key=lambda share_of_source: -share_of_source.weight):
         print(f"{share.weight:.4f} {format_loss_interval(share.interval)} {share.source}")
     print(
         f"expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
@@ -109,7 +109,7 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
     print(storage.join(out, PAGE))
 
 
-def _limit(text: str) -> tuple[str, float]:
+def _parse_limit(text: str) -> tuple[str, float]:
     source, equals, share = text.rpartition("=")
     try:
         return (source, float(share)) if equals and source else _refuse(text)

@@ -10,10 +10,10 @@ from trainrig.scaling.mixture.fitting import (
     RUN,
     SECTION,
     MixtureFit,
+    apply_weights,
     fit_mixture,
     format_section,
     read_run,
-    with_weights,
 )
 from trainrig.scaling.mixture.mixture_page import build_mixture_page
 from trainrig.scaling.mixture.record import MixtureRecord
@@ -34,7 +34,7 @@ def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
     storage.write(storage.join(out, RECORD), f"{data}\n".encode())
     storage.write(storage.join(out, SECTION), format_section(record).encode())
     if run is not None:
-        storage.write(storage.join(out, RUN), with_weights(run, record).encode())
+        storage.write(storage.join(out, RUN), apply_weights(run, record).encode())
     storage.write(storage.join(out, PAGE), build_mixture_page(settings, result, out).encode())
     return record
 
