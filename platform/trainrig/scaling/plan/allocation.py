@@ -106,7 +106,7 @@ def allocate_for_serving(
     # searched first.
     top = math.log(trained.parameters)
     grid = np.linspace(top + math.log(_SMALLEST_SHARE), top, 400)
-    best = int(np.argmin([cost(each) for each in grid]))
+    best = int(np.argmin([cost(log_parameters) for log_parameters in grid]))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
     from scipy.optimize import minimize_scalar  # slow to import, so only when needed
 
@@ -127,15 +127,16 @@ def find_tokens_reaching(
 ) -> float:
     """Return the tokens with which a model of `parameters` reaches `loss`, or inf if none do."""
 
-    def above(log_tokens: float) -> float:
+    def compute_gap(log_tokens: float) -> float:
         return float(form.compute_loss(parameters, math.exp(log_tokens), unique_tokens)) - loss
 
-    low, high = math.log(1.0), math.log(1e30)
-    if above(high) > 0:
+    low = math.log(1.0)
+    high = math.log(1e30)
+    if compute_gap(high) > 0:
         return math.inf
     from scipy.optimize import brentq
 
-    return math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14))
+    return math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14))
 
 
 def _find_optimum(form: Form, flops: float, unique_tokens: float | None = None) -> Optimum:
@@ -147,21 +148,21 @@ def _find_optimum(form: Form, flops: float, unique_tokens: float | None = None) 
 def _find_budget(
     form: Form, quantity: Callable[[Optimum], float], wanted: float, unit: str
 ) -> Allocation:
-    def above(log_flops: float) -> float:
+    def compute_gap(log_flops: float) -> float:
         return math.log(quantity(form.compute_optimum(math.exp(log_flops))) / wanted)
 
     low, high = _LOG_FLOPS
-    if not above(low) < 0 < above(high):
+    if not compute_gap(low) < 0 < compute_gap(high):
         raise ConfigError(
             f"no budget makes {wanted:.3g} {unit} the best choice under this law, which lets "
-            f"{unit} grow as compute to the power {_measure_exponent(above):.3g}"
+            f"{unit} grow as compute to the power {_measure_exponent(compute_gap):.3g}"
         )
     from scipy.optimize import brentq
 
-    found = form.compute_optimum(math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14)))
+    found = form.compute_optimum(math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14)))
     return Allocation(float(found.parameters), float(found.tokens))
 
 
-def _measure_exponent(above: Callable[[float], float]) -> float:
+def _measure_exponent(compute_gap: Callable[[float], float]) -> float:
     low, high = _LOG_FLOPS
-    return (above(high) - above(low)) / (high - low)
+    return (compute_gap(high) - compute_gap(low)) / (high - low)

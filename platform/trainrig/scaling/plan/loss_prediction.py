@@ -66,9 +66,9 @@ def predict_loss(
         unique_tokens = None
     form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
-    def predict(of: Form) -> float:
-        asked = of if unique_tokens is None else _to_data_constrained(of)
-        return float(asked.compute_loss(parameters, tokens, unique_tokens))
+    def predict(draw: Form) -> float:
+        form_of_draw = draw if unique_tokens is None else _to_data_constrained(draw)
+        return float(form_of_draw.compute_loss(parameters, tokens, unique_tokens))
 
     found = law.compute_interval(predict)
     expected = float(form.compute_loss(parameters, tokens, unique_tokens))
@@ -96,10 +96,10 @@ def predict_loss(
 
 def describe_prediction(found: LossPrediction) -> Iterator[str]:
     """Yield the lines that describe a prediction, the loss first."""
-    sure = f" (no interval: {found.no_interval})"
+    uncertainty = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:
-        sure = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
-    yield f"loss {format_loss(found.loss)} nats per token{sure}"
+        uncertainty = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
+    yield f"loss {format_loss(found.loss)} nats per token{uncertainty}"
     yield (
         f"  {format_count(found.parameters)} parameters ({found.parameters_count}), "
         f"{format_count(found.tokens)} tokens, D/N {found.tokens_per_parameter:.3g}, "
@@ -111,9 +111,9 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
             f"ones the loss would be {format_loss(found.loss_if_new)}"
         )
     for task in found.tasks:
-        sure = "(no interval)" if task.interval is None else f"{task.interval}"
+        interval = "(no interval)" if task.interval is None else f"{task.interval}"
         yield (
-            f"  {task.task} {task.score:.3f} {sure}, chance {task.chance:.3g}; right answers "
+            f"  {task.task} {task.score:.3f} {interval}, chance {task.chance:.3g}; right answers "
             f"{task.loss:.4g} nats per byte"
         )
     yield f"  by {found.law}, {found.form}: {found.law_source or 'no source named'}"

@@ -76,7 +76,7 @@ def place_model(
     needed = layouts.count_devices_needed(model, base, batch, per_machine, room)
     devices = request.devices or min(
         batch.global_batch,
-        max(per_machine, needed or 1, _find_quick_devices(request, where, flops)),
+        max(per_machine, needed or 1, _count_devices_for_time(request, where, flops)),
     )
     if devices > batch.global_batch:
         raise ConfigError(
@@ -111,8 +111,10 @@ def place_model(
     )
 
 
-def _find_quick_devices(request: PlanRequest, where: PlanHardware, flops: float) -> int:
+def _count_devices_for_time(request: PlanRequest, where: PlanHardware, flops: float) -> int:
     """Return the least power of two of devices that finishes the run within MOST_DAYS."""
     share = request.assumptions.utilisation
-    one = compute_affordable_flops(1.0, where.hardware, where.device, request.compute, share)
-    return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
+    daily_flops = compute_affordable_flops(
+        1.0, where.hardware, where.device, request.compute, share
+    )
+    return int(2 ** max(0, math.ceil(math.log2(flops / daily_flops / MOST_DAYS))))

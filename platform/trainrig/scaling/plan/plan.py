@@ -65,7 +65,7 @@ class Service(Settings):
 
     tokens_served: float
     best_trained: tuple[float, float]  # N and D that would be best if nothing were served
-    training_factor: float  # training compute divided by that of `best_trained`
+    training_factor: float  # training compute as a multiple of what `best_trained` takes
     saved: float  # share of the compute of training and serving that is saved
 
 

@@ -65,18 +65,19 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
 
 def _build_verdict(plan: ScalingPlan) -> report.Verdict:
     size = plan.size
-    sure = f" {format_interval(plan.loss_interval)}" if plan.loss_interval else ""
+    interval = f" {format_interval(plan.loss_interval)}" if plan.loss_interval else ""
     sentence = (
         f"{format_count(size.parameters)} parameters on {format_count(size.tokens)} tokens are "
-        f"expected to reach {format_loss(plan.loss)}{sure} nats per token, in "
+        f"expected to reach {format_loss(plan.loss)}{interval} nats per token, in "
         f"{format_four_digits(plan.cost.hours)} h on {plan.cost.devices:,} {plan.cost.device}."
     )
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
 
 
 def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
-    size, cost = plan.size, plan.cost
-    sure = format_interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
+    size = plan.size
+    cost = plan.cost
+    interval = format_interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
     sizes = size.parameters_interval
     best = f"best: {format_interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
     price = "–" if cost.usd is None else format_usd(cost.usd)
@@ -84,7 +85,7 @@ def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
     by_6nd = f"{format_flops(size.flops_6nd)} by 6ND"
     days = f"{format_four_digits(cost.device_days)} device days"
     return (
-        KeyFigure("Loss", format_loss(plan.loss), "nats per token", sure),
+        KeyFigure("Loss", format_loss(plan.loss), "nats per token", interval),
         KeyFigure("Parameters", format_count(size.parameters), plan.parameters_count, best),
         KeyFigure(
             "Tokens", format_count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"
@@ -96,7 +97,8 @@ def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
 
 
 def _build_size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
-    size, recipe = plan.size, plan.recipe
+    size = plan.size
+    recipe = plan.recipe
     shape = plan.model.shape
     rows: list[tuple[Cell, ...]] = [
         ("layers", f"{shape.layers:,} of {shape.channels:,} channels, {shape.heads} heads"),
@@ -164,12 +166,12 @@ def _chart_trajectory(plan: ScalingPlan) -> Chart:
             ("tokens", "loss", "low", "high"),
             tuple(
                 (
-                    format_count(p.tokens),
-                    format_loss(p.loss),
-                    _format_end(p.low),
-                    _format_end(p.high),
+                    format_count(point.tokens),
+                    format_loss(point.loss),
+                    _format_end(point.low),
+                    _format_end(point.high),
                 )
-                for p in points
+                for point in points
             ),
         ),
     )
@@ -193,8 +195,11 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
     service = plan.service
     alone = allocation.Allocation(*service.best_trained)
     served = np.geomspace(SERVED[0] * alone.tokens, SERVED[1] * alone.tokens, 24)
-    found = [allocation.allocate_for_serving(law.form, alone, float(each)) for each in served]
-    ratio = np.array([each.tokens / each.parameters for each in found])
+    found = [
+        allocation.allocate_for_serving(law.form, alone, float(served_tokens))
+        for served_tokens in served
+    ]
+    ratio = np.array([model.tokens / model.parameters for model in found])
     drawn = Served(served, ratio, alone.tokens / alone.parameters)
     chosen = (service.tokens_served, plan.size.tokens_per_parameter)
     return Chart(
@@ -208,8 +213,15 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
             "The cheapest model of that loss",
             ("tokens served", "parameters", "tokens", "tokens a parameter"),
             tuple(
-                (format_count(s), format_count(each.parameters), format_count(each.tokens), r)
-                for s, each, r in zip(served.tolist(), found, ratio.tolist(), strict=True)
+                (
+                    format_count(served_tokens),
+                    format_count(model.parameters),
+                    format_count(model.tokens),
+                    tokens_per_parameter,
+                )
+                for served_tokens, model, tokens_per_parameter in zip(
+                    served.tolist(), found, ratio.tolist(), strict=True
+                )
             ),
         ),
     )
@@ -247,7 +259,7 @@ def _build_memory_table(plan: ScalingPlan) -> ReportTable:
         tuple(
             (
                 row.layout,
-                *(f"{each / GIB:,.1f}" for each in row.bytes_by_recompute.values()),
+                *(f"{size / GIB:,.1f}" for size in row.bytes_by_recompute.values()),
                 "" if row.offered else "not offered here",
             )
             for row in placement.table

@@ -41,7 +41,7 @@ class PlanRequest(Settings):
     assumptions: Assumptions = Assumptions()
 
     @model_validator(mode="after")
-    def _one_target(self) -> Self:
+    def _check_one_target(self) -> Self:
         options = [f"--{name.replace('_', '-')}" for name in TARGETS]
         given = [f"--{n.replace('_', '-')}" for n in TARGETS if getattr(self, n) is not None]
         if len(given) != 1:

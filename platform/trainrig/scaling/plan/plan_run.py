@@ -52,7 +52,8 @@ def build_run_file(
         raise ConfigError(
             f"no run file: {plan.warnings[-1]} Plan for more --devices, or larger ones"
         )
-    recipe, placement = plan.recipe, plan.placement
+    recipe = plan.recipe
+    placement = plan.placement
     batches = BatchSettings(
         sequence_length=recipe.sequence_length,
         global_batch=recipe.global_batch,
@@ -102,11 +103,11 @@ def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: s
     other contents.
     """
     stem = path.removesuffix(".toml")
-    beside = f"{stem}.plan.json"
-    run = build_run_file(plan, compute, tokens, output or stem, beside)
+    plan_path = f"{stem}.plan.json"
+    run = build_run_file(plan, compute, tokens, output or stem, plan_path)
     text = to_toml(run).encode()
     if storage.exists(path) and storage.read(path) != text:
         raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
-    write_plan(beside, plan)
+    write_plan(plan_path, plan)
     storage.write(path, text)
-    return beside
+    return plan_path

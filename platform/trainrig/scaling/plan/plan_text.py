@@ -60,8 +60,8 @@ def _describe_size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     yield "tokens D", f"{format_count(size.tokens)}{_format_interval(size.tokens_interval)}"
     yield "D/N", f"{size.tokens_per_parameter:.3g}"
     interval = plan.loss_interval
-    sure = _format_interval(interval) if interval else f" (no interval: {plan.no_interval})"
-    yield "loss", f"{format_loss(plan.loss)} nats per token{sure}"
+    uncertainty = _format_interval(interval) if interval else f" (no interval: {plan.no_interval})"
+    yield "loss", f"{format_loss(plan.loss)} nats per token{uncertainty}"
     yield "FLOPs", f"{format_flops(size.flops)} exact, {format_flops(size.flops_6nd)} by 6ND"
     if plan.objective:
         yield "objective", f"{name_objective(plan.objective)}; the loss is its own, of its targets"
@@ -101,7 +101,8 @@ def _describe_data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _describe_recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
-    recipe, saving = plan.recipe, plan.saving
+    recipe = plan.recipe
+    saving = plan.saving
     yield (
         "batch",
         f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} = "
@@ -151,7 +152,7 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
         yield f"  {'layout':<{_WIDTH}}none fits; nearest: {words}"
     yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
     for row in placement.table:
-        cells = "".join(f"{each / GIB:>12,.1f}" for each in row.bytes_by_recompute.values())
+        cells = "".join(f"{size / GIB:>12,.1f}" for size in row.bytes_by_recompute.values())
         yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not offered here)'}"
 
 
@@ -164,10 +165,10 @@ def describe_placement(placement: Placement) -> str:
     words.append("deterministic" if placement.deterministic else "not deterministic")
     if parallel.reshard == "layer":
         words.append("layer by layer")
-    again = placement.recompute
-    if isinstance(again, Full):
+    recompute = placement.recompute
+    if isinstance(recompute, Full):
         words.append("recomputing every layer")
-    elif isinstance(again, Selective):
+    elif isinstance(recompute, Selective):
         words.append("recomputing what is cheap")
     return f"{words[0]}, " + ", ".join(words[1:])
 
@@ -188,9 +189,9 @@ def describe_size_table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[s
     For Hoffmann's law, the values printed in the paper are added.
     """
     yield f"{law.name}: {law.source}"
-    heads = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
+    header = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
     printed = law.name.startswith("hoffmann")
-    yield heads + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
+    yield header + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
     for size in sizes:
         best = allocation.allocate_for_parameters(law.form, size)
         reached = allocation.compute_allocation_loss(law.form, best)

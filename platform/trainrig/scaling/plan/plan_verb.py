@@ -52,10 +52,11 @@ def answer(
         # Imported here because plotting is slow to import, and a refused plan needs none.
         from trainrig.scaling.plan.plan_page import write_plan_page
 
-        folder, output = wanted.tokens_folder, wanted.output
-        beside = plan_run.write_run(wanted.out, found, request.compute, folder, output)
-        lines.append(f"{wanted.out}: `trainrig pretrain` runs it; the plan: {beside}")
-        page = f"{beside.removesuffix('.json')}.html"
+        folder = wanted.tokens_folder
+        output = wanted.output
+        plan_path = plan_run.write_run(wanted.out, found, request.compute, folder, output)
+        lines.append(f"{wanted.out}: `trainrig pretrain` runs it; the plan: {plan_path}")
+        page = f"{plan_path.removesuffix('.json')}.html"
         lines.append(f"its page: {write_plan_page(page, found, law, wanted.out)}")
     return found, lines
 
@@ -72,19 +73,19 @@ def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWan
         raise ConfigError("plan: --out needs --tokens-folder, which `tokenize` wrote")
     request = plan_run.fit_to_tokens(wanted.tokens_folder, request, law.objective)
     found = make_plan(law, request, offers)
-    there = plan_run.count_train_tokens(wanted.tokens_folder)
-    if request.tokens_available is None and found.size.tokens > there:
+    available = plan_run.count_train_tokens(wanted.tokens_folder)
+    if request.tokens_available is None and found.size.tokens > available:
         if isinstance(law.form, Kaplan):
             return found.model_copy(
                 update={
                     "warnings": (
                         *found.warnings,
-                        plan_warnings.find_repeat_warnings(found.size.tokens, there),
+                        plan_warnings.find_repeat_warnings(found.size.tokens, available),
                     )
                 }
             )
-        again = request.model_copy(update={"tokens_available": float(there)})
-        return make_plan(law, again, offers)
+        limited_request = request.model_copy(update={"tokens_available": float(available)})
+        return make_plan(law, limited_request, offers)
     return found
 
 
@@ -120,9 +121,9 @@ def _parse_request(given: Mapping[str, Any]) -> PlanRequest:
             kinds = [kind.strip("' ") for kind in first["ctx"]["expected_tags"].split(",")]
             near = difflib.get_close_matches(str(first["ctx"]["tag"]), kinds, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(kinds)}"
-            what = str(first["loc"][0])
+            field = str(first["loc"][0])
             raise ConfigError(
-                f"plan: --{what}: no {what} '{first['ctx']['tag']}'; {hint}"
+                f"plan: --{field}: no {field} '{first['ctx']['tag']}'; {hint}"
             ) from None
         if not key:
             raise ConfigError(f"plan: {message}") from None

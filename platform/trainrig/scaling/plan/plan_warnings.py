@@ -18,13 +18,13 @@ def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[
     if ranges is None:
         yield f"The law '{law.name}' does not say on which runs it was fitted."
         return
-    for what, value, span in (
+    for quantity, value, span in (
         ("compute by 6ND", count_flops_6nd(parameters, tokens), ranges.flops),
         ("parameters", parameters, ranges.parameters),
         ("tokens", tokens, ranges.tokens),
         ("tokens a parameter", tokens / parameters, ranges.tokens_per_parameter),
     ):
-        yield from _describe_extrapolation(what, value, span)
+        yield from _describe_extrapolation(quantity, value, span)
 
 
 def _describe_extrapolation(what: str, value: float, span: FittedRange) -> Iterator[str]:
@@ -57,12 +57,13 @@ def find_placement_warnings(placement: Placement, devices: int) -> Iterator[str]
     """Yield a warning if no layout fits on the devices."""
     if placement.fits:
         return
-    room, least = placement.room / 2**30, placement.memory / 2**30
+    room = placement.room / 2**30
+    least = placement.memory / 2**30
     needed = placement.devices_needed
-    what = f"{needed:,} would do" if needed else "nor does it on more, one sequence on each"
+    advice = f"{needed:,} would do" if needed else "nor does it on more, one sequence on each"
     yield (
         f"It fits no layout that runs accept on {devices:,} devices: {least:,.1f} GiB at least, of "
-        f"{room:,.1f} GiB each; {what}."
+        f"{room:,.1f} GiB each; {advice}."
     )
 
 

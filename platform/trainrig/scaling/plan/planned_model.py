@@ -28,8 +28,10 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
     positions = compute_widest_row(objective, length)
     kind = find_model_kind(objective)
     if kind == "Decoder":
-        found = find_ladder_model_by_count(parameters, law.parameters_count, vocabulary, positions)
-        return with_further_heads(found, count_further_heads(objective))
+        ladder_model = find_ladder_model_by_count(
+            parameters, law.parameters_count, vocabulary, positions
+        )
+        return with_further_heads(ladder_model, count_further_heads(objective))
     if law.parameters_count == "total":
         raise ConfigError(
             f"plan: the law of {objective.kind} counts embeddings among parameters, and sizes of "
@@ -38,7 +40,7 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
     return find_ladder_model_of(kind, parameters, vocabulary, positions)
 
 
-def count_row_places(law: Law, length: int) -> int:
+def count_row_positions(law: Law, length: int) -> int:
     """Return the positions of the widest rows that the law's objective makes of `length` tokens."""
     return compute_widest_row(read(law.objective), length)
 
@@ -51,6 +53,6 @@ def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int
     return count_position_flops(read(law.objective), model, length, steps)
 
 
-def count_parameters_by(law: Law, found: LadderModel) -> float:
+def count_parameters_for_law(law: Law, found: LadderModel) -> float:
     """Return the number of parameters of `found`, counted as `law` counts them."""
     return float(found.total if law.parameters_count == "total" else found.parameters)

@@ -36,8 +36,8 @@ from trainrig.scaling.plan.plan import (
 )
 from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.scaling.plan.planned_model import (
-    count_parameters_by,
-    count_row_places,
+    count_parameters_for_law,
+    count_row_positions,
     count_training_flops,
     plan_model,
 )
@@ -64,9 +64,9 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
-    counted = count_parameters_by(law, found)
+    counted = count_parameters_for_law(law, found)
     flops = count_training_flops(law, found.model, request.sequence_length, steps) * tokens
-    rows = BatchShape(batch.global_batch, count_row_places(law, batch.sequence_length))
+    rows = BatchShape(batch.global_batch, count_row_positions(law, batch.sequence_length))
     placed = place_model(found.model, request, where, rows, flops)
     priced = _estimate_cost(flops, where, request, placed.devices)
     return ScalingPlan(
@@ -121,7 +121,7 @@ def _build_size(
     flops: float,
 ) -> Size:
     """Return the size of the planned run, with intervals of the best size under the law."""
-    counted = count_parameters_by(law, found)
+    counted = count_parameters_for_law(law, found)
     return Size(
         parameters=counted,
         tokens=tokens,
@@ -144,15 +144,15 @@ def _divide_budget(
         return trained, None
     served = request.tokens_served
     found = allocation.allocate_for_serving(form, trained, served, request.tokens_available)
-    whole = [
-        each.flops + allocation.FLOPS_PER_SERVED * each.parameters * served
-        for each in (found, trained)
+    total_flops = [
+        division.flops + allocation.FLOPS_PER_SERVED * division.parameters * served
+        for division in (found, trained)
     ]
     return found, Service(
         tokens_served=served,
         best_trained=(trained.parameters, trained.tokens),
         training_factor=found.flops / trained.flops,
-        saved=1 - whole[0] / whole[1],
+        saved=1 - total_flops[0] / total_flops[1],
     )
 
 
@@ -258,8 +258,8 @@ def _make_loss_quantity(
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
-        asked = form if unique is None else allocation.to_data_constrained(form)
-        return float(asked.compute_loss(parameters, tokens, unique))
+        form_of_draw = form if unique is None else allocation.to_data_constrained(form)
+        return float(form_of_draw.compute_loss(parameters, tokens, unique))
 
     return loss
 
