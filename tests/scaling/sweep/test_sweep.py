@@ -15,7 +15,12 @@ from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import claim_output
-from trainrig.scaling.sweep.trials import build_run_file, list_design_points, look_at, plan
+from trainrig.scaling.sweep.trials import (
+    build_run_file,
+    list_design_points,
+    plan,
+    read_sweep_tokens,
+)
 from trainrig.train.run.run_folder import RunFolder
 
 TIMES = ("seconds", "cost")  # the columns that differ from time to time
@@ -115,7 +120,7 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     trials = {"at_once": 1, "retries": 3}
     run = make_sweep("failing", trials=trials)
     manifest.claim(run.output, run, {"tokens": manifest.read_input(run.tokens, "tokenize").content})
-    data = look_at(run)
+    data = read_sweep_tokens(run)
     small, large = plan(run, list_design_points(run, data), data, RateBatchPair(1.0, 1.0))
     stage, _ = claim_output(build_run_file(run, large, large.trunk, data))
     Path(stage.build_path("run.toml")).unlink()

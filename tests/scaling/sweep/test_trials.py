@@ -14,8 +14,8 @@ from trainrig.scaling.sweep.trials import (
     SweepTokens,
     build_run_file,
     count_stable_steps,
-    look_at,
     plan,
+    read_sweep_tokens,
 )
 
 DATA = SweepTokens(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
@@ -164,7 +164,7 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
     falling = MaskedLM(rate=0.5, final_rate=0.1, rate_steps=8)
     settings = {"tokens": corrupted_tokens, "batches": rows, "training": training}
     sweep = build(**settings, design=design, objective=falling.model_dump())
-    data, expected = look_at(sweep), 0.0
+    data, expected = read_sweep_tokens(sweep), 0.0
     for trial in plan(sweep, sweep.design.list_points(None), data, AS_RULED):
         trunk, branch = trial.trunk.steps, trial.lengths[0].steps
         made = [*range(trunk), *range(count_stable_steps(sweep, trial, trial.lengths[0]), branch)]

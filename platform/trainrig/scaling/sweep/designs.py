@@ -43,7 +43,7 @@ class _Design(Settings, abc.ABC):
     parameters: Several  # sizes of the models, in parameters (N)
 
     @model_validator(mode="after")
-    def _several_sizes(self) -> "_Design":
+    def _check_several_sizes(self) -> "_Design":
         _check_sizes(self.parameters)
         return self
 
@@ -53,7 +53,9 @@ class _Design(Settings, abc.ABC):
         `model` returns the shape of the model closest to a number of parameters. Raises ConfigError
         if there is no point.
         """
-        found = sorted(self._iterate_points(model), key=lambda each: (each.parameters, each.tokens))
+        found = sorted(
+            self._iterate_points(model), key=lambda point: (point.parameters, point.tokens)
+        )
         if not found:
             raise ConfigError("design: no point of it is within tokens_per_parameter")
         return tuple(found)
@@ -103,9 +105,11 @@ class IsoFLOP(_Design):
         least, most = self.tokens_per_parameter
         for asked in self.parameters:
             size = model(asked)
-            each = size.flops_per_token if self.flops == "exact" else 6.0 * size.parameters
+            flops_per_token = (
+                size.flops_per_token if self.flops == "exact" else 6.0 * size.parameters
+            )
             for budget in self.budgets:
-                tokens = budget / each
+                tokens = budget / flops_per_token
                 if least <= tokens / size.parameters <= most:
                     yield DesignPoint(asked, tokens, budget)
 
@@ -118,7 +122,7 @@ class Points(Settings):
     pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _several_sizes(self) -> "Points":
+    def _check_several_sizes(self) -> "Points":
         _check_sizes([parameters for parameters, _ in self.pairs])
         return self
 

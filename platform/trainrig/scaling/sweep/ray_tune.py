@@ -41,14 +41,14 @@ def connect_for_trials(run: Sweep) -> None:
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # this module logs what matters
 
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
     if run.large:
         wanted.append(("large.workers", "CPU", run.large.workers))
     for key, kind, amount in wanted:
-        if amount > there.get(kind, 0):
+        if amount > resources.get(kind, 0):
             raise ConfigError(
-                f"{key} = {amount:g}, but Ray has {there.get(kind, 0):g} {kind}s; lower it, or "
+                f"{key} = {amount:g}, but Ray has {resources.get(kind, 0):g} {kind}s; lower it, or "
                 "add nodes"
             )
 
@@ -65,7 +65,10 @@ class TrialsOnTune:
         failed: dict[str, str],
     ) -> None:
         """Prepare the trials; the reasons of failed ones are added to `failed`, keyed by name."""
-        self._stage, self._run, self._work, self._progress = stage, run, work, progress
+        self._stage = stage
+        self._run = run
+        self._work = work
+        self._progress = progress
         self._failed = failed
         # name of this call, because Tune would continue one of the same name
         self._call = f"{os.getpid()}-{time.time_ns()}"
@@ -83,7 +86,7 @@ class TrialsOnTune:
         self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
     ) -> None:
         """Train the trials of these names, or those whose factors `settings` draw."""
-        over = threading.Event()
+        finished = threading.Event()
 
         def fit() -> None:
             try:
@@ -91,22 +94,22 @@ class TrialsOnTune:
             except BaseException as error:
                 self._error = error
             finally:
-                over.set()
+                finished.set()
 
         # Tune runs in a thread: this one stays free for signals, and Tune installs no handlers.
         threading.Thread(target=fit, name="tune", daemon=True).start()
-        asked = False
-        while not over.wait(POLL):
+        stop_requested = False
+        while not finished.wait(POLL):
             self._progress.show(show)
-            if not asked and (stop.read_request() or self._problem):
+            if not stop_requested and (stop.read_request() or self._problem):
                 storage.write(storage.join(self._run.output, FILE), b"")
-                asked = True
+                stop_requested = True
         self._progress.show(show)
-        how = stop.read_request()
+        stopped_by = stop.read_request()
         stop.remove_request()
         if self._error:
             raise self._error
-        self._conclude(how)
+        self._conclude(stopped_by)
 
     def _conclude(self, stopped_by: str | None) -> None:
         """Raise the error with which the trials ended, if there is one."""
@@ -125,36 +128,41 @@ class TrialsOnTune:
             )
 
     def _open_record(self, trial_id: str) -> FailureRecord:
-        return FailureRecord.of_trial(self._records, trial_id, self._run.trials.retries)
+        return FailureRecord.for_trial(self._records, trial_id, self._run.trials.retries)
 
     def _build_tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
         from ray import tune
 
-        servers, work = start_fork_servers(), pickle.dumps(self._work)
-        records, retries = self._records, self._run.trials.retries
+        servers = start_fork_servers()
+        work = pickle.dumps(self._work)
+        records = self._records
+        retries = self._run.trials.retries
 
         # This function is pickled by value because no module has it, so Tune's actors do not import
         # this module and torch with it.
-        def kept(config: Config) -> None:
+        def run_in_actor(config: Config) -> None:
             import ray
             from ray import tune
 
-            from trainrig.scaling.sweep.trial_agent import keep
+            from trainrig.scaling.sweep.trial_agent import run_trial
             from trainrig.scaling.sweep.trial_failures import FailureRecord
 
-            here = ray.get_runtime_context().get_node_id()
+            node = ray.get_runtime_context().get_node_id()
             trial_id = tune.get_context().get_trial_id()
-            record = FailureRecord.of_trial(records, trial_id, retries)
-            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)), record)
+            record = FailureRecord.for_trial(records, trial_id, retries)
+            run_trial(
+                servers.get(node), work, config, lambda result: tune.report(dict(result)), record
+            )
 
-        told, wanted = dict(settings), self._run.trials
-        space = told.pop("space", {"name": tune.grid_search(list(names))})
+        tune_settings = dict(settings)
+        wanted = self._run.trials
+        space = tune_settings.pop("space", {"name": tune.grid_search(list(names))})
         resources = {"cpu": wanted.cpus} | ({"gpu": wanted.gpus} if wanted.gpus else {})
         return tune.Tuner(
-            tune.with_resources(kept, resources),
+            tune.with_resources(run_in_actor, resources),
             param_space=space,
             tune_config=tune.TuneConfig(
-                reuse_actors=True, max_concurrent_trials=wanted.at_once, **told
+                reuse_actors=True, max_concurrent_trials=wanted.at_once, **tune_settings
             ),
             run_config=tune.RunConfig(
                 name=self._call,
@@ -184,16 +192,20 @@ class TrialsOnTune:
             def on_trial_recover(
                 self, iteration: int, trials: Any, trial: Any, **more: Any
             ) -> None:
-                named = outer._work.find_trial(trial.config).name
-                seen = outer._open_record(trial.trial_id).read_failures()
-                said = seen[-1].problem if seen else "its node or its actor died"
-                log.warning("trial %s: %s; it goes on from where it was", named, said)
+                name = outer._work.find_trial(trial.config).name
+                failures = outer._open_record(trial.trial_id).read_failures()
+                problem = failures[-1].problem if failures else "its node or its actor died"
+                log.warning("trial %s: %s; it goes on from where it was", name, problem)
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
-                seen = outer._open_record(trial.trial_id).read_failures()
-                why = f"more than trials.retries = {outer._run.trials.retries} failures"
-                last = f"{why}; the last: {seen[-1].problem}" if seen else f"{why} of nodes"
-                outer._end(trial.trial_id, trial.config, {"failed": last})
+                failures = outer._open_record(trial.trial_id).read_failures()
+                limit = f"more than trials.retries = {outer._run.trials.retries} failures"
+                reason = (
+                    f"{limit}; the last: {failures[-1].problem}"
+                    if failures
+                    else f"{limit} of nodes"
+                )
+                outer._end(trial.trial_id, trial.config, {"failed": reason})
 
         return Listener()
 

@@ -191,7 +191,7 @@ class Sweep(RunFile):
         return ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
 
     @model_validator(mode="after")
-    def _rates_go_with_the_width_once(self) -> Self:
+    def _check_rate_scaling(self) -> Self:
         if self.mup is not None and self.rule.kind != "FixedBatchAndRate":
             raise ValueError(
                 f"rule {self.rule.kind} lowers the rate as models grow, and so does mup; set "
@@ -200,7 +200,7 @@ class Sweep(RunFile):
         return self
 
     @model_validator(mode="after")
-    def _the_objective_fits(self) -> Self:
+    def _check_objective(self) -> Self:
         kind = find_model_kind(self.objective)
         if self.tasks and kind != "Decoder":
             raise ValueError(
@@ -216,8 +216,8 @@ class Sweep(RunFile):
                 "sweep MaskedLM, or train single runs with `trainrig pretrain`"
             )
         changes = any(
-            isinstance(each, MaskedLM) and each.final_rate is not None
-            for _, each in find_parts(self.objective)
+            isinstance(part, MaskedLM) and part.final_rate is not None
+            for _, part in find_parts(self.objective)
         )
         if changes and isinstance(self.design, IsoFLOP) and self.design.flops == "exact":
             raise ValueError(
@@ -227,13 +227,13 @@ class Sweep(RunFile):
         check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
         model = with_further_heads(smallest, count_further_heads(self.objective)).model
-        for _, each in find_parts(self.objective):
-            check_fit(each, model, convert=False)
+        for _, part in find_parts(self.objective):
+            check_fit(part, model, convert=False)
         return self
 
     @model_validator(mode="before")
     @classmethod
-    def _no_early_stops(cls, given: Any) -> Any:
+    def _refuse_scheduler(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "scheduler" in given:
             message = (
                 "no scheduler may stop the points of a law: those that begin badly would be left "

@@ -20,7 +20,7 @@ from trainrig.config import Settings
 Factors = Annotated[
     tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(min_length=1)
 ]
-FOUND = "search.json"
+SEARCH_RESULT = "search.json"
 
 
 class Grid(Settings):
@@ -85,7 +85,7 @@ class RateBatchPair:
         return f"rate-{self.rate:.6g}-batch-{self.batch:.6g}"
 
 
-def find_pair(name: str) -> RateBatchPair:
+def parse_pair(name: str) -> RateBatchPair:
     """Return the pair of factors that has this folder name."""
     _, rate, batch = re.split(r"(?:^|-)(?:rate|batch)-", name)
     return RateBatchPair(float(rate), float(batch))
@@ -94,14 +94,15 @@ def find_pair(name: str) -> RateBatchPair:
 def name_drawn_pair(search: RateSearch, drawn: Mapping[str, float]) -> RateBatchPair:
     """Return the pair of drawn factors, rounded as in its name."""
     rate = drawn.get("rate", search.rate_factors[0])
-    return find_pair(RateBatchPair(rate, drawn.get("batch", search.batch_factors[0])).name)
+    return parse_pair(RateBatchPair(rate, drawn.get("batch", search.batch_factors[0])).name)
 
 
 def list_pairs(search: RateSearch) -> tuple[RateBatchPair, ...]:
     """Return all pairs that a grid tries, by batch and rate."""
-    rates, batches = sorted(set(search.rate_factors)), sorted(set(search.batch_factors))
+    rates = sorted(set(search.rate_factors))
+    batches = sorted(set(search.batch_factors))
     # The pairs are rounded as in their names.
-    return tuple(find_pair(RateBatchPair(rate, batch).name) for batch in batches for rate in rates)
+    return tuple(parse_pair(RateBatchPair(rate, batch).name) for batch in batches for rate in rates)
 
 
 def list_rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:
@@ -110,17 +111,17 @@ def list_rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:
     The first is a share of `steps`, and each further one is `keep` times the one before. The last
     is the end of the trial. Without a scheduler there is only the end.
     """
-    found = [steps]
+    rungs = [steps]
     if scheduler:
-        at = math.ceil(scheduler.first * steps)
-        while at < steps:
-            found.append(at)
-            at *= scheduler.keep
-    return tuple(sorted(found))
+        rung = math.ceil(scheduler.first * steps)
+        while rung < steps:
+            rungs.append(rung)
+            rung *= scheduler.keep
+    return tuple(sorted(rungs))
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedPair:
     """Result of the trial of one pair."""
 
     pair: RateBatchPair
@@ -129,14 +130,14 @@ class Tried:
     whole: bool  # true if trained to the end; only such trials are compared in the end
 
 
-def find_best_pair(tried: Sequence[Tried]) -> RateBatchPair | None:
+def find_best_pair(tried: Sequence[TriedPair]) -> RateBatchPair | None:
     """Return the pair of least loss at the end, or None if no trial got there."""
-    ended = [each for each in tried if each.whole and math.isfinite(each.loss)]
-    return min(ended, key=lambda each: (each.loss, each.pair.name)).pair if ended else None
+    ended = [trial for trial in tried if trial.whole and math.isfinite(trial.loss)]
+    return min(ended, key=lambda trial: (trial.loss, trial.pair.name)).pair if ended else None
 
 
-def write_found(
-    folder: str, search: RateSearch, found: RateBatchPair, tried: Sequence[Tried]
+def write_search_result(
+    folder: str, search: RateSearch, found: RateBatchPair, tried: Sequence[TriedPair]
 ) -> None:
     """Write what the search found, and the results of all pairs, to `search.json` in `folder`."""
     entries: dict[str, Any] = {
@@ -147,21 +148,21 @@ def write_found(
         "at_an_edge": _find_edges(search, found),
         "tried": [
             {
-                "rate_factor": each.pair.rate,
-                "batch_factor": each.pair.batch,
-                "loss": each.loss if math.isfinite(each.loss) else None,
-                "steps": each.steps,
-                "whole": each.whole,
+                "rate_factor": trial.pair.rate,
+                "batch_factor": trial.pair.batch,
+                "loss": trial.loss if math.isfinite(trial.loss) else None,
+                "steps": trial.steps,
+                "whole": trial.whole,
             }
-            for each in sorted(tried, key=lambda each: each.pair.name)
+            for trial in sorted(tried, key=lambda trial: trial.pair.name)
         ],
     }
-    storage.write(storage.join(folder, FOUND), json.dumps(entries, indent=1).encode())
+    storage.write(storage.join(folder, SEARCH_RESULT), json.dumps(entries, indent=1).encode())
 
 
-def read_found(folder: str) -> RateBatchPair | None:
+def read_search_result(folder: str) -> RateBatchPair | None:
     """Return the result of an earlier search in `folder`, or None if none has finished."""
-    path = storage.join(folder, FOUND)
+    path = storage.join(folder, SEARCH_RESULT)
     if not storage.exists(path):
         return None
     entries: dict[str, Any] = json.loads(storage.read(path))

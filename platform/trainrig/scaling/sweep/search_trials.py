@@ -11,12 +11,18 @@ from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import (
     RateBatchPair,
     RateSearch,
-    Tried,
+    TriedPair,
     find_best_pair,
-    find_pair,
     list_rungs,
+    parse_pair,
 )
-from trainrig.scaling.sweep.trial import Alone, claim_output, is_over, read_diverged, write_diverged
+from trainrig.scaling.sweep.trial import (
+    SingleRankTrainer,
+    claim_output,
+    is_over,
+    read_diverged,
+    write_diverged,
+)
 from trainrig.scaling.sweep.trials import (
     SEARCH,
     SweepTokens,
@@ -30,7 +36,12 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 def train_searched(
-    sweep: Sweep, search: RateSearch, trial: Trial, data: SweepTokens, alone: Alone, report: Report
+    sweep: Sweep,
+    search: RateSearch,
+    trial: Trial,
+    data: SweepTokens,
+    alone: SingleRankTrainer,
+    report: Report,
 ) -> None:
     """Train `trial`, and report the held-out loss and the percentage of its steps at each rung.
 
@@ -57,12 +68,12 @@ def list_tried_pairs(sweep: Sweep) -> tuple[RateBatchPair, ...]:
     """Return all pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
-    return tuple(find_pair(name) for name in names)
+    return tuple(parse_pair(name) for name in names)
 
 
 def collect_tried(
     sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[RateBatchPair]
-) -> tuple[Tried, ...]:
+) -> tuple[TriedPair, ...]:
     """Return the results of `pairs`, whose trials are given in the same order."""
     found = []
     for trial, pair in zip(trials, pairs, strict=True):
@@ -72,11 +83,11 @@ def collect_tried(
         losses = _read_losses(folder)
         last = max(losses, default=0)
         loss = math.nan if read_diverged(folder) else losses.get(last, math.nan)
-        found.append(Tried(pair, loss, last, whole))
+        found.append(TriedPair(pair, loss, last, whole))
     return tuple(found)
 
 
-def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
+def choose_pair(sweep: Sweep, found: Sequence[TriedPair]) -> RateBatchPair:
     """Return the best of the tried pairs; raise DataError if no trial finished."""
     pair = find_best_pair(found)
     if pair is None:

@@ -19,35 +19,35 @@ from trainrig.scaling.sweep import search_trials
 from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import (
-    FOUND,
+    SEARCH_RESULT,
     Optuna,
     RateBatchPair,
     RateSearch,
     list_pairs,
-    read_found,
-    write_found,
+    read_search_result,
+    write_search_result,
 )
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress, show_progress
 from trainrig.scaling.sweep.sweep_table import (
     build_runs_table,
     compute_usd_an_hour,
-    state_design,
+    serialise_design,
     summarise_sweep,
 )
-from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
+from trainrig.scaling.sweep.task_scores import check_tasks, make_paths_absolute
 from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
     list_design_points,
-    look_at,
     plan,
     plan_search,
+    read_sweep_tokens,
 )
 
 __all__ = ["Sweep", "sweep"]
 
-STATED = "trials.json"
+PLANNED_TRIALS = "trials.json"
 
 
 def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
@@ -56,9 +56,10 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     `show` receives the progress. Raises InputError before any training if the run cannot work,
     ClusterError if trials failed more often than allowed, and Unfinished on a stop request.
     """
-    run = at_absolute_paths(run)
+    run = make_paths_absolute(run)
     tokens = manifest.read_input(run.tokens, "tokenize")
-    data, given = look_at(run), RateBatchPair(run.rate_factor, run.batch_factor)
+    data = read_sweep_tokens(run)
+    given = RateBatchPair(run.rate_factor, run.batch_factor)
     points = list_design_points(run, data)
     plan(run, points, data, given)  # raises the errors of the design
     if run.search:
@@ -86,8 +87,8 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
             raise
         runs = build_runs_table(run, trials, data)
         runs.write(stage.build_path(RUNS_FILE))
-        storage.write(stage.build_path(STATED), state_design(run, trials))
-        names = [RUNS_FILE, STATED, *([FOUND] if run.search else [])]
+        storage.write(stage.build_path(PLANNED_TRIALS), serialise_design(run, trials))
+        names = [RUNS_FILE, PLANNED_TRIALS, *([SEARCH_RESULT] if run.search else [])]
         files = {name: manifest.compute_file_sum(stage.build_path(name)) for name in names}
         return stage.finish(summarise_sweep(trials, data, runs), files, driver.sum_cost())
 
@@ -96,7 +97,10 @@ class _Driver:
     """Driver that has the trials of one sweep trained."""
 
     def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:
-        self._stage, self._run, self._data, self._show = stage, run, data, show
+        self._stage = stage
+        self._run = run
+        self._data = data
+        self._show = show
         self._groups: list[TrialsOnTune] = []
         self.failed: dict[str, str] = {}  # reasons, keyed by the name of the trial
 
@@ -105,11 +109,13 @@ class _Driver:
 
         The costliest trials start first, so that no long one runs alone at the end.
         """
-        from_ = self._run.large.parameters if self._run.large else float("inf")
-        progress = SweepProgress(self._run, sum(len(each.lengths) for each in trials), over=trials)
+        large_from = self._run.large.parameters if self._run.large else float("inf")
+        progress = SweepProgress(
+            self._run, sum(len(trial.lengths) for trial in trials), over=trials
+        )
         left = [trial for trial in trials if not progress.is_over(trial)]
-        left.sort(key=lambda each: (-each.work, each.name))
-        small = {each.name: each for each in left if each.ladder_model.parameters < from_}
+        left.sort(key=lambda trial: (-trial.work, trial.name))
+        small = {trial.name: trial for trial in left if trial.ladder_model.parameters < large_from}
         if small:
             self._on_tune(TrainedTrials(self._run, self._data, small), progress, list(small), {})
         for trial in left:
@@ -118,10 +124,10 @@ class _Driver:
 
     def search(self, search: RateSearch) -> RateBatchPair:
         """Return the best factors, from this call's search or from an earlier one."""
-        if there := read_found(self._run.output):
-            return there
+        if earlier := read_search_result(self._run.output):
+            return earlier
         drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
-        names = [] if drawn else [each.name for each in list_pairs(search)]
+        names = [] if drawn else [pair.name for pair in list_pairs(search)]
         progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
         self._on_tune(work, progress, names, build_search_settings(search))
@@ -129,7 +135,7 @@ class _Driver:
         trials = plan_search(self._run, search, self._data, tried_pairs)
         tried = search_trials.collect_tried(self._run, trials, tried_pairs)
         found = search_trials.choose_pair(self._run, tried)
-        write_found(self._run.output, search, found, tried)
+        write_search_result(self._run.output, search, found, tried)
         return found
 
     def sum_cost(self) -> dict[str, float]:
@@ -137,9 +143,9 @@ class _Driver:
 
         The overhead per trial is included if there was a trial.
         """
-        trials = sum(each.trials for each in self._groups)
-        seconds = sum(each.seconds for each in self._groups)
-        training = sum(each.training_seconds for each in self._groups)
+        trials = sum(group.trials for group in self._groups)
+        seconds = sum(group.seconds for group in self._groups)
+        training = sum(group.training_seconds for group in self._groups)
         found = {"trial_seconds": round(seconds, 3), "training_seconds": round(training, 3)}
         if trials:
             found["overhead_seconds_a_trial"] = round((seconds - training) / trials, 3)

@@ -28,16 +28,17 @@ class SweepProgress:
     """
 
     def __init__(self, sweep: Sweep, runs: int, over: Iterable[Trial] = ()) -> None:
-        self._sweep, self._runs = sweep, runs
+        self._sweep = sweep
+        self._runs = runs
         self._running: dict[str, Trial] = {}  # keyed by name, in the order in which they started
         self._over: set[str] = set()  # folders of finished runs
         self._followed: dict[str, ProgressFollower] = {}  # keyed by run folder
         for trial in over:
-            self._look(trial)
+            self._find_unfinished_length(trial)
 
     def is_over(self, trial: Trial) -> bool:
         """Return whether all runs of `trial` are finished."""
-        return self._look(trial) is None
+        return self._find_unfinished_length(trial) is None
 
     def begin_trial(self, trial: Trial) -> None:
         """Add `trial` to the running trials."""
@@ -46,14 +47,14 @@ class SweepProgress:
     def end_trial(self, trial: Trial) -> None:
         """Remove `trial` from the running trials."""
         self._running.pop(trial.name, None)
-        self._look(trial)
+        self._find_unfinished_length(trial)
 
     def show(self, show: Show) -> None:
         """Read the state of all running trials, and pass it to `show`."""
         rows = [self._format_row(trial) for trial in list(self._running.values())]
         show(len(self._over), self._runs, rows)
 
-    def _look(self, trial: Trial) -> TrialLength | None:
+    def _find_unfinished_length(self, trial: Trial) -> TrialLength | None:
         """Return the run of `trial` that is under way, or None if all its runs are finished."""
         for length in reversed(trial.lengths):
             folder = name_run_folder(self._sweep, trial, length)
@@ -76,7 +77,7 @@ class SweepProgress:
             "step": "",
             "": "ending",
         }
-        if length := self._look(trial):
+        if length := self._find_unfinished_length(trial):
             folder = name_run_folder(self._sweep, trial, length)
             follower = self._followed.setdefault(folder, ProgressFollower(folder, length.steps))
             progress = follower.look()
@@ -87,12 +88,12 @@ class SweepProgress:
 
 
 @contextlib.contextmanager
-def show_progress(progress: SweepProgress, show: Show, every: float) -> Iterator[None]:
+def show_progress(progress: SweepProgress, show: Show, seconds: float) -> Iterator[None]:
     """Show `progress` every `every` seconds, from a thread, while the block runs."""
-    over = threading.Event()
+    finished = threading.Event()
 
     def look() -> None:
-        while not over.wait(every):
+        while not finished.wait(seconds):
             progress.show(show)
 
     thread = threading.Thread(target=look, name="trials", daemon=True)
@@ -100,5 +101,5 @@ def show_progress(progress: SweepProgress, show: Show, every: float) -> Iterator
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()

@@ -33,7 +33,7 @@ class TaskPoint:
     chance: float  # score of random guessing
 
 
-def at_absolute_paths(run: Sweep) -> Sweep:
+def make_paths_absolute(run: Sweep) -> Sweep:
     """Return `run` with absolute paths only, also for its task files."""
     choices = (
         choice.model_copy(update={"task": storage.make_absolute(choice.task)})
@@ -58,18 +58,18 @@ def check_tasks(run: Sweep) -> None:
         if task.name in names:
             raise ConfigError(f"tasks: two of them are named '{task.name}'")
         names.append(task.name)
-        asked = _build_evaluation(run, choice, "")
+        evaluation = _build_evaluation(run, choice, "")
         # reads the rows, and so finds errors in them
-        TaskPlan(asked, load_task_runs(asked)).list_splits()
+        TaskPlan(evaluation, load_task_runs(evaluation)).list_splits()
 
 
-def ask_tasks(run: Sweep, folder: str) -> None:
+def score_tasks(run: Sweep, folder: str) -> None:
     """Evaluate the model of the finished run in `folder` on its remaining tasks."""
     for choice in run.tasks:
         evaluate(_build_evaluation(run, choice, folder))
 
 
-def were_asked(run: Sweep, folder: str) -> bool:
+def is_scored_on_tasks(run: Sweep, folder: str) -> bool:
     """Return whether the model of the run in `folder` has been evaluated on all tasks."""
     return all(
         storage.exists(storage.join(_name_folder(run, choice, folder), manifest.MANIFEST))
@@ -82,18 +82,18 @@ def read_points(run: Sweep, folder: str) -> Mapping[str, TaskPoint]:
 
     Raises DataError if one of the tasks has not been evaluated.
     """
-    found = {}
+    points = {}
     for choice in run.tasks:
-        place = _name_folder(run, choice, folder)
-        ((name, task),) = read_scorecard(place).tasks.items()
-        losses = [_compute_loss(row) for row in read_scored(place, name)]
-        found[name] = TaskPoint(
+        task_folder = _name_folder(run, choice, folder)
+        ((name, task),) = read_scorecard(task_folder).tasks.items()
+        losses = [_compute_loss(row) for row in read_scored(task_folder, name)]
+        points[name] = TaskPoint(
             score=task.headline.value,
             error=task.headline.error,
             loss=sum(losses) / len(losses),
             chance=task.chance or 0.0,
         )
-    return found
+    return points
 
 
 def _compute_loss(row: Mapping[str, Any]) -> float:

@@ -27,7 +27,7 @@ from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.task_scores import ask_tasks, were_asked
+from trainrig.scaling.sweep.task_scores import is_scored_on_tasks, score_tasks
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -68,21 +68,23 @@ def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train)
         if not is_over(folder):
             _train_length(sweep, trial, length, data, train_run)
         if not is_complete(sweep, folder):
-            ask_tasks(sweep, folder)
+            score_tasks(sweep, folder)
 
 
 def _train_length(
     sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens, train_run: Train
 ) -> None:
     """Train one run of `trial`, or record that it diverged."""
-    at = None if length == trial.trunk else _find_branching_checkpoint(sweep, trial, length)
-    gone = _find_divergence(sweep, trial, length)
-    stage, job = claim_output(build_run_file(sweep, trial, length, data), at)
+    branch_from = (
+        None if length == trial.trunk else _find_branching_checkpoint(sweep, trial, length)
+    )
+    divergence = _find_divergence(sweep, trial, length)
+    stage, job = claim_output(build_run_file(sweep, trial, length, data), branch_from)
     if stage.finished:
         return
     try:
-        if gone:
-            raise Diverged(gone)
+        if divergence:
+            raise Diverged(divergence)
         train_run(stage, job)
     except Diverged as error:
         write_diverged(name_run_folder(sweep, trial, length), str(error))
@@ -98,7 +100,9 @@ def is_complete(sweep: Sweep, folder: str) -> bool:
 
     A run that diverged has no model to evaluate.
     """
-    return is_over(folder) and (read_diverged(folder) is not None or were_asked(sweep, folder))
+    return is_over(folder) and (
+        read_diverged(folder) is not None or is_scored_on_tasks(sweep, folder)
+    )
 
 
 def write_diverged(folder: str, reason: str) -> None:
@@ -154,13 +158,15 @@ def _find_divergence(sweep: Sweep, trial: Trial, length: TrialLength) -> str | N
     """
     if length == trial.trunk:
         return None
-    gone = read_diverged(name_run_folder(sweep, trial, trial.trunk))
-    if gone is None or gone["step"] >= count_stable_steps(sweep, trial, length):
+    divergence = read_diverged(name_run_folder(sweep, trial, trial.trunk))
+    if divergence is None or divergence["step"] >= count_stable_steps(sweep, trial, length):
         return None
-    return f"as the longest run of its trial, of whose steps it has the first: {gone['reason']}"
+    return (
+        f"as the longest run of its trial, of whose steps it has the first: {divergence['reason']}"
+    )
 
 
-class Alone:
+class SingleRankTrainer:
     """Trainer of runs in this process, as the only rank of its process group."""
 
     def __init__(self, heartbeats: HeartbeatSink = UNSUPERVISED) -> None:
@@ -191,7 +197,7 @@ class Alone:
                 return True
             attempt = folder.take_attempt(newest.step if newest else 0)
             self.run, self.step = job.folder, newest.step if newest else 0
-            heartbeats = _Until(step, self)
+            heartbeats = _StopAfterStep(step, self)
             try:
                 train(job, attempt, newest.path if newest else None, heartbeats)
             except DamagedCheckpoint:
@@ -217,24 +223,25 @@ class Alone:
         return self._heartbeats.stop_wanted()
 
 
-class _Until:
+class _StopAfterStep:
     """Heartbeat sink that requests a stop after a number of updates, or when another sink does."""
 
     def __init__(self, step: int, other: HeartbeatSink) -> None:
-        self._step, self._other = step, other
-        self._there = False
+        self._step = step
+        self._other = other
+        self._reached = False
 
     def heartbeat(self, step: int, doing: str) -> None:
         """Note whether the last update is done, and pass the heartbeat on.
 
         A measurement after the last update finishes before the stop.
         """
-        self._there = step >= self._step and doing == "train"
+        self._reached = step >= self._step and doing == "train"
         self._other.heartbeat(step, doing)
 
     def stop_wanted(self) -> bool:
         """Return whether the last update is done, or the other sink requests a stop."""
-        return self._there or self._other.stop_wanted()
+        return self._reached or self._other.stop_wanted()
 
 
 class StopFile:
@@ -245,7 +252,8 @@ class StopFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._wanted, self._looked = False, float("-inf")
+        self._wanted = False
+        self._looked = float("-inf")
 
     def heartbeat(self, step: int, doing: str) -> None:
         """Ignore the heartbeat; the run folder has all that followers of a trial read."""
@@ -262,7 +270,10 @@ class StopFile:
 
 
 def check_sane(job: TrainingJob) -> None:
-    """Raise Diverged if the final loss exceeds that of a uniform guess over the vocabulary."""
+    """Raise Diverged if the final loss is above the loss of a uniform guess.
+
+    The guess is uniform over the vocabulary.
+    """
     measured = metrics.read_held_out_series(job.folder)
     if not measured:
         return
@@ -277,7 +288,7 @@ def check_sane(job: TrainingJob) -> None:
 
 
 @contextlib.contextmanager
-def only_rank() -> Iterator[None]:
+def join_single_rank_group() -> Iterator[None]:
     """Make this process a process group of one rank while the block runs."""
     with tempfile.TemporaryDirectory(prefix="trainrig-trial-") as rendezvous:
         join_group(0, 1, f"file://{rendezvous}/store", timedelta(minutes=5))

@@ -22,7 +22,7 @@ GAVE_UP = {"loss": float("inf"), "percent": 100.0}
 
 
 @dataclass(frozen=True)
-class Said:
+class TrialUpdate:
     """Report of a running trial, which waits for an answer."""
 
     result: Result
@@ -39,7 +39,7 @@ class TrialFailed(Exception):
     """Error of a trial that did not finish and is to be restarted."""
 
 
-def keep(
+def run_trial(
     address: str | None,
     work: bytes,
     config: Result,
@@ -60,22 +60,22 @@ def keep(
 
     Raises TrialFailed after any other failure, once the back-off time has passed.
     """
-    last: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
 
-    def tell(result: Result) -> None:
-        last.update(result)
+    def report_and_remember(result: Result) -> None:
+        latest.update(result)
         report(result)
 
     try:
         with contextlib.closing(_fork_agent(address, (work, dict(config)))) as process:
-            failure = _relay(process, tell)
+            failure = _relay(process, report_and_remember)
     except ProcessDied as died:
         failure = TrialFailure(f"its process died: {died}")
     if failure is None:
         return
     verdict = record.decide_retry(failure)
     if isinstance(verdict, GiveUp):
-        report({**GAVE_UP, **last, "failed": verdict.reason})
+        report({**GAVE_UP, **latest, "failed": verdict.reason})
         return
     time.sleep(verdict)
     raise TrialFailed(failure.problem)
@@ -83,12 +83,12 @@ def keep(
 
 def _relay(process: ForkedProcess, report: Callable[[Result], None]) -> TrialFailure | None:
     """Report the results of a trial's process until it ends; return its failure, if any."""
-    while not isinstance(said := process.receive(), TrialEnded | TrialFailure):
-        report(said.result)
+    while not isinstance(message := process.receive(), TrialEnded | TrialFailure):
+        report(message.result)
         process.send(None)
-    if isinstance(said, TrialFailure):
-        return said
-    report(said.result)
+    if isinstance(message, TrialFailure):
+        return message
+    report(message.result)
     return None
 
 
@@ -100,9 +100,9 @@ def _fork_agent(address: str | None, given: tuple[bytes, Result]) -> ForkedProce
     with contextlib.suppress(ProcessDied):
         if address:
             return ForkedProcess(address, f"{WORK}:main", given)
-    global _own
-    _own = _own or ForkServer(*MODULES)
-    return ForkedProcess(_own.get_address(), f"{WORK}:main", given)
+    global _own_server
+    _own_server = _own_server or ForkServer(*MODULES)
+    return ForkedProcess(_own_server.get_address(), f"{WORK}:main", given)
 
 
-_own: ForkServer | None = None  # started once, and kept until this process ends
+_own_server: ForkServer | None = None  # started once, and kept until this process ends

@@ -33,7 +33,7 @@ class FailureRecord:
     retries: int  # number of failures without progress after which the trial is retried
 
     @classmethod
-    def of_trial(cls, folder: str, trial_id: str, retries: int) -> "FailureRecord":
+    def for_trial(cls, folder: str, trial_id: str, retries: int) -> "FailureRecord":
         """Return the record of the trial with Tune's id `trial_id`, which lies in `folder`."""
         return cls(storage.join(folder, f"{trial_id}.json"), retries)
 
@@ -49,18 +49,18 @@ class FailureRecord:
         Returns GiveUp if the next attempt would fail in the same way.
         """
         failures = [*self.read_failures(), failure]
-        storage.write(self.path, json.dumps([asdict(each) for each in failures]).encode())
+        storage.write(self.path, json.dumps([asdict(entry) for entry in failures]).encode())
         # Only failures of the same run count, because the same step of another run is another
         # place.
         policy = RestartPolicy(Faults(max_restarts=self.retries), step=0)
         verdict: float | GiveUp = 0.0
-        for each in failures:
-            if each.run == failure.run:
-                verdict = policy.decide_after(_as_failure(each), each.step)
+        for earlier in failures:
+            if earlier.run == failure.run:
+                verdict = policy.decide_after(_convert_failure(earlier), earlier.step)
         return verdict
 
 
-def _as_failure(failure: TrialFailure) -> Failure:
+def _convert_failure(failure: TrialFailure) -> Failure:
     return Failure(
         problem=failure.problem,
         seen_by="trial",

@@ -16,10 +16,15 @@ from trainrig import storage
 from trainrig.errors import InputError, Unfinished
 from trainrig.processes.stop_file import FILE
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import RateSearch, find_pair, name_drawn_pair
+from trainrig.scaling.sweep.search_settings import RateSearch, name_drawn_pair, parse_pair
 from trainrig.scaling.sweep.search_trials import train_searched
-from trainrig.scaling.sweep.trial import Alone, StopFile, only_rank, train_trial
-from trainrig.scaling.sweep.trial_agent import Said, TrialEnded
+from trainrig.scaling.sweep.trial import (
+    SingleRankTrainer,
+    StopFile,
+    join_single_rank_group,
+    train_trial,
+)
+from trainrig.scaling.sweep.trial_agent import TrialEnded, TrialUpdate
 from trainrig.scaling.sweep.trial_failures import TrialFailure
 from trainrig.scaling.sweep.trials import SweepTokens, Trial, plan_search
 from trainrig.train.elastic.failure_cause import format_last_line, is_out_of_memory
@@ -38,7 +43,7 @@ class TrialTask(Protocol):
     def find_trial(self, config: Config) -> Trial:
         """Return the trial that `config` names."""
 
-    def do(self, trial: Trial, alone: Alone, report: Report) -> None:
+    def do(self, trial: Trial, alone: SingleRankTrainer, report: Report) -> None:
         """Train `trial`. The process may be ended during a call of `report`."""
 
 
@@ -57,7 +62,7 @@ class TrainedTrials:
         """Return the trial that `config` names."""
         return self.trials[config["name"]]
 
-    def do(self, trial: Trial, alone: Alone, report: Report) -> None:
+    def do(self, trial: Trial, alone: SingleRankTrainer, report: Report) -> None:
         """Train all runs of `trial`."""
         train_trial(self.run, trial, self.data, alone)
 
@@ -72,11 +77,11 @@ class SearchedPairs:
 
     def find_trial(self, config: Config) -> Trial:
         """Return the trial that `config` names, or whose factors `config` has drawn."""
-        named = config.get("name")
-        pair = find_pair(named) if named else name_drawn_pair(self.search, config)
+        name = config.get("name")
+        pair = parse_pair(name) if name else name_drawn_pair(self.search, config)
         return plan_search(self.run, self.search, self.data, [pair])[0]
 
-    def do(self, trial: Trial, alone: Alone, report: Report) -> None:
+    def do(self, trial: Trial, alone: SingleRankTrainer, report: Report) -> None:
         """Train `trial`, and report its loss at each rung."""
         train_searched(self.run, self.search, trial, self.data, alone, report)
 
@@ -88,34 +93,34 @@ def main(channel: Connection) -> None:
     exception is sent as a failure, with the last line of its traceback.
     """
     pickled, config = channel.recv()
-    work: TrialTask = pickle.loads(pickled)
-    if not work.run.trials.gpus:
+    task: TrialTask = pickle.loads(pickled)
+    if not task.run.trials.gpus:
         # otherwise all trials of a node would share its first GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-    ended: dict[str, Any] = {"loss": math.inf, "percent": 100.0}
+    result_at_end: dict[str, Any] = {"loss": math.inf, "percent": 100.0}
 
     def report(result: Mapping[str, Any]) -> None:
-        ended.update(result)
-        channel.send(Said(result))
+        result_at_end.update(result)
+        channel.send(TrialUpdate(result))
         channel.recv()
 
-    alone = Alone(StopFile(storage.join(work.run.output, FILE)))
-    with only_rank():
+    alone = SingleRankTrainer(StopFile(storage.join(task.run.output, FILE)))
+    with join_single_rank_group():
         try:
-            work.do(work.find_trial(config), alone, report)
+            task.do(task.find_trial(config), alone, report)
         except Unfinished:
-            ended["stopped"] = True
+            result_at_end["stopped"] = True
         except InputError as error:
-            ended |= {"problem": str(error), "kind": type(error).__name__}
+            result_at_end |= {"problem": str(error), "kind": type(error).__name__}
         except Exception as error:
             traceback.print_exc()  # goes to the log of the worker
             channel.send(_build_failure(error, alone))
             return
-    channel.send(TrialEnded(ended | {"training": alone.training_seconds}))
+    channel.send(TrialEnded(result_at_end | {"training": alone.training_seconds}))
 
 
-def _build_failure(error: Exception, alone: Alone) -> TrialFailure:
+def _build_failure(error: Exception, alone: SingleRankTrainer) -> TrialFailure:
     line = format_last_line(error)
     memory = is_out_of_memory(f"{type(error).__name__}: {error}")
     return TrialFailure(line, alone.run, alone.step, exception=line, memory=memory)

@@ -116,7 +116,7 @@ def plan(
     return tuple(trials)
 
 
-def look_at(sweep: Sweep) -> SweepTokens:
+def read_sweep_tokens(sweep: Sweep) -> SweepTokens:
     """Read the facts about a sweep's tokens; raise DataError if no tokens are held out."""
     tokenizer = manifest.read_file(sweep.tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer)
@@ -127,7 +127,7 @@ def look_at(sweep: Sweep) -> SweepTokens:
     length = sweep.batches.sequence_length
     # raises an error if the tokenizer lacks special tokens
     find_corruption(sweep.objective, encoder, length)
-    windows = [-(-(held_out.tokens(s) - 1) // length) for s in held_out.sources]
+    windows = [-(-(held_out.tokens(source) - 1) // length) for source in held_out.sources]
     if max(windows, default=0) < 1:
         raise DataError(
             f"{sweep.tokens}: nothing is held out, and a law is of the loss on text that was not "
@@ -176,7 +176,8 @@ def _plan_trial(
     points: Sequence[DesignPoint],
     factors: RateBatchPair,
 ) -> Trial:
-    settings, length = sweep.training, sweep.batches.sequence_length
+    settings = sweep.training
+    length = sweep.batches.sequence_length
     wanted = sorted(point.tokens for point in points)
     middle = math.sqrt(wanted[0] * wanted[-1])
     rule = sweep.rule
@@ -235,7 +236,7 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
     ]
     if not beyond:
         return
-    epochs, trial, length = max(beyond, key=lambda each: each[0])
+    epochs, trial, length = max(beyond, key=lambda entry: entry[0])
     raise ConfigError(
         f"design: {len(beyond)} of its points go more than {allowed:g} times through the "
         f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
@@ -255,9 +256,10 @@ def build_run_file(
     sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens
 ) -> Pretraining:
     """Return the run file of one run, as for `trainrig pretrain`."""
-    rows, training = sweep.batches, sweep.training
+    rows = sweep.batches
+    training = sweep.training
     micro = min(rows.micro_batch, trial.batch)
-    branches = [count_stable_steps(sweep, trial, each) for each in trial.lengths[:-1]]
+    branches = [count_stable_steps(sweep, trial, shorter) for shorter in trial.lengths[:-1]]
     is_trunk = length == trial.trunk
     measured = length.steps
     if trial.place == SEARCH and sweep.search:
@@ -311,7 +313,7 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
     """
     if not storage.exists(storage.join(sweep.tokens, MANIFEST)):
         return {}
-    data = look_at(sweep)
+    data = read_sweep_tokens(sweep)
     trials = plan(
         sweep,
         list_design_points(sweep, data),
@@ -325,14 +327,16 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
         "parameters_least": min(trial.ladder_model.parameters for trial in trials),
         "parameters_most": max(trial.ladder_model.parameters for trial in trials),
         "unique_tokens": data.unique_tokens,
-        "epochs_most": max(t.trunk.tokens for t in trials) / data.unique_tokens,
+        "epochs_most": max(trial.trunk.tokens for trial in trials) / data.unique_tokens,
         "flops": sum(
-            _count_flops(sweep, trial, to) - _count_flops(sweep, trial, at)
-            for trial, at, to in made
+            _count_flops(sweep, trial, end) - _count_flops(sweep, trial, begin)
+            for trial, begin, end in made
         ),
         "flops_by_6nd": sum(
-            count_flops_6nd(trial.ladder_model.parameters, _count_positions(sweep, trial, to - at))
-            for trial, at, to in made
+            count_flops_6nd(
+                trial.ladder_model.parameters, _count_positions(sweep, trial, end - begin)
+            )
+            for trial, begin, end in made
         ),
     }
 
@@ -340,14 +344,14 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
 def _list_segments(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
     """Yield the first and last step of each part that is trained: the trunk, then the decays."""
     yield 0, trial.trunk.steps
-    for each in trial.lengths[:-1]:
-        yield count_stable_steps(sweep, trial, each), each.steps
+    for length in trial.lengths[:-1]:
+        yield count_stable_steps(sweep, trial, length), length.steps
 
 
 def _count_flops(sweep: Sweep, trial: Trial, steps: int) -> float:
     """Return the exact number of operations of the first `steps` steps of `trial`."""
-    each = count_flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
-    return each * _count_positions(sweep, trial, steps)
+    flops_per_token = count_flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
+    return flops_per_token * _count_positions(sweep, trial, steps)
 
 
 def _count_positions(sweep: Sweep, trial: Trial, steps: int) -> int:
