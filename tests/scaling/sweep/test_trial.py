@@ -126,7 +126,9 @@ def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
     with pytest.raises(DataError, match="no special token <extra_id_0>"):
         read_sweep_tokens(config.build(Sweep, given | spans, "sweep.toml"))
     asked = given | spans | {"tasks": [{"task": "lambada"}]}
-    with pytest.raises(ConfigError, match="only decoders are asked, and objective SpanCorruption"):
+    with pytest.raises(
+        ConfigError, match="only decoders can be evaluated, and objective SpanCorruption"
+    ):
         config.build(Sweep, asked, "sweep.toml")
 
 
@@ -293,5 +295,5 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
 
 def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task="svamp"),), "task_rows": "/no"})
-    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives its"):
+    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives the"):
         check_tasks(asking)

@@ -98,8 +98,8 @@ class Timer:
                 if getattr(device, figure) is None
             ]
             raise ConfigError(
-                f"the table of hardware does not say {', '.join(lacking)} of '{name}', which a "
-                "plan of layouts needs; add it, or choose another --device"
+                f"the table of hardware lacks {', '.join(lacking)} for '{name}', which planning a "
+                "layout needs; add it, or choose another --device"
             )
         self._peak = device.find_peak(training.precision.peak)
         self._products = self._peak * device.matmul

@@ -33,7 +33,9 @@ def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
             Section("layouts", "The fastest layouts", (_chart_steps(plan), _build_table(plan))),
             Section("memory", "What a device holds", (_build_memory_table(plan),)),
             Section("traffic", "What a device sends", (_build_traffic_table(plan),)),
-            Section("terms", "What it hangs on", (_build_terms_table(), _build_constants_table())),
+            Section(
+                "terms", "How it is predicted", (_build_terms_table(), _build_constants_table())
+            ),
         ),
         commands=(
             report.PageCommand(f"trainrig check {run_file}", "See what would run"),

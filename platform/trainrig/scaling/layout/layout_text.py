@@ -22,7 +22,7 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
     links = cluster.inside.bandwidth / 1e9
     joined = f"{links:,.0f} GB/s inside a machine of {cluster.devices_per_machine}"
     if cluster.across is not None:
-        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between them"
+        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between machines"
     yield (
         f"{subject.name} on {cluster.devices:,} {cluster.name} ({joined}): {plan.legal:,} legal "
         f"layouts, of which {plan.fitting:,} fit"
@@ -37,7 +37,7 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
         yield _format_row(str(number), found)
     if plan.runnable is not None and plan.runnable not in plan.best:
         yield _format_row("*", plan.runnable)
-        yield "  * the best that can be trained as the run is"
+        yield "  * the best layout that the trainer supports for this run"
     yield from _describe_seconds(plan)
     yield from _describe_cost(plan)
     for warning in plan.warnings:
@@ -81,11 +81,11 @@ def _describe_seconds(plan: LayoutPlan) -> Iterator[str]:
     best = plan.best[0].prediction
     parts = {name: getattr(best.seconds, name) for name in best.seconds.__dataclass_fields__}
     shares = [f"{k} {v / best.seconds.total:.1%}" for k, v in parts.items() if v > 0]
-    yield f"  the best spends its step on {', '.join(shares)}"
+    yield f"  time of the best layout's step: {', '.join(shares)}"
     sent = best.traffic.total
     yield (
-        f"  and sends a device and step {sent.inside / 1e9:,.4g} GB inside its machine, "
-        f"{sent.across / 1e9:,.4g} GB to others"
+        f"  bytes that a device sends in a step: {sent.inside / 1e9:,.4g} GB inside its machine, "
+        f"{sent.across / 1e9:,.4g} GB to other machines"
     )
 
 
@@ -99,7 +99,7 @@ def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
             f"{format_usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"
         )
     yield (
-        f"  its {steps:,} steps: {format_four_digits(cost.hours)} h, {price}, "
+        f"  cost of {steps:,} steps: {format_four_digits(cost.hours)} h, {price}, "
         f"{format_four_digits(cost.kwh)} kWh at {watts / 1e3:,.4g} kW"
     )
 

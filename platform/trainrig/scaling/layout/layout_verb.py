@@ -79,26 +79,28 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     """
     model = run.model
     if model is None:
-        raise ConfigError(f"plan: {name}: [model] is missing; a layout is planned for its sizes")
+        raise ConfigError(
+            f"plan: {name}: [model] is missing, and a layout depends on its sizes; add it"
+        )
     if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(
-            f"plan: {name}: layouts are planned for decoders and encoders; model.kind is "
-            f"'{model.kind}'"
+            f"plan: {name}: layouts can only be planned for decoders and encoders, and model.kind "
+            f"is '{model.kind}'"
         )
     if model.generator_model is not None or model.further_heads:
         unsupported = "further_heads" if model.further_heads else "a generator"
         raise ConfigError(
-            f"plan: {name}: layouts are planned for models that are trained alone; this one has "
-            f"{unsupported}"
+            f"plan: {name}: layouts can only be planned for models that are trained alone, and "
+            f"this one has {unsupported}"
         )
     notes = []
     if run.training.offload.optimizer:
         notes.append(
-            "Step times leave out the way of the optimizer's memory from the host and back, which "
-            "offload.optimizer has it take."
+            "Step times do not include the copies of the optimizer state from the host and back, "
+            "which offload.optimizer causes."
         )
     if run.training.offload.activations:
-        notes.append("Step times leave out the way of activations to the host and back.")
+        notes.append("Step times do not include the copies of activations to the host and back.")
     stages = run.batches.resolve_stages()
     ends = [
         run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
@@ -108,8 +110,8 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     stage = stages[positions.index(max(positions))]
     if len(stages) > 1:
         notes.append(
-            f"Planned for the batches from step {stage.from_step} on, of the {len(stages)} stages "
-            "the one with the most tokens."
+            f"The plan is for the batches from step {stage.from_step} on, the one of "
+            f"{len(stages)} stages with the most tokens."
         )
     rate = sum(
         share
@@ -119,8 +121,9 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     places = compute_widest_row(run.objective, stage.sequence_length)
     if places != stage.sequence_length:
         notes.append(
-            f"Planned for rows of {places} places, the widest that objective {run.objective.kind} "
-            f"makes of {stage.sequence_length} tokens; tokens a second are places."
+            f"The plan is for rows of {places} positions, the widest that objective "
+            f"{run.objective.kind} makes of {stage.sequence_length} tokens. Tokens per second "
+            "count positions."
         )
     return Subject(
         name=name,
@@ -138,8 +141,8 @@ def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
         return model
     if not storage.exists(storage.join(run.tokens, MANIFEST)):
         raise ConfigError(
-            f"plan: model.vocabulary is not set, and {run.tokens} has no tokens yet; set it, or "
-            "run `trainrig tokenize` first"
+            f"plan: model.vocabulary is not set, and {run.tokens} has no tokens yet; set the "
+            "vocabulary, or run `trainrig tokenize` first"
         )
     counts = manifest.read_input(run.tokens, "tokenize").counts
     return model.for_tokenizer(int(counts["vocabulary"]))
@@ -159,22 +162,22 @@ def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Clus
             sorted(other for other, other_device in offers.devices.items() if other_device.link)
         )
         raise ConfigError(
-            f"plan: the table of hardware names no link of '{name}', and layouts are "
-            f"priced by it; add it, or choose --device {linked or 'that has one'}"
+            f"plan: the table of hardware has no link of '{name}', which planning a layout needs; "
+            f"add it, or choose one of these with --device: {linked or 'none has a link'}"
         )
     devices_per_machine = offers.find_instance(instance).devices if instance else 1
     devices = wanted.devices or (wanted.nodes * devices_per_machine if wanted.nodes else workers)
     if wanted.nodes and wanted.devices and wanted.nodes * devices_per_machine != wanted.devices:
         raise ConfigError(
-            f"plan: --nodes {wanted.nodes} of {devices_per_machine} {name} are "
-            f"{wanted.nodes * devices_per_machine} devices, not "
-            f"{wanted.devices}; leave out one of the two"
+            f"plan: --nodes {wanted.nodes} with {devices_per_machine} {name} each have "
+            f"{wanted.nodes * devices_per_machine} devices, and --devices is {wanted.devices}; "
+            "leave out one of the two"
         )
     if devices > devices_per_machine and devices % devices_per_machine:
         below = devices // devices_per_machine * devices_per_machine
         raise ConfigError(
-            f"plan: {devices} {name} are no whole machines of {devices_per_machine}; "
-            f"{below} or {below + devices_per_machine} would do"
+            f"plan: {devices} {name} are not a whole number of machines of {devices_per_machine}; "
+            f"use {below} or {below + devices_per_machine}"
         )
     across = None
     if wanted.interconnect is not None:
@@ -202,8 +205,8 @@ def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     if own is None:
         there = ", ".join(name for name, link in offers.links.items() if link.between == "machines")
         raise ConfigError(
-            f"plan: the table of hardware does not say what joins machines of {instance}; give "
-            f"--interconnect, one of {there}"
+            f"plan: the table of hardware has no interconnect for machines of {instance}; choose "
+            f"one with --interconnect: {there}"
         )
     return own
 
@@ -274,7 +277,8 @@ def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> 
     for description, fallback in zip(descriptions, smaller, strict=True):
         yield (
             f"falls back on {description}; {fallback.seconds.total:.4g} s a step on "
-            f"{fallback.layout.degrees.devices}, {fallback.memory.total / GIB:.1f} GiB a device"
+            f"{fallback.layout.degrees.devices} devices, {fallback.memory.total / GIB:.1f} GiB a "
+            "device"
         )
 
 
@@ -294,12 +298,14 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
         raise ConfigError(f"plan: no run file: {reason}") from None
     text = to_toml(written).encode()
     if storage.exists(path) and storage.read(path) != text:
-        raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
+        raise ConfigError(
+            f"{path} exists already with other contents; remove it, or choose another path"
+        )
     # Imported here because plotting is slow to import, and a refused plan needs none.
     from trainrig.scaling.layout.layout_page import build_layout_page
 
     page = f"{path.removesuffix('.toml')}.layouts.html"
     storage.write(path, text)
     storage.write(page, build_layout_page(found, path).encode())
-    runs = f"{path}: `trainrig pretrain` runs it; the layouts: {page}"
+    runs = f"run file: {path}; start it with `trainrig pretrain`. Page of the layouts: {page}"
     return [*_describe_fallbacks(written, smaller), runs]

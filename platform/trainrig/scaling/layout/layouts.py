@@ -109,26 +109,34 @@ def _iterate_hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degree
     context = degrees.context
     for what, size in sorted(_list_tensor_sizes(model).items()):
         if size % tensor:
-            yield f"tensor = {tensor} does not divide {what} ({size}); {_format_divisors(size)} do"
+            yield (
+                f"tensor = {tensor} does not divide {what} ({size}); choose one of "
+                f"{_format_divisors(size)}"
+            )
     if degrees.pipeline > model.layers:
-        yield f"pipeline = {degrees.pipeline} is above the {model.layers} layers"
+        yield (
+            f"pipeline = {degrees.pipeline} exceeds the number of layers; choose {model.layers} "
+            "or less"
+        )
     length = batch.sequence_length
     # A context group gives each device a head and a tail of every row, so the tensor degree must
     # divide both of these parts.
     pieces = math.lcm(tensor, 2) if context > 1 else tensor
     if length % (pieces * context):
         yield (
-            f"context = {context} with tensor = {tensor} does not cut sequences of {length} into "
-            f"equal pieces; context must divide {length // pieces}"
+            f"context = {context} with tensor = {tensor} does not divide sequences of {length} "
+            f"into equal pieces; choose a context that divides {length // pieces}"
         )
     experts = count_experts(model)
     if experts % degrees.expert:
         fitting = _format_divisors(experts)
-        yield f"expert = {degrees.expert} does not divide {experts} experts; {fitting} do"
+        yield (
+            f"expert = {degrees.expert} does not divide {experts} experts; choose one of {fitting}"
+        )
     if degrees.data * degrees.expert > batch.global_batch:
         yield (
-            f"{degrees.data * degrees.expert} devices share a global batch of "
-            f"{batch.global_batch} sequences"
+            f"{degrees.data * degrees.expert} devices cannot share a global batch of "
+            f"{batch.global_batch} sequences; use fewer devices or a larger batch"
         )
 
 

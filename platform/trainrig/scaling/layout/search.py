@@ -233,7 +233,7 @@ def _check_fixed(subject: Subject, devices: int, fixed: FixedDegrees) -> None:
         several = asked.replica_devices * max(1, devices // asked.replica_devices)
         raise ConfigError(
             f"plan: {subject.name}: a replica takes {asked.replica_devices} devices "
-            f"({_format_fixed(fixed)}), of which {devices} is no multiple; {several} would do"
+            f"({_format_fixed(fixed)}), and {devices} is not a multiple of that; use {several}"
         )
 
 
@@ -258,9 +258,9 @@ def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: FixedDegrees)
     ]
     would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"
     return (
-        f"plan: {subject.name}: no layout shares {subject.batch.global_batch:,} sequences of "
-        f"{subject.batch.sequence_length:,} and the model among {devices:,} devices; {would} "
-        "would do"
+        f"plan: {subject.name}: no layout divides {subject.batch.global_batch:,} sequences of "
+        f"{subject.batch.sequence_length:,} tokens and the model over {devices:,} devices; {would} "
+        "would work"
     )
 
 
@@ -270,14 +270,14 @@ def _explain_none_fits(
     room = cluster.device.memory * (1 - RESERVE) / GIB
     enough = _find_enough_devices(subject, cluster, fixed)
     would = (
-        f"{enough:,} devices would do"
+        f"{enough:,} devices are enough"
         if enough
-        else f"nor does it on more, to {MOST_DEVICES:,}; shorten batches.sequence_length, or "
-        "choose a device with more memory"
+        else f"up to {MOST_DEVICES:,} devices are not enough either; shorten "
+        "batches.sequence_length, or choose a device with more memory"
     )
     return (
-        f"plan: {subject.name}: no layout fits {cluster.devices:,} {cluster.name}: "
-        f"{nearest.memory.total / GIB:,.1f} GiB a device at least, of {room:,.1f}; {would}"
+        f"plan: {subject.name}: no layout fits {cluster.devices:,} {cluster.name}: a device needs "
+        f"{nearest.memory.total / GIB:,.1f} GiB at least and has {room:,.1f}; {would}"
     )
 
 
@@ -323,24 +323,24 @@ def _find_warnings(
     best = shown[0]
     if best.spans is not None:
         yield (
-            f"The best layout has tensor groups across machines, which costs {best.spans:.3g} s of "
+            f"The best layout has tensor groups across machines, which cost {best.spans:.3g} s of "
             f"each step of {best.prediction.seconds.total:.3g} s."
         )
     if best.needs and runnable is not None:
         slower = runnable.seconds.total / best.prediction.seconds.total
         yield (
-            f"The best layout needs {', '.join(best.needs)}, which this run has not; the best that "
-            f"it can be trained in takes {slower:.2f} times as long a step."
+            f"The best layout needs {', '.join(best.needs)}, which this run does not have. A "
+            f"step of the best layout that the trainer supports takes {slower:.2f} times as long."
         )
     if runnable is None:
         yield (
-            "Of those that fit, none can be trained yet: each needs an axis that training.parallel "
-            "has no key for, or deterministic = false."
+            "The trainer supports none of the layouts that fit: each of them needs an axis that "
+            "training.parallel has no key for, or deterministic = false."
         )
     if subject.training.deterministic and runnable is not None:
         data = runnable.layout.degrees.data
         if data > subject.training.virtual_workers:
             yield (
                 f"training.virtual_workers rises from {subject.training.virtual_workers} to "
-                f"{data}: a new run, with other last bits."
+                f"{data}. That is a new run, whose results differ in their last bits."
             )

@@ -33,7 +33,7 @@ class DoReMi(Settings):
         now = np.asarray(weights, np.float64)
         behind = np.asarray(excess, np.float64)
         if not np.isfinite(behind).all():
-            raise DataError(f"DoReMi: an excess loss is no number: {behind.tolist()}")
+            raise DataError(f"DoReMi: an excess loss is not a finite number: {behind.tolist()}")
         behind = np.maximum(behind, 0)
         # the shift cancels and avoids overflow
         raised = now * np.exp(self.rate * (behind - behind.max()))
@@ -77,7 +77,7 @@ def compute_excess(
         if len(losses) != len(other) or not len(losses):
             raise DataError(
                 f"DoReMi: domain '{domain}' has {len(losses)} losses of the proxy and {len(other)} "
-                "of the reference; both are to be measured on the same tokens"
+                "of the reference; measure both on the same tokens"
             )
         excess[domain] = float(np.maximum(np.subtract(losses, other), 0).mean())
     return excess

@@ -48,7 +48,9 @@ class MixtureFit(Settings):
     def check(self) -> None:
         """Raise ConfigError if only one of the two held-out files is given."""
         if (self.held_out_mixtures is None) != (self.held_out_losses is None):
-            raise ConfigError("held-out runs: give both their mixtures and their losses")
+            raise ConfigError(
+                "held-out runs need two files: give both their mixtures and their losses"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +160,10 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
     others = MixtureRuns.read(settings.held_out_mixtures, settings.held_out_losses)
     if others.sources != runs.sources:
         differ = sorted(set(others.sources) ^ set(runs.sources))
-        named = f" ({', '.join(differ[:3])})" if differ else ", in another order"
+        named = f" ({', '.join(differ[:3])})" if differ else " (in another order)"
         raise ConfigError(
-            f"{settings.held_out_mixtures}: other sources than {settings.mixtures} has{named}"
+            f"{settings.held_out_mixtures}: its sources differ from those of {settings.mixtures}"
+            f"{named}; give both files the same columns"
         )
     return others.select_targets(runs.targets)
 

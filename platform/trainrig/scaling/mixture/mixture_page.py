@@ -58,7 +58,7 @@ def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
         KeyFigure("Expected loss", format_loss(record.loss), "nats per token", what),
         KeyFigure(
             "95% interval", format_loss_interval(record.loss_interval), "",
-            "of what the runs leave open",
+            "given the uncertainty of the fit",
         ),
         KeyFigure("Gain", format_loss(record.gain), "nats per token", gain),
         KeyFigure(
@@ -76,7 +76,7 @@ def _describe_baseline(score: RegressionScore) -> str:
     count = f"n = {score.rows:,}"
     if score.baseline_error is None:
         return count
-    return f"{format_loss(score.baseline_error)} by saying the mean for each, {count}"
+    return f"{format_loss(score.baseline_error)} if the mean is predicted, {count}"
 
 
 def _chart_shares(record: MixtureRecord) -> Chart:
@@ -163,7 +163,7 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
             "runs",
             "rank correlation",
             "error (nats per token)",
-            "by saying the mean",
+            "error if the mean is predicted",
         ),
         tuple(
             (
@@ -180,7 +180,7 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
     note = Text(
         f"The mixing laws expect {record.law_loss:.4f} nats per token of the proposal, the Gaussian"
         f" processes {record.loss:.4f}. The lowest of the runs measured "
-        f"{record.lowest_measured:.4f}, its luck included."
+        f"{record.lowest_measured:.4f}, which includes chance."
     )
     if not record.by_target:
         return chart, scores, note

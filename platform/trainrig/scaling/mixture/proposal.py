@@ -46,11 +46,12 @@ class MixtureSearch(Settings):
             if source not in sources:
                 raise ConfigError(f"at most: no source '{source}'{suggest_choice(source, sources)}")
             if not 0 <= share <= 1:
-                raise ConfigError(f"at most: {source} = {share:g}; a share lies from 0 to 1")
+                raise ConfigError(f"at most: {source} = {share:g}; choose a share from 0 to 1")
         limits = np.array([self.at_most.get(source, 1.0) for source in sources])
         if limits.sum() < 1:
             raise ConfigError(
-                f"at most: the limits of all sources sum to {limits.sum():.4g}, and shares to 1"
+                f"at most: the limits of all sources sum to {limits.sum():.4g}, and shares must "
+                "sum to 1; raise a limit"
             )
         return limits
 

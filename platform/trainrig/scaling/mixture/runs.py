@@ -46,8 +46,8 @@ class MixtureRuns:
         other_key, targets = _split_columns(loss_table)
         if key != other_key:
             raise DataError(
-                f"{losses}: its first column is '{other_key}', that of {mixtures} '{key}'; the "
-                "first column of both names the run"
+                f"{losses}: its first column is '{other_key}', that of {mixtures} is '{key}'; "
+                "name the run in the first column of both, with the same heading"
             )
         rows = _index_rows(mixture_table, key), _index_rows(loss_table, key)
         shares = np.stack([mixture_table.parse_numbers(name) for name in sources], axis=1)
@@ -57,8 +57,8 @@ class MixtureRuns:
         ]
         if not known:
             raise DataError(
-                f"{losses}: has no whole line of losses for any run of {mixtures}; they are joined "
-                f"by the column '{key}'"
+                f"{losses} has no complete line of losses for any run of {mixtures}; the two "
+                f"files are joined by the column '{key}'"
             )
         _check_shares(mixtures, shares)
         chosen = shares[[rows[0][run] for run in known]]
@@ -96,7 +96,9 @@ class MixtureRuns:
 def _split_columns(table: Csv) -> tuple[str, tuple[str, ...]]:
     key, *names = table.cells
     if len(names) < 1:
-        raise DataError(f"{table.path}: one column; the first names the run, the others hold data")
+        raise DataError(
+            f"{table.path}: only one column; the first names the run, and the others must hold data"
+        )
     return key, tuple(names)
 
 
@@ -105,7 +107,7 @@ def _index_rows(table: Csv, key: str) -> dict[str, int]:
     rows: dict[str, int] = {}
     for row, name in enumerate(table.cells[key]):
         if name in rows:
-            raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep one")
+            raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep only one")
         rows[name] = row
     return rows
 
@@ -114,7 +116,7 @@ def _check_shares(path: str, shares: Array) -> None:
     wrong = ~(np.isfinite(shares) & (shares >= 0)).all(axis=1)
     if wrong.any():
         line = int(np.argmax(wrong)) + 2
-        raise DataError(f"{path}:{line}: a share is below 0 or missing; shares lie from 0 to 1")
+        raise DataError(f"{path}:{line}: a share is below 0 or missing; write shares from 0 to 1")
     sums = shares.sum(axis=1)
     off = np.abs(sums - 1) > ROUNDING
     if off.any():

@@ -18,7 +18,7 @@ def mixture(
     mixtures: Annotated[
         str,
         typer.Argument(
-            metavar="MIXTURES.csv", help="CSV of the share of each source, a run a line."
+            metavar="MIXTURES.csv", help="CSV of the share of each source, one run per line."
         ),
     ],
     losses: Annotated[
@@ -28,13 +28,13 @@ def mixture(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column of losses to minimise; repeatable: their mean.  [default: all]",
+            help="Column of losses to minimise; repeat it for the mean of several.  [default: all]",
         ),
     ] = None,
     held_out_mixtures: Annotated[
         str | None,
         typer.Option(
-            metavar="CSV", help="Shares of runs to judge the fit by, not fitted.  [default: none]"
+            metavar="CSV", help="Shares of runs to test the fit on; not fitted.  [default: none]"
         ),
     ] = None,
     held_out_losses: Annotated[
@@ -102,7 +102,7 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
         print(
             f"{score.regression}, {score.judged_on}: rank correlation "
             f"{score.rank_correlation:.4f}, error {score.error:.4f} nats per token "
-            f"({score.baseline_error:.4f} by saying the mean for each)"
+            f"({score.baseline_error:.4f} if the mean is predicted for every run)"
         )
     for warning in record.warnings:
         print(f"! {warning}")

@@ -154,7 +154,7 @@ def _find_budget(
     low, high = _LOG_FLOPS
     if not compute_gap(low) < 0 < compute_gap(high):
         raise ConfigError(
-            f"no budget makes {wanted:.3g} {unit} the best choice under this law, which lets "
+            f"no budget makes {wanted:.3g} {unit} the best choice under this law, in which "
             f"{unit} grow as compute to the power {_measure_exponent(compute_gap):.3g}"
         )
     from scipy.optimize import brentq

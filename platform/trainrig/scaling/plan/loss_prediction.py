@@ -144,10 +144,12 @@ def _check(
         if value is not None and value <= 0:
             raise ConfigError(f"predict: --{option} {value:g}: give a number above 0")
     if epochs is not None and unique_tokens is not None:
-        raise ConfigError("predict: --epochs and --unique-tokens say the same; give one of them")
+        raise ConfigError(
+            "predict: --epochs and --unique-tokens mean the same; give only one of them"
+        )
     if epochs is not None and epochs < 1:
         raise ConfigError(
-            f"predict: --epochs {epochs:g}: each token is seen once at least; give 1 or more"
+            f"predict: --epochs {epochs:g}: each token is seen at least once; give 1 or more"
         )
 
 
@@ -173,15 +175,15 @@ def _find_warnings(
     yield from plan_warnings.find_extrapolations(law, parameters, tokens)
     if unique_tokens is not None and not isinstance(law.form, DataConstrained):
         yield (
-            f"The law '{law.name}' was fitted without repeats: they fade as Muennighoff et al. "
-            "(arXiv:2305.16264) found."
+            f"The law '{law.name}' was fitted without repeats; their value decays here as "
+            "Muennighoff et al. (arXiv:2305.16264) found."
         )
     if unique_tokens is not None and tokens / unique_tokens > MOST_EPOCHS:
         yield (
-            f"Extrapolated: {tokens / unique_tokens:.3g} epochs; published runs have seen their "
-            f"tokens {MOST_EPOCHS:g} times at most."
+            f"Extrapolated: {tokens / unique_tokens:.3g} epochs; published runs saw their tokens "
+            f"{MOST_EPOCHS:g} times at most."
         )
     if unique_tokens is None and isinstance(form, DataConstrained):
-        yield "Every token is taken for new; --epochs or --unique-tokens says that they repeat."
+        yield "Every token is assumed to be new; give --epochs or --unique-tokens if they repeat."
     if found is not None and not found.contains(expected):
-        yield "The interval does not hold the loss: draws of the law's runs go elsewhere."
+        yield "The interval does not contain the loss, so the law is not reliable at this point."

@@ -80,8 +80,8 @@ def place_model(
     )
     if devices > batch.global_batch:
         raise ConfigError(
-            f"{devices} devices share a global batch of {batch.global_batch} sequences; at most "
-            f"{batch.global_batch} have something to do, or lower --sequence-length"
+            f"{devices} devices cannot share a global batch of {batch.global_batch} sequences; use "
+            f"{batch.global_batch} devices or fewer, or lower --sequence-length"
         )
     machines = math.ceil(devices / per_machine)
     found = layouts.find_fitting(model, base, batch, devices, machines, room)

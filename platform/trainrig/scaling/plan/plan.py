@@ -145,6 +145,6 @@ def read_plan(path: str) -> ScalingPlan:
     try:
         return config.build(ScalingPlan, json.loads(storage.read(path)), path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such plan; `trainrig plan --out` writes one") from None
+        raise DataError(f"{path}: no such plan; write one with `trainrig plan --out`") from None
     except (ConfigError, ValueError) as error:
         raise DataError(f"{error}; is this a plan as `trainrig plan` writes them?") from None

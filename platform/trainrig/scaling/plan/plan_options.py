@@ -250,16 +250,20 @@ def check_kind(
         raise ConfigError("plan: give LAW.json or NAME, such as hoffmann, or --layout RUN.toml")
     if layout is not None and law is not None:
         raise ConfigError(
-            f"plan: '{law}' is a law, and --layout plans a run that is written; give one"
+            f"plan: '{law}' is a law, and --layout plans an existing run file; give only one of "
+            "the two"
         )
     shared = ("device", "devices", "instance")
     of_laws = [f"--{name.replace('_', '-')}" for name in given if name not in shared]
     if layout is not None and of_laws:
         found = "--mfu" if of_laws[0] == "--assumptions" else of_laws[0]
-        raise ConfigError(f"plan: {found} is of plans by a law; leave it out with --layout")
+        raise ConfigError(
+            f"plan: {found} is an option of plans by a law; leave it out with --layout"
+        )
     if layout is None and of_layouts:
         raise ConfigError(
-            f"plan: {of_layouts[0]} is of --layout RUN.toml; leave it out, or name one"
+            f"plan: {of_layouts[0]} is an option of --layout; leave it out, or add "
+            "--layout RUN.toml"
         )
 
 

@@ -46,10 +46,10 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
         figures=_build_key_figures(plan),
         sections=(
             Section("size", "How large, on how many tokens", _build_size(plan, law)),
-            Section("loss", "What will come of it", (_chart_trajectory(plan),)),
+            Section("loss", "The predicted loss", (_chart_trajectory(plan),)),
             *_build_beyond_training(plan, law),
             Section("memory", "Where it fits", (_build_memory_table(plan),)),
-            Section("assumed", "What it hangs on", _list_assumptions(plan)),
+            Section("assumed", "Assumptions", _list_assumptions(plan)),
         ),
         commands=(
             report.PageCommand(f"trainrig check {run_file}", "See what would run"),

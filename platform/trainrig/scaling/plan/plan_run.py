@@ -50,7 +50,7 @@ def build_run_file(
     """
     if not plan.placement.fits:
         raise ConfigError(
-            f"no run file: {plan.warnings[-1]} Plan for more --devices, or larger ones"
+            f"no run file: {plan.warnings[-1]} Give more --devices, or a device with more memory"
         )
     recipe = plan.recipe
     placement = plan.placement
@@ -107,7 +107,9 @@ def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: s
     run = build_run_file(plan, compute, tokens, output or stem, plan_path)
     text = to_toml(run).encode()
     if storage.exists(path) and storage.read(path) != text:
-        raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
+        raise ConfigError(
+            f"{path} exists already with other contents; remove it, or choose another path"
+        )
     write_plan(plan_path, plan)
     storage.write(path, text)
     return plan_path

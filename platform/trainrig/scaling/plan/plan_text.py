@@ -32,7 +32,7 @@ _ASKED = {
 def describe_plan(plan: ScalingPlan) -> Iterator[str]:
     """Yield the lines that describe a plan, the most important first and the warnings last."""
     yield f"{plan.law}: {plan.law_source}"
-    yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
+    yield f"best plan for {_ASKED[plan.target].format(plan.asked)}"
     yield ""
     for name, text in (
         *_describe_size(plan),
@@ -80,7 +80,7 @@ def _describe_data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
         yield (
             "epochs",
             f"{data.epochs:.3g} of {format_count(data.unique_tokens)} tokens, worth "
-            f"{format_count(data.worth)} new ones; with new ones the loss were "
+            f"{format_count(data.worth)} new ones; with new tokens the loss would be "
             f"{format_loss(data.loss_if_new)}",
         )
         yield (
@@ -110,13 +110,14 @@ def _describe_recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     )
     yield (
         "learning rate",
-        f"{recipe.rate:.2g}, as the batch by {recipe.rule.kind} (fitted on "
+        f"{recipe.rate:.2g}; rate and batch by the rule {recipe.rule.kind} (fitted on "
         f"{recipe.rule.fitted_on})",
     )
     yield (
         "checkpoints",
-        f"every {saving.every:,} steps = {_format_duration(saving.seconds)}: one holds steps up "
-        f"for {saving.stalled:.2g} s, a fault comes every {saving.hours_between_faults:,.3g} h",
+        f"every {saving.every:,} steps = {_format_duration(saving.seconds)}; each stops training "
+        f"for {saving.stalled:.2g} s, and a fault is expected every "
+        f"{saving.hours_between_faults:,.3g} h",
     )
 
 
@@ -135,7 +136,7 @@ def _describe_cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
             f"(price of {cost.as_of})",
         )
     else:
-        yield "money", "no price: the table of hardware has no instance with it"
+        yield "money", "no price: the table of hardware has no instance with this device"
     yield "energy", f"{format_four_digits(cost.kwh)} kWh"
 
 
@@ -169,7 +170,7 @@ def describe_placement(placement: Placement) -> str:
     if isinstance(recompute, Full):
         words.append("recomputing every layer")
     elif isinstance(recompute, Selective):
-        words.append("recomputing what is cheap")
+        words.append("recomputing cheap operations")
     return f"{words[0]}, " + ", ".join(words[1:])
 
 

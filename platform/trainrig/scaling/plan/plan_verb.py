@@ -44,7 +44,7 @@ def answer(
     request = _parse_request(given)
     if wanted.out is None and (wanted.tokens_folder or wanted.output):
         raise ConfigError(
-            "plan: --tokens-folder and --output are of a run file; add --out RUN.toml"
+            "plan: --tokens-folder and --output need a run file to write; add --out RUN.toml"
         )
     found = _make_plan(law, request, table, wanted)
     lines = list(plan_text.describe_plan(found))
@@ -55,9 +55,11 @@ def answer(
         folder = wanted.tokens_folder
         output = wanted.output
         plan_path = plan_run.write_run(wanted.out, found, request.compute, folder, output)
-        lines.append(f"{wanted.out}: `trainrig pretrain` runs it; the plan: {plan_path}")
+        lines.append(
+            f"run file: {wanted.out}; start it with `trainrig pretrain`. Plan: {plan_path}"
+        )
         page = f"{plan_path.removesuffix('.json')}.html"
-        lines.append(f"its page: {write_plan_page(page, found, law, wanted.out)}")
+        lines.append(f"page of the plan: {write_plan_page(page, found, law, wanted.out)}")
     return found, lines
 
 
@@ -70,7 +72,9 @@ def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWan
     if wanted.out is None:
         return make_plan(law, request, offers)
     if wanted.tokens_folder is None:
-        raise ConfigError("plan: --out needs --tokens-folder, which `tokenize` wrote")
+        raise ConfigError(
+            "plan: --out needs --tokens-folder, a folder that `trainrig tokenize` wrote"
+        )
     request = plan_run.fit_to_tokens(wanted.tokens_folder, request, law.objective)
     found = make_plan(law, request, offers)
     available = plan_run.count_train_tokens(wanted.tokens_folder)
@@ -120,7 +124,7 @@ def _parse_request(given: Mapping[str, Any]) -> PlanRequest:
         if first["type"] == "union_tag_invalid":
             kinds = [kind.strip("' ") for kind in first["ctx"]["expected_tags"].split(",")]
             near = difflib.get_close_matches(str(first["ctx"]["tag"]), kinds, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(kinds)}"
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(kinds)}"
             field = str(first["loc"][0])
             raise ConfigError(
                 f"plan: --{field}: no {field} '{first['ctx']['tag']}'; {hint}"

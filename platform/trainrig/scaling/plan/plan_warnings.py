@@ -16,7 +16,7 @@ def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[
     """Yield one line for each quantity outside of the range of the law's runs, with the factor."""
     ranges = law.ranges
     if ranges is None:
-        yield f"The law '{law.name}' does not say on which runs it was fitted."
+        yield f"The law '{law.name}' does not record the runs that it was fitted to."
         return
     for quantity, value, span in (
         ("compute by 6ND", count_flops_6nd(parameters, tokens), ranges.flops),
@@ -48,8 +48,8 @@ def find_decoder_warnings(wanted: float, found: float) -> Iterator[str]:
     """Yield a warning if the nearest decoder differs from the size that the law wants."""
     if abs(found / wanted - 1) > NEAR:
         yield (
-            f"The nearest decoder has {found:.3g} parameters, {found / wanted:.2g} times the "
-            f"{wanted:.3g} that are best."
+            f"The nearest model has {found:.3g} parameters, {found / wanted:.2g} times the best "
+            f"size of {wanted:.3g}."
         )
 
 
@@ -60,10 +60,14 @@ def find_placement_warnings(placement: Placement, devices: int) -> Iterator[str]
     room = placement.room / 2**30
     least = placement.memory / 2**30
     needed = placement.devices_needed
-    advice = f"{needed:,} would do" if needed else "nor does it on more, one sequence on each"
+    advice = (
+        f"Use {needed:,} devices"
+        if needed
+        else "More devices do not help, even with one sequence on each"
+    )
     yield (
-        f"It fits no layout that runs accept on {devices:,} devices: {least:,.1f} GiB at least, of "
-        f"{room:,.1f} GiB each; {advice}."
+        f"The model fits {devices:,} devices in no layout: it needs {least:,.1f} GiB at least on "
+        f"each device, which has {room:,.1f} GiB. {advice}."
     )
 
 
@@ -72,16 +76,19 @@ def find_budget_warnings(asked: float | None, cost: Cost, serves: bool) -> Itera
     if asked is None or cost.usd is None or cost.usd <= asked * (1 + NEAR):
         return
     why = (
-        "a model that is to serve is trained longer than is best for training alone"
+        "a model that will serve is trained longer than is best for training alone"
         if serves
-        else "whole machines are paid for, and some devices have nothing to do: name --devices"
+        else "whole machines are paid for, and some of their devices are unused; set --devices"
     )
-    yield f"It costs {format_usd(cost.usd)} USD, over the {format_usd(asked)} asked for: {why}."
+    yield (
+        f"The run costs {format_usd(cost.usd)} USD, more than the budget of "
+        f"{format_usd(asked)} USD: {why}."
+    )
 
 
 def find_repeat_warnings(tokens: float, there: float) -> str:
     """Return the warning that tokens repeat under a law that counts repeats as new tokens."""
     return (
-        f"It sees the {there:,.0f} tokens of the folder {tokens / there:.3g} times, and this law "
-        "takes all for new: the loss will be higher."
+        f"The run sees the {there:,.0f} tokens of the folder {tokens / there:.3g} times, and this "
+        "law counts all of them as new, so the loss will be higher than predicted."
     )

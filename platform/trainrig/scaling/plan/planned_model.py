@@ -34,8 +34,8 @@ def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> Lad
         return with_further_heads(ladder_model, count_further_heads(objective))
     if law.parameters_count == "total":
         raise ConfigError(
-            f"plan: the law of {objective.kind} counts embeddings among parameters, and sizes of "
-            f"{kind} models go without; fit it with --counts non-embedding"
+            f"plan: the law of {objective.kind} counts embeddings among the parameters, and "
+            f"sizes of {kind} models leave them out; fit the law with --counts non-embedding"
         )
     return find_ladder_model_of(kind, parameters, vocabulary, positions)
 

@@ -209,8 +209,8 @@ def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape,
     steps = round(wanted.tokens / (sequences * length))
     if steps < 1:
         raise ConfigError(
-            f"{wanted.tokens:.3g} tokens are not one sequence of {length}; plan for more, or "
-            "lower --sequence-length"
+            f"{wanted.tokens:.3g} tokens are fewer than one sequence of {length}; plan for more, "
+            "or lower --sequence-length"
         )
     return BatchShape(sequences, length), steps
 

@@ -57,7 +57,9 @@ class _Design(Settings, abc.ABC):
             self._iterate_points(model), key=lambda point: (point.parameters, point.tokens)
         )
         if not found:
-            raise ConfigError("design: no point of it is within tokens_per_parameter")
+            raise ConfigError(
+                "design: none of its points is within tokens_per_parameter; widen that range"
+            )
         return tuple(found)
 
     @abc.abstractmethod
@@ -134,8 +136,8 @@ class Points(Settings):
 def _check_sizes(parameters: Sequence[float]) -> None:
     if len(set(parameters)) < FEWEST_SIZES:
         raise ValueError(
-            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to it; "
-            "give three or more, at least a factor of 8 apart"
+            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to one "
+            "size; give three or more, from least to greatest a factor of 8 or more"
         )
 
 

@@ -117,14 +117,14 @@ class TrialsOnTune:
             raise self._problem
         if self._stopped:
             raise Unfinished(
-                f"{self._run.output}: stopped by {stopped_by}; each trial is saved, and the same "
-                "command goes on"
+                f"{self._run.output}: stopped by {stopped_by}; each trial is saved. Run the same "
+                "command again to resume"
             )
         if self._failed:
             name, reason = next(iter(sorted(self._failed.items())))
             raise ClusterError(
                 f"{self._run.output}: {len(self._failed)} trials failed (the first, {name}: "
-                f"{reason}); the others are done, and the same command goes on"
+                f"{reason}); the others are done. Run the same command again to resume"
             )
 
     def _open_record(self, trial_id: str) -> FailureRecord:
@@ -195,7 +195,7 @@ class TrialsOnTune:
                 name = outer._work.find_trial(trial.config).name
                 failures = outer._open_record(trial.trial_id).read_failures()
                 problem = failures[-1].problem if failures else "its node or its actor died"
-                log.warning("trial %s: %s; it goes on from where it was", name, problem)
+                log.warning("trial %s: %s; it resumes from its last checkpoint", name, problem)
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
                 failures = outer._open_record(trial.trial_id).read_failures()

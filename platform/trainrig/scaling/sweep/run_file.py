@@ -195,7 +195,7 @@ class Sweep(RunFile):
         if self.mup is not None and self.rule.kind != "FixedBatchAndRate":
             raise ValueError(
                 f"rule {self.rule.kind} lowers the rate as models grow, and so does mup; set "
-                "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave mup out"
+                "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave out mup"
             )
         return self
 
@@ -204,16 +204,16 @@ class Sweep(RunFile):
         kind = find_model_kind(self.objective)
         if self.tasks and kind != "Decoder":
             raise ValueError(
-                f"tasks: only decoders are asked, and objective {self.objective.kind} trains "
-                f"{kind} models; leave tasks out"
+                f"tasks: only decoders can be evaluated, and objective {self.objective.kind} "
+                f"trains {kind} models; leave out tasks"
             )
         if self.mup is not None and kind == ENCODER_DECODER:
-            raise ValueError("mup: an encoder-decoder has no such part; leave it out")
+            raise ValueError("mup: encoder-decoders do not support it; leave out mup")
         if isinstance(self.objective, ReplacedTokenDetection):
             raise ValueError(
                 "objective ReplacedTokenDetection: its generator makes the task harder as it "
-                "learns, so losses of different sizes are of different tasks and make no law; "
-                "sweep MaskedLM, or train single runs with `trainrig pretrain`"
+                "learns, so models of different sizes have different tasks and their losses give "
+                "no law; sweep MaskedLM, or train single runs with `trainrig pretrain`"
             )
         changes = any(
             isinstance(part, MaskedLM) and part.final_rate is not None
@@ -221,8 +221,8 @@ class Sweep(RunFile):
         )
         if changes and isinstance(self.design, IsoFLOP) and self.design.flops == "exact":
             raise ValueError(
-                'design.flops = "exact": with final_rate a token costs another number of '
-                'operations at each step; set design.flops = "6ND", or leave final_rate out'
+                'design.flops = "exact": with final_rate the operations of a token change at each '
+                'step; set design.flops = "6ND", or leave out final_rate'
             )
         check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
@@ -236,9 +236,9 @@ class Sweep(RunFile):
     def _refuse_scheduler(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "scheduler" in given:
             message = (
-                "no scheduler may stop the points of a law: those that begin badly would be left "
-                "out, so the rest are a choice by luck of their seeds, and their losses lie below "
-                "what the law is of; write it under [search], which compares runs at one N and D"
+                "no scheduler may stop the points of a law: it would leave out the runs that begin "
+                "badly, so the losses of the rest would be too low by selection; write it under "
+                "[search], which compares runs at one N and D"
             )
             context = {"message": message, "key": "scheduler"}
             raise PydanticCustomError("unknown_key", "{message}", context)

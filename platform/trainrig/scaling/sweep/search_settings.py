@@ -68,7 +68,9 @@ class RateSearch(Settings):
     @model_validator(mode="after")
     def _something_to_search(self) -> "RateSearch":
         if len(set(self.rate_factors)) * len(set(self.batch_factors)) < 2:
-            raise ValueError("one rate and one batch leave nothing to search; give several factors")
+            raise ValueError(
+                "one rate and one batch leave nothing to search; give several factors of either"
+            )
         return self
 
 

@@ -93,7 +93,7 @@ def choose_pair(sweep: Sweep, found: Sequence[TriedPair]) -> RateBatchPair:
     if pair is None:
         raise DataError(
             f"{storage.join(sweep.output, SEARCH)}: all {len(found)} pairs of rate and batch "
-            "diverged or were stopped; search lower search.rate_factors"
+            "diverged or were stopped; try lower search.rate_factors"
         )
     return pair
 

@@ -51,12 +51,12 @@ def check_tasks(run: Sweep) -> None:
         task, _ = load_task(choice, run.task_rows)
         if not isinstance(task.scoring, MultipleChoice | Continuation):
             raise ConfigError(
-                f"tasks: '{task.name}' is scored by {task.scoring.kind}, which gives its right "
-                "answer no likelihood, and task laws are fitted to that; sweeps ask tasks of "
-                "MultipleChoice and Continuation"
+                f"tasks: '{task.name}' is scored by {task.scoring.kind}, which gives the correct "
+                "answer no likelihood, and task laws are fitted to likelihoods; use tasks of "
+                "MultipleChoice or Continuation"
             )
         if task.name in names:
-            raise ConfigError(f"tasks: two of them are named '{task.name}'")
+            raise ConfigError(f"tasks: two tasks are named '{task.name}'; leave out one of them")
         names.append(task.name)
         evaluation = _build_evaluation(run, choice, "")
         # reads the rows, and so finds errors in them

@@ -177,7 +177,7 @@ class SingleRankTrainer:
     def __call__(self, stage: Stage, job: TrainingJob) -> None:
         """Train the run of `job` to its end; raise Unfinished on a stop request."""
         if not self.train_until(job, job.training.steps):
-            raise Unfinished(f"{job.folder}: stopped; its last step is saved")
+            raise Unfinished(f"{job.folder}: stopped; the last step is saved")
         folder = RunFolder(job.folder)
         newest, _ = find_newest_valid(folder, thorough=False)
         assert newest is not None
@@ -208,7 +208,7 @@ class SingleRankTrainer:
             if folder.read_attempts()[-1].number > attempt.number:
                 raise ClusterError(
                     f"{job.folder}: another process took the run over from attempt "
-                    f"{attempt.number}; that one goes on, and this one ends"
+                    f"{attempt.number}; that process continues, and this one ends"
                 )
             if self._heartbeats.stop_wanted():
                 return False

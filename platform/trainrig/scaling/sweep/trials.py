@@ -105,8 +105,8 @@ def plan(
         model = find_sweep_model(sweep, asked, data)
         if model.parameters in found:
             raise ConfigError(
-                f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} come to the "
-                f"same decoder, of {model.parameters:,}; leave one out"
+                f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} give the same "
+                f"model, of {model.parameters:,} parameters; leave out one of them"
             )
         found[model.parameters] = asked
         repeated = sweep.seeds_up_to is None or asked <= sweep.seeds_up_to
@@ -130,8 +130,8 @@ def read_sweep_tokens(sweep: Sweep) -> SweepTokens:
     windows = [-(-(held_out.tokens(source) - 1) // length) for source in held_out.sources]
     if max(windows, default=0) < 1:
         raise DataError(
-            f"{sweep.tokens}: nothing is held out, and a law is of the loss on text that was not "
-            "trained on; tokenize with a larger `held_out`"
+            f"{sweep.tokens}: nothing is held out, and a law predicts the loss on text that "
+            "was not trained on; tokenize with a larger `held_out`"
         )
     return SweepTokens(
         tokenizer=encoder.fingerprint,
@@ -194,9 +194,8 @@ def _plan_trial(
         if steps < settings.fewest_steps / 2:  # even the smallest batch leaves so few steps
             raise ConfigError(
                 f"design: {tokens:,.0f} tokens for {model.parameters:,} parameters are {steps} "
-                f"steps of {batch} x {length} tokens, of training.fewest_steps = "
-                f"{settings.fewest_steps}; leave the point out, or make batches.sequence_length "
-                "shorter"
+                f"steps of {batch} x {length} tokens, too few for training.fewest_steps = "
+                f"{settings.fewest_steps}; leave out the point, or lower batches.sequence_length"
             )
         lengths.setdefault(steps, TrialLength(steps, steps * batch * length, budgets[tokens]))
     return Trial(
@@ -238,12 +237,12 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
         return
     epochs, trial, length = max(beyond, key=lambda entry: entry[0])
     raise ConfigError(
-        f"design: {len(beyond)} of its points go more than {allowed:g} times through the "
+        f"design: {len(beyond)} of its points pass more than {allowed:g} times over the "
         f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
         f"{epochs:.1f} times ({length.tokens:,} tokens for "
         f"{trial.ladder_model.parameters:,} parameters). "
-        "There repeated tokens teach less than new ones: leave these points out, tokenize more "
-        f"text, or set batches.epochs = {math.ceil(epochs)} and fit the data-constrained form"
+        "Repeated tokens teach less than new ones: leave out these points, tokenize more text, "
+        f"or set batches.epochs = {math.ceil(epochs)} and fit the data-constrained form"
     )
 
 
