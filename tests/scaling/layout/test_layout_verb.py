@@ -213,7 +213,7 @@ def test_rows_are_as_wide_as_the_objective_makes_them(run_file):
     run = config.load(Pretraining, str(run_file))
     subject, notes = build_subject(run, "run")
     assert subject.batch.sequence_length == run.objective.compute_row_length(2048) > 2048
-    assert f"rows of {subject.batch.sequence_length} places" in notes[0]
+    assert f"rows of {subject.batch.sequence_length} positions" in notes[0]
 
 
 @pytest.mark.slow

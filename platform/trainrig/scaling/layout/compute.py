@@ -26,7 +26,7 @@ from trainrig.train.run_file.training import Training
 MASTER = 4
 # Elements per channel, in the dtype of the computation, that are read and written where no kernels
 # are fused. A norm casts to float32, squares, takes the mean, scales, casts back and multiplies by
-# its gain (40 bytes in bfloat16). Rotary positions take two products, a rotation and a sum.
+# the gain: 40 bytes in bfloat16. Rotary positions take two products, a rotation and a sum.
 NORM = 20
 TURNED = 10
 

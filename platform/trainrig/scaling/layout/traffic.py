@@ -121,13 +121,13 @@ def estimate_replica_traffic(
 
     With `reshard` "step", parameters are gathered once, before the first micro-batch. With "layer",
     those of the layers are gathered before each forward and each backward pass, and the rest in
-    each forward pass. The head is gathered on its own, while the layers compute. Gradients are
-    reduced in float32 during the last backward pass. FSDP copies gathered parameters out of a
-    buffer and gradients into one. A single device needs no buffer, but casts them.
+    each forward pass. The head is gathered while the layers compute. Gradients are reduced in
+    float32 during the last backward pass. FSDP copies parameters out of a buffer and gradients
+    into one. A single device needs no buffer, but casts them.
 
-    `held` counts the parameters of the device, `ends` those of them outside of its `layers` layers.
-    `computed` is the number of bytes of a parameter in the dtype of the computation, and `seconds`
-    the forward and backward seconds of one micro-batch, of which a step has `micro_batches`.
+    `held` counts the parameters of the device, and `ends` those outside of its layers. `computed`
+    is the number of bytes of a parameter in the dtype of the computation. `seconds` are those of
+    the forward and of the backward pass of one of the step's `micro_batches`.
     """
     degrees = layout.degrees
     sharded = cluster.group(degrees, ["context", "expert", "shard"])

@@ -51,12 +51,12 @@ def mixture(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Run file to copy with the weights found.  [default: none]",
+            help="Run file to copy with the proposed weights.  [default: none]",
             autocompletion=completion.run_files,
         ),
     ] = None,
     candidates: Annotated[
-        int, typer.Option(metavar="N", help="Mixtures to choose among.")
+        int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
     ] = 50_000,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",

@@ -13,7 +13,7 @@ from trainrig.errors import ConfigError
 
 Degree = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="With --layout: this degree alone.  [default: any]"),
+    typer.Option(metavar="N", min=1, help="With --layout: fix this degree.  [default: any]"),
 ]
 
 
@@ -22,7 +22,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[LAW.json|NAME]",
-            help="Law of `trainrig fit`, or a published one (hoffmann); or --layout instead.",
+            help="Law of `trainrig fit`, or a published one (hoffmann); not with --layout.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +30,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Run file to find the fastest layouts of over --nodes or --devices, instead.",
+            help="Find the fastest layouts of this run file over --nodes or --devices.",
             autocompletion=completion.run_files,
         ),
     ] = None,
@@ -79,7 +79,7 @@ def plan(
         typer.Option(
             metavar="N",
             parser=make_quantity_parser("--tokens-available"),
-            help="Unique tokens that there are; beyond, they repeat.  [default: any]",
+            help="Number of unique tokens; a run with more repeats them.  [default: any]",
         ),
     ] = None,
     tokens_served: Annotated[
@@ -102,7 +102,7 @@ def plan(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of devices.  [default: one machine's, or more to end in 30 days]",
+            help="Number of devices.  [default: one machine, or more to finish in 30 days]",
         ),
     ] = None,
     nodes: Annotated[
@@ -113,7 +113,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --layout: what joins machines.  [default: the machine's own]",
+            help="With --layout: link between machines.  [default: the machine's own]",
             autocompletion=completion.complete_interconnects,
         ),
     ] = None,
@@ -171,7 +171,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Run file to write, with the plan beside it.  [default: none]",
+            help="Run file to write, with the plan next to it.  [default: none]",
         ),
     ] = None,
     tokens_folder: Annotated[

@@ -13,7 +13,8 @@ def predict(
     law: Annotated[
         str,
         typer.Argument(
-            metavar="LAW.json|NAME", help="The law.json of `fit`, or a published law's name."
+            metavar="LAW.json|NAME",
+            help="Law file of `trainrig fit`, or the name of a published law.",
         ),
     ],
     params: Annotated[
