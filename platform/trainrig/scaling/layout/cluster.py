@@ -119,7 +119,7 @@ class Cluster:
         """
         if not size:
             return 0.0
-        assert self.across is not None, "one machine has none other to send to"
+        assert self.across is not None, "a cluster of one machine has no other to send to"
         if kind in self.across.reached:
             return size / self.across.reached[kind]
         return size * self.devices_per_machine / (self.across.bandwidth * terms.ACROSS.value)

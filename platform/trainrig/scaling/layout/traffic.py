@@ -121,9 +121,8 @@ def estimate_replica_traffic(
 
     With `reshard` "step", parameters are gathered once, before the first micro-batch. With "layer",
     those of the layers are gathered before each forward and each backward pass, and the rest in
-    each forward pass. The head is gathered while the layers compute. Gradients are reduced in
-    float32 during the last backward pass. FSDP copies parameters out of a buffer and gradients
-    into one. A single device needs no buffer, but casts them.
+    each forward pass, the head while the layers compute. Gradients are reduced in float32 during
+    the last backward pass. FSDP copies all of them through buffers; a single device casts instead.
 
     `held` counts the parameters of the device, and `ends` those outside of its layers. `computed`
     is the number of bytes of a parameter in the dtype of the computation. `seconds` are those of
